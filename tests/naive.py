@@ -81,46 +81,8 @@ def common_boundaries(
     return chunks
 
 
-def shared_boundaries(
-    student: list[bytes], teacher: list[bytes]
-) -> tuple[list[tuple[int, int]], int, bool]:
-    """Positions of tokens that begin at one byte, the bytes both spell, whether they agree.
-
-    A start counts if the bytes before it agree, and those that its two tokens share. A token
-    without bytes ends the document.
-    """
-    places: list[dict[int, int]] = []
-    spelled = []
-    for tokens in (student, teacher):
-        total, begins = 0, {}
-        for position, token in enumerate(tokens):
-            if not token:
-                break
-            begins[total] = position
-            total += len(token)
-        places.append(begins)
-        spelled.append(b"".join(tokens[: len(begins)]))
-    same = 0
-    while same < min(map(len, spelled)) and spelled[0][same] == spelled[1][same]:
-        same += 1
-    starts = []
-    for offset in sorted(places[0].keys() & places[1].keys()):
-        i, j = places[0][offset], places[1][offset]
-        if offset + min(len(student[i]), len(teacher[j])) <= same:
-            starts.append((i, j))
-    return (
-        starts,
-        same,
-        student == [] == teacher
-        or (b"".join(student) == b"".join(teacher) and all(student) and all(teacher)),
-    )
-
-
 def chunk_pairs(
-    student: list[int],
-    teacher: list[int],
-    starts: list[tuple[int, int]],
-    complete: bool,
+    chunks: list[tuple[list[int], list[int]]],
     unit: int,
     longest: int,
     weights: dict[tuple[int, int], float] | None = None,
@@ -129,20 +91,19 @@ def chunk_pairs(
 
     With weights of pairs, each teacher token's part is shared in proportion to them.
     """
-    ends = [*starts[1:], *([(len(student), len(teacher))] if complete else [])]
     pairs, skipped = [], 0
-    for (i, j), (i_end, j_end) in zip(starts, ends, strict=False):
-        n, m = i_end - i, j_end - j
+    for student, teacher in chunks:
+        n, m = len(student), len(teacher)
         if max(n, m) > longest:
             skipped += 1
             continue
-        for t in teacher[j:j_end]:
-            given = [weights.get((s, t), 0.0) if weights else 0.0 for s in student[i:i_end]]
+        for t in teacher:
+            given = [weights.get((s, t), 0.0) if weights else 0.0 for s in student]
             if n > 1 and sum(given) > 0:
                 shares = [math.floor(unit // m * (w / sum(given)) + 0.5) for w in given]
             else:
                 shares = [unit // (n * m)] * n
-            pairs += [(s, t, share) for s, share in zip(student[i:i_end], shares, strict=True)]
+            pairs += [(s, t, share) for s, share in zip(student, shares, strict=True)]
     return pairs, skipped
 
 

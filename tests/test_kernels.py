@@ -15,6 +15,7 @@ import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
 from xtok.counting import kernels as counting_kernels
+from xtok.counting.aligned import TextAligner
 from xtok.counting.encode import TextEncoder
 from xtok.tokenizers import Tokenizer
 
@@ -148,15 +149,15 @@ def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: To
     }
     before = {name: set(function.signatures) for name, function in functions.items()}
     aligner = TokenAligner(xtok.pair(byte_level, sentencepiece))
-    aligner._few_tokens = 0
+    text_aligner = TextAligner(xtok.pair(byte_level, sentencepiece))
+    text_aligner._aligner._few_tokens = aligner._few_tokens = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
     aligner.align_document(ids, other)
     for dtype in (np.int32, np.int64, np.uint16):
         aligner.align(np.array([ids], dtype), np.array([other], dtype))
     with TextEncoder(byte_level, sentencepiece) as encoder:
         for texts in (["one 12", ""], []):
-            student, teacher = encoder.encode(texts)
-            encoder.align(student, teacher)
+            text_aligner.align(*encoder.encode(texts))
     compiled = {n: len(set(f.signatures) - before[n]) for n, f in functions.items()}
     assert max(compiled.values()) <= 1, compiled
     assert functions["xtok.alignment.kernels.align_documents"].signatures

@@ -16,10 +16,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner as TokenAligner
-    from xtok.alignment.aligner import align as align
     from xtok.alignment.aligner import shift_to_predictions as shift_to_predictions
     from xtok.alignment.logprobs import project_logprobs as project_logprobs
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
+    from xtok.alignment.text import align as align
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EventsConfig as EventsConfig
     from xtok.config import GenerateConfig as GenerateConfig

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 
+import xtok
 from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
 from xtok.counting.encode import EncodedBatch, TextEncoder
 from xtok.counting.pair_text import TextCounter, Wanted
 from xtok.threads import available_cores
+from xtok.vocab.pair import Pair
 
 PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))
 
@@ -19,9 +21,11 @@ def estimate(options: Namespace) -> Iterator[Row]:
     """Encode and count a corpus."""
     texts = list(chain.from_iterable(documents(options).values()))
     for label, pair in chosen(PAIRS, options):
-        with TextEncoder(*map(tokenizer, pair)) as encoder:
-            totals = count(encoder, texts).totals
-            taken = seconds(partial(count, encoder, texts), options.repeat) * available_cores()
+        both = xtok.pair(*map(tokenizer, pair))
+        with TextEncoder(*both.tokenizers) as encoder:
+            totals = count(both, encoder, texts).totals
+            taken = seconds(partial(count, both, encoder, texts), options.repeat)
+            taken *= available_cores()
         yield {
             "pair": label, "tokens": totals.student_tokens,
             "tokens per s and core": totals.student_tokens / taken,
@@ -32,20 +36,21 @@ def estimate(options: Namespace) -> Iterator[Row]:
 def memory(options: Namespace) -> Iterator[Row]:
     """Count up to 100 million tokens; the last line has the process's peak memory."""
     texts = list(chain.from_iterable(documents(options).values()))
-    with TextEncoder(*map(tokenizer, PAIRS[0])) as encoder:
-        tokens = count(encoder, texts).totals.student_tokens
-        counter = count(encoder, texts, int(100_000_000 * options.size / tokens) + 1)
+    both = xtok.pair(*map(tokenizer, PAIRS[0]))
+    with TextEncoder(*both.tokenizers) as encoder:
+        tokens = count(both, encoder, texts).totals.student_tokens
+        counter = count(both, encoder, texts, int(100_000_000 * options.size / tokens) + 1)
     pairs = sum(len(tally.counts().keys) for tally in counter.tallies.values())
     tokens = counter.totals.student_tokens
     yield {"pair": " → ".join(PAIRS[0]), "tokens": tokens, "different pairs": pairs}
 
 
-def count(encoder: TextEncoder, texts: list[str], passes: int = 1) -> TextCounter:
+def count(pair: Pair, encoder: TextEncoder, texts: list[str], passes: int = 1) -> TextCounter:
     """Count a text, several times over."""
-    counter = TextCounter(encoder.tokenizers, Wanted(hold_out=True))
+    counter = TextCounter(pair, Wanted(hold_out=True))
     for _ in range(passes):
         for start in range(0, len(texts), 1000):
             part = texts[start : start + 1000]
             batch = EncodedBatch(part, [""] * len(part), 0, encoder.encode(part))
-            counter.add(encoder, batch)
+            counter.add(batch)
     return counter

@@ -11,7 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import xtok
-from xtok.alignment.aligner import TextAlignment, TokenAligner, align, describe_alignment
+from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
+from xtok.alignment.text import align
 from xtok.report.alignment import draw
 from xtok.tokenizers import Tokenizer, load_tokenizer
 

@@ -1,4 +1,4 @@
-"""Shared boundaries, chunks and their counts: the kernels beside plain twins."""
+"""Chunks and their counts: those of `align`, and the kernels beside plain twins."""
 
 from __future__ import annotations
 
@@ -11,16 +11,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from xtok.alignment.aligner import TokenAligner
 from xtok.counting import counts as counting
-from xtok.counting import kernels
+from xtok.counting.aligned import AlignedTexts, TextAligner
 from xtok.counting.counts import ChunkCounts, PairCounts, Rows, Tally
-from xtok.counting.encode import AlignedTexts, EncodedTexts
+from xtok.counting.encode import EncodedTexts
 from xtok.counting.pair_text import DocumentCounter
 from xtok.counting.smoothing import EPSILON
 from xtok.maps.edges import Edges
+from xtok.vocab.pair import Pair
+from xtok.vocab.table import TokenTable, TokenType, Vocabulary
 
 TOKENS = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"c"]
 DATA, OFFSETS = np.frombuffer(b"".join(TOKENS), np.uint8), np.cumsum([0, *map(len, TOKENS)])
+
+
+def vocabulary(unknown: str) -> Vocabulary:
+    """The tokens, the first of which stands for no bytes, and has no counterpart."""
+    types = np.array([TokenType.UNKNOWN] + [TokenType.NORMAL] * (len(TOKENS) - 1), np.uint8)
+    return Vocabulary(
+        model_id="tokens", revision=None, backend=None, vocab_size=len(TOKENS),
+        width_source="option", tokenizer_vocab_size=None,
+        table=TokenTable(DATA, OFFSETS, types, {0: unknown}),
+    )  # fmt: skip
+
+
+PAIR = Pair(vocabulary("<s>"), vocabulary("<t>"))
+ALIGNER = TextAligner(PAIR)
 Documents = list[tuple[list[int], list[int]]]
 Weights = dict[tuple[int, int], float]
 
@@ -29,17 +46,27 @@ token_ids = st.integers(0, len(TOKENS) - 1)
 eighths = st.integers(1, 24).map(lambda n: n / 8)
 
 
+def spelled(draw: st.DrawFn, text: bytes) -> list[int]:
+    """One of the ways to spell a text."""
+    ids = []
+    while text:
+        fitting = [i for i, t in enumerate(TOKENS) if t and text.startswith(t)]
+        ids.append(draw(st.sampled_from(fitting)))
+        text = text[len(TOKENS[ids[-1]]) :]
+    return ids
+
+
 @st.composite
 def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Two ways to spell one string, or sometimes two strings."""
-    student = draw(ids_of_a_document)
+    """Two ways to spell one string, with two others in the middle or not."""
+    student, teacher = draw(ids_of_a_document), draw(ids_of_a_document)
     if draw(st.booleans()):
-        return student, draw(ids_of_a_document)
-    rest, teacher = b"".join(TOKENS[i] for i in student), []
-    while rest:
-        fitting = [i for i, t in enumerate(TOKENS) if t and rest.startswith(t)]
-        teacher.append(draw(st.sampled_from(fitting)))
-        rest = rest[len(TOKENS[teacher[-1]]) :]
+        teacher = spelled(draw, b"".join(TOKENS[i] for i in student))
+    if draw(st.booleans()):
+        rest = draw(st.lists(token_ids, min_size=8, max_size=20))
+        student, teacher = (
+            side + spelled(draw, b"".join(TOKENS[i] for i in rest)) for side in (student, teacher)
+        )
     return student, teacher
 
 
@@ -50,16 +77,18 @@ def aligned(documents: Documents) -> AlignedTexts:
         )
         for side in zip(*documents, strict=True)
     ] or [EncodedTexts(np.zeros(0, np.int32), np.zeros(1, np.int64))] * 2
-    places = np.empty((2, min(side.num_tokens for side in sides)), np.int64)
-    num_starts, same_bytes = np.zeros((2, len(documents)), np.int64)
-    complete = np.zeros(len(documents), np.bool_)
-    count = kernels.shared_boundaries(
-        *sides[0], DATA, OFFSETS, *sides[1], DATA, OFFSETS,
-        *places, num_starts, same_bytes, complete,
-    )  # fmt: skip
-    return AlignedTexts(
-        sides[0], sides[1], places[0, :count], places[1, :count], num_starts, same_bytes, complete
-    )
+    return ALIGNER.align(*sides)
+
+
+def chunks_of(s: list[int], t: list[int]) -> list[tuple[list[int], list[int]]]:
+    """The correct chunks of `align` that have no token without bytes between theirs."""
+    return [
+        (list(chunk.student_ids), list(chunk.teacher_ids))
+        for chunk in TokenAligner(PAIR).pairs(s, t)
+        if chunk.is_correct
+        and list(chunk.student_ids) == s[slice(*chunk.student_tokens)]
+        and list(chunk.teacher_ids) == t[slice(*chunk.teacher_tokens)]
+    ]
 
 
 def rows_of(weights: Weights) -> Rows:
@@ -72,35 +101,32 @@ def rows_of(weights: Weights) -> Rows:
     weights=st.none() | st.dictionaries(st.tuples(token_ids, token_ids), eighths),
     longest=st.sampled_from([2, 64]),
 )
-def test_boundaries_and_chunks_are_those_of_the_plain_walk(
+def test_what_is_counted_is_the_chunks_of_align(
     documents: Documents, weights: Weights | None, longest: int
 ) -> None:
     text = aligned(documents)
-    skipped = at = 0
-    starts_of, chunks_of = Counter[int](), Counter[int]()
+    skipped = 0
+    starts_of, chunks_in = Counter[int](), Counter[int]()
+    sizes = [sum(len(TOKENS[i]) for i in s) for s, _ in documents]
+    outside = text.bytes_outside(np.array(sizes, np.int64), PAIR.tables[0])
     for d, (s, t) in enumerate(documents):
-        starts, num_same, agrees = naive.shared_boundaries(
-            [TOKENS[i] for i in s], [TOKENS[j] for j in t]
-        )
-        n = int(text.num_starts[d])
-        own = np.stack([text.s_starts, text.t_starts])[:, at : at + n].T
-        assert (own - [text.student.bounds[d], text.teacher.bounds[d]]).tolist() == [
-            list(start) for start in starts
-        ]
-        assert (text.same_bytes[d], text.complete[d]) == (num_same, agrees)
-        at += n
-        starts_of.update(s[i] << 32 | t[j] for i, j in starts)
-        pairs, left_out = naive.chunk_pairs(s, t, starts, agrees, counting.UNIT, longest, weights)
+        chunks = chunks_of(s, t)
+        starts_of.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
+        pairs, left_out = naive.chunk_pairs(chunks, counting.UNIT, longest, weights)
         for student_id, teacher_id, amount in pairs:
-            chunks_of[student_id << 32 | teacher_id] += amount
+            chunks_in[student_id << 32 | teacher_id] += amount
         skipped += left_out
+        covered = [sum(len(side) for side in sides) for sides in zip(*chunks, strict=True)]
+        assert text.differs[d] == ((covered or [0, 0]) != [len(s), len(t)])
+        left = sizes[d] - sum(len(TOKENS[i]) for ours, _ in chunks for i in ours)
+        assert outside[d] == (max(left, 1) if text.differs[d] else 0)
     unit = Counter({key: n * counting.UNIT for key, n in starts_of.items()})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "LONGEST_CHUNK", longest)
         for target, expected, left_out in (
             ("start", starts_of, 0),
-            ("chunk", chunks_of, skipped),
-            ("both", chunks_of + unit, skipped),
+            ("chunk", chunks_in, skipped),
+            ("both", chunks_in + unit, skipped),
         ):
             tally, merged = Tally(target), Tally(target)  # type: ignore[arg-type]
             assert [tally.add(text) for _ in range(2)] == [left_out] * 2
@@ -126,21 +152,19 @@ def test_documents_keep_their_pairs_and_chunks(
     found = text.over_chunks(text.chunk_losses(edges, (len(TOKENS), len(TOKENS))))
     of_pairs, sums = Counter[int](), np.zeros(len(documents))
     for d, (s, t) in enumerate(documents):
-        starts, _, agrees = naive.shared_boundaries([TOKENS[i] for i in s], [TOKENS[j] for j in t])
-        ends = [*starts[1:], (len(s), len(t))][: len(starts)]
-        chunks = [*zip(starts, ends, strict=True)][: None if agrees else -1]
+        chunks = chunks_of(s, t)
         if chosen[d]:
-            of_pairs.update(s[i] << 32 | t[j] for i, j in starts)
-        sums[d] = sum(t[j] + 1 for _, j in starts)
+            of_pairs.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
+        sums[d] = sum(theirs[0] + 1 for _, theirs in chunks)
         losses = [
             -np.mean([
                 np.log(
-                    (1 - EPSILON) * np.mean([weights.get((i, j), 0.0) for i in s[a:b]])
+                    (1 - EPSILON) * np.mean([weights.get((i, j), 0.0) for i in ours])
                     + EPSILON / len(TOKENS)
                 )
-                for j in t[c:e]
+                for j in theirs
             ])
-            for (a, c), (b, e) in chunks
+            for ours, theirs in chunks
         ]  # fmt: skip
         assert text.num_chunks[d] == len(chunks)
         assert found[d] == pytest.approx(sum(losses), rel=1e-9)
@@ -175,7 +199,7 @@ def test_tables_grow_past_their_first_size() -> None:
     counts, chunks = PairCounts(), ChunkCounts()
     keys = np.arange(n, dtype=np.int64) * (1 << 32 | 1)
     ids, starts = np.arange(3 * n, dtype=np.int32), 3 * np.arange(n)
-    spans = np.stack([starts, starts + 2, starts + 2, starts + 3], 1)
+    spans = np.stack([starts, starts + 2, starts + 2, starts + 3])
     for amounts in (np.ones(1, np.int64), np.arange(n)):
         counts.add(keys, amounts)
         assert np.array_equal(chunks.add(spans, ids, ids, amounts), np.arange(n))

@@ -29,6 +29,7 @@ TEXT = TextFacts(
     leak=0.3,
     bits=(1.0, 1.0),
     conditional_entropy=(0.5, 0.25),
+    left_out=None,
 )
 
 

@@ -111,6 +111,16 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
         made(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
 
 
+def test_alpha_is_not_chosen_on_the_only_document(
+    pair: Pair, base: ProjectionMap, tmp_path: Path
+) -> None:
+    """This document is held out, which leaves none to count."""
+    path = write_documents(tmp_path / "a.jsonl", ["In 6 steps to the lamp."])
+    found = made(pair, [path], base=base)
+    assert found.history[-1]["options"]["alpha"] == 4
+    assert "alpha 4: the text has too few documents to choose it on" in found.reports[-1].notes
+
+
 def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
     loose = made(pair, [corpus], counting(alpha=1), base)
     exact = made(pair, [corpus], counting(exact_match=True), base)
@@ -186,11 +196,11 @@ from xtok.counting import pair_text, texts
 texts.BATCH_CHARACTERS = 1000
 stop = getattr(signal, sys.argv.pop())
 add, calls = pair_text.TextCounter.add, []
-def interrupted(self, encoder, batch):
+def interrupted(self, batch):
     calls.append(batch)
     if len(calls) == 3:
         os.kill(os.getpid(), stop)
-    add(self, encoder, batch)
+    add(self, batch)
 pair_text.TextCounter.add = interrupted
 from xtok.__main__ import program
 program()

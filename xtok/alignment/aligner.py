@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from xtok.alignment.kernels import CONTROL, Chunks, Side, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
 from xtok.kernels import in_python
-from xtok.tokenizers import ModelLike, Tokenizer
-from xtok.tokenizers import pair as pair_of
-from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
     import torch
+
+    from xtok.vocab.pair import Pair
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
@@ -315,37 +314,6 @@ class TextAlignment:
     num_one_to_one: int  # correct chunks of one token on each side
     student_unaligned: int  # tokens in no chunk
     teacher_unaligned: int
-
-
-def align(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    text: str | bytes,
-    *,
-    max_comb_len: int = 4,
-) -> TextAlignment:
-    r"""Tokenize one text as both models read it, and align it.
-
-    Bytes that are no UTF-8 are spelled byte for byte, as in the middle of a longer text.
-
-    >>> xtok.align("bytes", "bytes", "né").student_tokens
-    ('n', '\\xc3', '\\xa9')
-
-    Raises:
-        TokenizerError: if a vocabulary cannot spell the text.
-    """
-    pair = pair_of(student_model, teacher_model)
-    aligner = TokenAligner(pair, max_comb_len)
-    return describe_alignment(aligner, pair, *(_ids(side, text) for side in pair.tokenizers))
-
-
-def _ids(tokenizer: Tokenizer, text: str | bytes) -> list[int]:
-    if isinstance(text, bytes):
-        try:
-            text = text.decode()
-        except UnicodeDecodeError:
-            return tokenizer.segment(text)
-    return tokenizer.encode_batch([text])[0]
 
 
 def describe_alignment(

@@ -14,7 +14,7 @@ from xtok.config import Target
 from xtok.maps.edges import Edges, pair_order
 
 if TYPE_CHECKING:
-    from xtok.counting.encode import AlignedTexts
+    from xtok.counting.aligned import AlignedTexts
 
 UNIT = 720_720
 """What a chunk counts for, split among its pairs: divisible by every number up to 16."""
@@ -149,22 +149,22 @@ class ChunkCounts:
     ) -> NDArray[np.int64]:
         """Add amounts to chunks; one amount holds for all. Return each one's place, int64.
 
-        `spans` is int64 `[chunks, 4]`: first token and end in `s_ids`, then in `t_ids`.
+        `spans` is int64 `[4, chunks]`: first token and end in `s_ids`, then in `t_ids`.
         """
         from xtok.counting.kernels import add_chunks
 
-        places = np.empty(len(spans), np.int64)
+        places = np.empty(spans.shape[1], np.int64)
         done = 0
-        while done < len(spans):
+        while done < len(places):
             rest = amounts if len(amounts) == 1 else amounts[done:]
             count, self._size = add_chunks(
-                spans[done:], rest, s_ids, t_ids, self._ids, self._bounds, self._widths,
+                *spans[:, done:], rest, s_ids, t_ids, self._ids, self._bounds, self._widths,
                 self._counts, self._table, self._size, places[done:],
             )  # fmt: skip
             done += count
-            if done < len(spans):  # no room: move everything to a table of twice the size
+            if done < len(places):  # no room: move everything to a table of twice the size
                 before = self.chunks()
-                i, i_end, j, j_end = spans[done:].T
+                i, i_end, j, j_end = spans[:, done:]
                 longest = int((i_end - i + j_end - j).max())
                 self._allocate(2 * len(self._table), 2 * len(self._ids) + longest)
                 self._size = 0
@@ -174,7 +174,7 @@ class ChunkCounts:
     def add_chunks(self, chunks: Chunks) -> None:
         """Add what was counted elsewhere, or before."""
         starts, middles = chunks.bounds[:-1], chunks.bounds[:-1] + chunks.widths
-        spans = np.stack([starts, middles, middles, chunks.bounds[1:]], 1)
+        spans = np.stack([starts, middles, middles, chunks.bounds[1:]])
         self.add(spans, chunks.ids, chunks.ids, chunks.counts)
 
     def chunks(self) -> Chunks:
@@ -234,7 +234,7 @@ class Tally:
         self._pairs, self._chunks = PairCounts(), ChunkCounts()
 
     def add(self, aligned: AlignedTexts, chosen: NDArray[np.bool_] | None = None) -> int:
-        """Count documents, or what lies behind the chosen boundaries, bool `[boundaries]`.
+        """Count documents, or their chosen chunks, bool `[chunks]`, and the pairs they begin with.
 
         Returns:
             How many chunks were too long.
@@ -244,12 +244,9 @@ class Tally:
             self._pairs.add(keys, np.full(1, unit_of(self.target), np.int64))
         if self.target == "start":
             return 0
-        spans, is_counted = aligned.chunks()
-        if chosen is not None:
-            is_counted &= chosen
-        spans = spans[is_counted]
-        is_long = is_too_long(spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2])
-        self._chunks.add(spans[~is_long], aligned.student.ids, aligned.teacher.ids)
+        spans = aligned.spans if chosen is None else aligned.spans[:, chosen]
+        is_long = is_too_long(spans[1] - spans[0], spans[3] - spans[2])
+        self._chunks.add(spans[:, ~is_long], aligned.student.ids, aligned.teacher.ids)
         return int(is_long.sum())
 
     def add_counts(self, counts: Counts) -> None:

@@ -1,4 +1,4 @@
-"""Documents encoded by two tokenizers, and their shared token boundaries."""
+"""Documents encoded by several tokenizers."""
 
 from __future__ import annotations
 
@@ -34,56 +34,6 @@ class EncodedTexts(NamedTuple):
     def num_tokens(self) -> int:
         """Tokens of all documents."""
         return int(self.bounds[-1] - self.bounds[0])
-
-
-class AlignedTexts(NamedTuple):
-    """Documents of two sides, and the tokens of both that begin at one byte.
-
-    See `kernels.shared_boundaries`. A chunk lies between two neighbouring boundaries; the last one
-    of a document counts only if the two sides agree to the end.
-    """
-
-    student: EncodedTexts
-    teacher: EncodedTexts
-    s_starts: NDArray[np.int64]
-    t_starts: NDArray[np.int64]
-    num_starts: NDArray[np.int64]
-    same_bytes: NDArray[np.int64]
-    complete: NDArray[np.bool_]
-
-    @property
-    def documents(self) -> NDArray[np.int64]:
-        """The document of each boundary, int64."""
-        return np.repeat(np.arange(len(self.num_starts)), self.num_starts)
-
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """The pair of tokens that begin at each boundary, int64; see `counts`."""
-        keys = self.student.ids[self.s_starts].astype(np.int64) << 32
-        keys |= self.teacher.ids[self.t_starts]
-        return keys
-
-    def chunks(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return where the chunk behind each boundary lies, and whether it is one.
-
-        A row of the first, int64 `[boundaries, 4]`: its first token and its end in the student's
-        ids, then in the teacher's.
-        """
-        last = np.cumsum(self.num_starts)[self.num_starts > 0] - 1
-        spans = np.empty((len(self.s_starts), 4), np.int64)
-        sides = (self.student, self.s_starts), (self.teacher, self.t_starts)
-        for column, (side, starts) in zip((0, 2), sides, strict=True):
-            spans[:, column] = starts
-            spans[:-1, column + 1] = starts[1:]
-            spans[last, column + 1] = side.bounds[1:][self.num_starts > 0]
-        is_chunk = np.ones(len(spans), np.bool_)
-        is_chunk[last] = self.complete[self.num_starts > 0]
-        return spans, is_chunk
-
-    def lost_bytes(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the bytes of each document, and how many follow a first difference, int64 both."""
-        sizes = np.array([len(text.encode()) for text in texts], np.int64)
-        return sizes, np.where(self.complete, 0, (sizes - self.same_bytes).clip(0))
 
 
 class EncodedBatch(NamedTuple):
@@ -166,25 +116,6 @@ class TextEncoder:
             for tokenizer in self.tokenizers
         ]
         return lambda: [_joined(row for job in side for row in job.result()) for side in jobs]
-
-    def align(self, student: EncodedTexts, teacher: EncodedTexts) -> AlignedTexts:
-        """Find the shared token boundaries of documents by the first two tokenizers."""
-        from xtok.counting.kernels import shared_boundaries
-
-        tables = [
-            (np.ascontiguousarray(table.data), np.ascontiguousarray(table.offsets))
-            for table in (tokenizer.table for tokenizer in self.tokenizers[:2])
-        ]
-        places = np.empty((2, min(student.num_tokens, teacher.num_tokens)), np.int64)
-        num_documents = len(student.bounds) - 1
-        num_starts, same_bytes = np.zeros((2, num_documents), np.int64)
-        complete = np.zeros(num_documents, np.bool_)
-        count = shared_boundaries(
-            *student, *tables[0], *teacher, *tables[1], *places, num_starts, same_bytes, complete
-        )
-        return AlignedTexts(
-            student, teacher, places[0, :count], places[1, :count], num_starts, same_bytes, complete
-        )
 
 
 def _joined(rows: Iterable[NDArray[np.int32]]) -> EncodedTexts:

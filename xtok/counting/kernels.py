@@ -1,4 +1,4 @@
-"""Numba kernels on flat arrays: shared token boundaries, counts of pairs, losses of chunks.
+"""Numba kernels on flat arrays: where chunks lie, counts of pairs and chunks, losses of chunks.
 
 Documents of a side are `ids` (int32) and `bounds` (int64 `[documents + 1]`): document d is
 `ids[bounds[d]:bounds[d + 1]]`. The kernels are serial, release the GIL, and check nothing.
@@ -12,66 +12,32 @@ from xtok.kernels import inner_kernel, kernel
 
 
 @kernel
-def shared_boundaries(  # type: ignore[no-untyped-def]
-    s_ids, s_bounds, s_data, s_offsets, t_ids, t_bounds, t_data, t_offsets,
-    s_starts, t_starts, num_starts, same_bytes, complete,
-):  # fmt: skip
-    """Find the tokens of both sides that begin at one byte, document by document; return how many.
+def chunk_spans(  # type: ignore[no-untyped-def]
+    ids, bounds, chunk_ids, num_chunks, lengths, starts, ends, is_chunk
+):
+    """Find where each chunk lies among the tokens of one side: a look or two at each token.
 
-    Both sides' bytes are compared along the way. A document ends where they differ: a boundary
-    counts if all bytes before it agree, and those that its two tokens share. Student token i is
-    `s_data[s_offsets[i]:s_offsets[i + 1]]` (uint8, int64); the teacher's likewise. The last five
-    arrays are filled: `s_starts` and `t_starts` (int64) with the places of these tokens in `s_ids`
-    and `t_ids`, one document after another; per document, `num_starts` (int64) with their number,
-    `same_bytes` (int64) with the bytes that agree, `complete` (bool) with whether all do.
+    Args:
+        ids: int32 `[tokens]`, document after document.
+        bounds: int64 `[documents + 1]`.
+        chunk_ids: int32 `[tokens]`, the number of each token's chunk in its document; −1 for none.
+        num_chunks: int64 `[documents]`.
+        lengths: int64 `[V]`, the bytes of each token.
+        starts: int64 `[chunks]`, filled with each chunk's first token.
+        ends: int64 `[chunks]`, with its end.
+        is_chunk: bool `[chunks]`, set to False for one with a token that has no bytes.
     """
-    count = 0
-    for d in range(len(s_bounds) - 1):
-        i, n = s_bounds[d], s_bounds[d + 1]
-        j, m = t_bounds[d], t_bounds[d + 1]
-        first = count
-        same = 0
-        differs = False
-        a = a_end = b = b_end = np.int64(0)
-        while True:
-            if a == a_end and b == b_end:
-                if i == n or j == m:
-                    break
-                a, a_end = s_offsets[s_ids[i]], s_offsets[s_ids[i] + 1]
-                b, b_end = t_offsets[t_ids[j]], t_offsets[t_ids[j] + 1]
-                s_starts[count], t_starts[count] = i, j
-                count += 1
-                i, j = i + 1, j + 1
-                is_start = True
-                differs = a == a_end or b == b_end  # an unknown token has no bytes
-            elif a == a_end:
-                if i == n:
-                    break
-                a, a_end = s_offsets[s_ids[i]], s_offsets[s_ids[i] + 1]
-                i += 1
-                is_start = False
-                differs = a == a_end
-            elif b == b_end:
-                if j == m:
-                    break
-                b, b_end = t_offsets[t_ids[j]], t_offsets[t_ids[j] + 1]
-                j += 1
-                is_start = False
-                differs = b == b_end
-            length = min(a_end - a, b_end - b)
-            for x in range(length):
-                if s_data[a + x] != t_data[b + x]:
-                    differs = True
-                    break
-                same += 1
-            if differs:
-                count -= is_start
-                break
-            a, b = a + length, b + length
-        num_starts[d] = count - first
-        same_bytes[d] = same
-        complete[d] = not differs and i == n and j == m and a == a_end and b == b_end
-    return count
+    chunk = np.int64(-1)  # of all documents
+    for d in range(len(num_chunks)):
+        before = np.int64(-1)  # the number of the last chunk
+        for i in range(bounds[d], bounds[d + 1]):
+            if chunk_ids[i] != before and chunk_ids[i] >= 0:
+                before = chunk_ids[i]
+                chunk += 1
+                starts[chunk] = ends[chunk] = i
+            if chunk_ids[i] >= 0:
+                is_chunk[chunk] &= ends[chunk] == i and lengths[ids[i]] > 0
+                ends[chunk] = i + 1
 
 
 @kernel
@@ -124,12 +90,28 @@ def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped
 
 @kernel
 def add_chunks(  # type: ignore[no-untyped-def]
-    spans, amounts, s_ids, t_ids, ids, bounds, widths, counts, table, size, places
+    s_starts,
+    s_ends,
+    t_starts,
+    t_ends,
+    amounts,
+    s_ids,
+    t_ids,
+    ids,
+    bounds,
+    widths,
+    counts,
+    table,
+    size,
+    places,
 ):
     """Add amounts to chunks in an open-addressed table, while there is room.
 
     Args:
-        spans: int64 `[chunks, 4]`, where a chunk's tokens lie in `s_ids` and `t_ids` (int32).
+        s_starts: int64 `[chunks]`, where a chunk's tokens begin in `s_ids` (int32).
+        s_ends: where they end.
+        t_starts: where those of the teacher begin in `t_ids` (int32).
+        t_ends: where they end.
         amounts: int64, as many, or one for all.
         s_ids: see above.
         t_ids: see above.
@@ -145,8 +127,8 @@ def add_chunks(  # type: ignore[no-untyped-def]
         How many chunks were added until the room was used up, and the new size.
     """
     mask = np.int64(len(table) - 1)
-    for x in range(len(spans)):
-        i, i_end, j, j_end = spans[x, 0], spans[x, 1], spans[x, 2], spans[x, 3]
+    for x in range(len(s_starts)):
+        i, i_end, j, j_end = s_starts[x], s_ends[x], t_starts[x], t_ends[x]
         n, m = i_end - i, j_end - j
         mixed = np.uint64(n)
         for a in range(i, i_end):
@@ -183,7 +165,7 @@ def add_chunks(  # type: ignore[no-untyped-def]
             slot = (slot + 1) & mask
         counts[place] += amounts[0] if len(amounts) == 1 else amounts[x]
         places[x] = place
-    return len(spans), size
+    return len(s_starts), size
 
 
 @kernel

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
+from xtok.counting.aligned import AlignedTexts, Difference, TextAligner
 from xtok.counting.counts import (
     ChunkCounts,
     Chunks,
@@ -22,9 +23,16 @@ from xtok.counting.counts import (
     is_too_long,
     pair_edges,
 )
-from xtok.counting.encode import AlignedTexts, EncodedBatch, TextEncoder
+from xtok.counting.encode import EncodedBatch, TextEncoder
 from xtok.counting.smoothing import EPSILON
-from xtok.counting.texts import TextSource, find_texts, read_batches, shards, source_of
+from xtok.counting.texts import (
+    TextSource,
+    find_texts,
+    little_text,
+    read_batches,
+    shards,
+    source_of,
+)
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
 from xtok.progress import TextProgress, silent_texts
@@ -51,9 +59,9 @@ class TextTotals:
 
     documents: int = 0
     held_out: int = 0  # documents that alpha was chosen on
-    differing: int = 0  # documents that the sides do not spell with the same bytes to the end
+    differing: int = 0  # documents that the sides do not spell with the same bytes
     num_bytes: int = 0
-    lost_bytes: int = 0  # those after the first difference of a document; they are not counted
+    lost_bytes: int = 0  # in no chunk, where the sides spell differently; they are not counted
     student_tokens: int = 0
     teacher_tokens: int = 0
     starts: int = 0  # shared token boundaries
@@ -63,6 +71,32 @@ class TextTotals:
         """Add another's numbers to these."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Text that is not counted, because the two sides spell it differently."""
+
+    num_bytes: int
+    share: float  # of the text
+    documents: int  # that it is in
+    first: Difference
+
+    @property
+    def words(self) -> str:
+        """What follows the number of bytes in a sentence."""
+        share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
+        return (
+            f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "
+            f"{plural(self.documents, 'document')}): spelled differently, first in "
+            f"{self.first.group}, {self.first.student} by the student and {self.first.teacher} by "
+            "the teacher"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What every command that reads text says of it."""
+        return f"{self.num_bytes:,} {self.words}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +111,12 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerDocument:
-    """The chunks of each document: entry e says that one has a chunk, and how often.
-
-    A boundary behind which the two sides part, the last one of a document, has a pair and no chunk.
-    """
+    """The chunks of each document: entry e says that one has a chunk, and how often."""
 
     groups: tuple[str, ...]  # of each document: its file's name, or what `group_by` names
     documents: NDArray[np.int32]  # of each entry
     places: NDArray[np.int32]  # of each entry, among the chunks
     counts: NDArray[np.int32]  # of each entry
-    parting: NDArray[np.int64]  # of each document, the pair where the sides part; −1 without one
     chunks: Chunks  # different ones, and how often each occurs in all text
 
     @property
@@ -100,25 +130,19 @@ class PerDocument:
         return self._pairs[0]
 
     @cached_property
-    def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """All pairs; of each chunk, and of each document that has a parting, their place."""
-        own, parting = self.chunks.keys, self.parting[self.parting >= 0]
-        keys, places = np.unique(np.concatenate([own, parting]), return_inverse=True)
-        return keys, places[: len(own)], places[len(own) :]
+    def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The pairs that chunks begin with, and the place among them of each chunk's."""
+        keys, places = np.unique(self.chunks.keys, return_inverse=True)
+        return keys, places
 
     def amounts(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return how often each pair occurs in the chosen documents, float64 `[pairs]`."""
-        keys, of_chunks, of_parting = self._pairs
-        places = np.concatenate([of_chunks, of_parting])
-        counts = np.concatenate([self._chunk_counts(chosen), chosen[self.parting >= 0]])
-        return np.bincount(places, counts, len(keys)).astype(np.float64)
+        keys, of_chunks = self._pairs
+        return np.bincount(of_chunks, self._chunk_counts(chosen), len(keys)).astype(np.float64)
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Add up a value of each pair over all boundaries of each document."""
-        _, of_chunks, of_parting = self._pairs
-        sums = self._sums(self.counts * values[of_chunks][self.places])
-        sums[self.parting >= 0] += values[of_parting]
-        return sums
+        return self._sums(self.counts * values[self._pairs[1]][self.places])
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Add up a value of each chunk over all chunks of each document."""
@@ -175,6 +199,7 @@ class PairText:
     held: Counts  # of the documents that are held out, if they are
     per_document: PerDocument | None = None
     excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, with their file's name
+    first_difference: Difference | None = None  # where the sides first spell the text differently
 
     @staticmethod
     def read(
@@ -182,7 +207,6 @@ class PairText:
         texts: Paths,
         wanted: Wanted = Wanted(),
         *,
-        others: Sequence[Tokenizer] = (),
         field: str = "text",
         group_by: str | None = None,
         num_threads: int | None = None,
@@ -195,7 +219,6 @@ class PairText:
             texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
                 included.
             wanted: what to count.
-            others: tokenizers whose tokens are counted beside the pair's.
             field: the field of JSON lines, or column of Parquet, that holds the text.
             group_by: a field or column by whose values documents are grouped; by file if None.
             num_threads: threads that encode; one per available core if None.
@@ -204,22 +227,40 @@ class PairText:
         Raises:
             XtokError: if a text cannot be read, or the pair has nothing to count in it.
         """
-        sides = pair.student_tokenizer, pair.teacher_tokenizer
-        tokenizers = [*(one for one in sides if one is not None), *others]
+        tokenizers = tokenizers_of(pair)
         files = find_texts(texts)
         parts = [shard for path in files for shard in shards(path, field, group_by)]
         size = sum(shard.size for shard in parts)
-        counter = TextCounter(tokenizers, wanted)
+        counter = TextCounter(pair, wanted)
         with (
             TextEncoder(*tokenizers, num_threads=num_threads) as encoder,
             progress("counting", size) as advance,
         ):
             for batch in encoder.read(read_batches(parts), size, advance):
-                counter.add(encoder, batch)
+                counter.add(batch)
         text = counter.result(tuple(map(source_of, files)))
         if len(tokenizers) > 1:
             text.require_starts()
         return text
+
+    @property
+    def left_out(self) -> LeftOut | None:
+        """What is not counted because the sides spell it differently; None if nothing."""
+        totals = self.totals
+        if self.first_difference is None:
+            return None
+        return LeftOut(
+            num_bytes=totals.lost_bytes,
+            share=totals.lost_bytes / max(1, totals.num_bytes),
+            documents=totals.differing,
+            first=self.first_difference,
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the text leaves to wish for: it is short, or a part of it is left out."""
+        left_out = [] if self.left_out is None else [self.left_out.sentence]
+        return [*little_text(self.totals.num_bytes), *left_out]
 
     def require_starts(self) -> None:
         """Check that the text has a shared token boundary.
@@ -252,6 +293,12 @@ def counted(pair: Pair, texts: TextLike, wanted: Wanted = Wanted(), **options: A
     return texts if isinstance(texts, PairText) else PairText.read(pair, texts, wanted, **options)
 
 
+def tokenizers_of(pair: Pair) -> list[Tokenizer]:
+    """Return the tokenizers that a pair has: both, or one."""
+    sides = pair.student_tokenizer, pair.teacher_tokenizer
+    return [side for side in sides if side is not None]
+
+
 def merged_counts(parts: Iterable[Counts]) -> Counts:
     """Add up counts of one target."""
     tally = Tally("both")
@@ -264,28 +311,29 @@ class TextCounter:
     """Counts that grow.
 
     Args:
-        tokenizers: the student's and the teacher's first.
+        pair: as `PairText.read` takes it.
         wanted: what to count.
     """
 
-    def __init__(self, tokenizers: Sequence[Tokenizer], wanted: Wanted) -> None:
+    def __init__(self, pair: Pair, wanted: Wanted) -> None:
         self.wanted, self.totals = wanted, TextTotals()
-        self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers]
+        self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers_of(pair)]
+        self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
+        self._first_difference: Difference | None = None
         self.tallies = {part: Tally(wanted.target) for part in ("counted", "held")}
         self._documents = DocumentCounter() if wanted.per_document else None
         self._excerpts: list[tuple[str, str]] = []
         self._characters, self._shard, self._of_shard = 0, -1, 0
 
-    def add(self, encoder: TextEncoder, batch: EncodedBatch) -> None:
+    def add(self, batch: EncodedBatch) -> None:
         """Count documents."""
         for count, side in zip(self.tokens, batch.sides, strict=True):
             count += np.bincount(side.ids, minlength=len(count))
         if self.wanted.excerpts:
             self._add_excerpts(batch)
-        if len(batch.sides) == 1:
+        if self._aligner is None:
             return
-        aligned = encoder.align(*batch.sides[:2])
-        sizes, lost = aligned.lost_bytes(batch.texts)
+        aligned = self._aligner.align(*batch.sides[:2])
         is_held = self._held_out(batch.texts)
         if not is_held.any():
             skipped = self.tallies["counted"].add(aligned)
@@ -295,16 +343,20 @@ class TextCounter:
             skipped += self.tallies["held"].add(aligned, chosen)
         if self._documents is not None:
             self._documents.add(aligned, batch.groups)
+        tables = self._aligner.tables
+        if self._first_difference is None and aligned.differs.any():
+            self._first_difference = aligned.first_difference(tables, batch.groups)
+        sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
         self.totals.add(
             TextTotals(
                 documents=len(batch.texts),
                 held_out=int(is_held.sum()),
-                differing=int(np.count_nonzero(~aligned.complete)),
+                differing=int(aligned.differs.sum()),
                 num_bytes=int(sizes.sum()),
-                lost_bytes=int(lost.sum()),
+                lost_bytes=int(aligned.bytes_outside(sizes, tables[0]).sum()),
                 student_tokens=aligned.student.num_tokens,
                 teacher_tokens=aligned.teacher.num_tokens,
-                starts=len(aligned.s_starts),
+                starts=len(aligned.documents),
                 skipped_chunks=skipped,
             )
         )
@@ -340,6 +392,7 @@ class TextCounter:
             **{part: tally.counts() for part, tally in self.tallies.items()},
             per_document=None if documents is None else documents.result(),
             excerpts=tuple(self._excerpts),
+            first_difference=self._first_difference,
         )
 
 
@@ -350,22 +403,16 @@ class DocumentCounter:
         self._groups: list[str] = []
         self._chunks = ChunkCounts()
         self._entries = [np.zeros((3, 0), np.int32)]
-        self._parting = [np.zeros(0, np.int64)]
 
     def add(self, aligned: AlignedTexts, groups: Sequence[str]) -> None:
         """Add documents."""
-        spans, is_chunk = aligned.chunks()
-        documents = aligned.documents
-        places = self._chunks.add(spans[is_chunk], aligned.student.ids, aligned.teacher.ids)
+        places = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
         size = len(self._chunks)
-        entries, counts = np.unique(documents[is_chunk] * size + places, return_counts=True)
-        of_documents, places = np.divmod(entries, max(1, size))
+        entries, counts = np.unique(aligned.documents * size + places, return_counts=True)
+        documents, places = np.divmod(entries, max(1, size))
         self._entries.append(
-            np.stack([of_documents + len(self._groups), places, counts]).astype(np.int32)
+            np.stack([documents + len(self._groups), places, counts]).astype(np.int32)
         )
-        parting = np.full(len(groups), -1, np.int64)
-        parting[documents[~is_chunk]] = aligned.keys[~is_chunk]
-        self._parting.append(parting)
         self._groups += groups
 
     def result(self) -> PerDocument:
@@ -376,6 +423,5 @@ class DocumentCounter:
             documents=documents,
             places=places,
             counts=counts,
-            parting=np.concatenate(self._parting),
             chunks=self._chunks.chunks(),
         )

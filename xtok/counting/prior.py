@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
+from xtok.counting.aligned import TextAligner
 from xtok.counting.counts import Counts, Rows, Tally, pair_edges, unit_of
-from xtok.counting.encode import AlignedTexts, TextEncoder
+from xtok.counting.encode import TextEncoder
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
@@ -85,7 +86,6 @@ _PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
 _TEXTS_PER_DOCUMENT = 25  # encoded as one, which is faster
-_COMPLETE = 0.75  # where a smaller share of documents has no difference, each text is a document
 
 NUM_TEXTS = 50_000
 MANY_TEXTS = 150_000
@@ -160,42 +160,25 @@ def _count(
         ours, theirs = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
-    per_document = _TEXTS_PER_DOCUMENT
     source = _Source(tables, seed)
-    tally = Tally(target)
+    tally, aligner = Tally(target), TextAligner(pair)
     left = num_texts  # to draw
-    again: list[list[str]] = []
-    documents: list[list[str]] = []
+    waiting = 0  # texts that are being encoded
     with (
         TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
         encoded = encoder.start_encoding([])
-        while left or again or documents:
+        while left or waiting:
             texts = source.texts(min(left, _TEXTS_AT_ONCE)) if left else []
+            sides, done = encoded(), waiting
+            starts = range(0, len(texts), _TEXTS_PER_DOCUMENT)
+            documents = ["".join(texts[i : i + _TEXTS_PER_DOCUMENT]) for i in starts]
+            encoded, waiting = encoder.start_encoding(documents), len(texts)
             left -= len(texts)
-            done, sides = documents, encoded()
-            parts = range(0, len(texts), per_document)
-            documents = again + [texts[start : start + per_document] for start in parts]
-            encoded = encoder.start_encoding(["".join(some) for some in documents])
-            aligned = encoder.align(*sides)
-            tally.add(aligned)
-            again = _texts_behind(done, aligned)
-            if aligned.complete.sum() < _COMPLETE * len(done):
-                per_document = 1
-                again = [[text] for some in again for text in some]
-            advance(sum(map(len, done)) - sum(map(len, again)))
+            tally.add(aligner.align(*sides))
+            advance(done)
     return tally.counts()
-
-
-def _texts_behind(documents: Sequence[list[str]], aligned: AlignedTexts) -> list[list[str]]:
-    """Return what was not counted: in each document, the texts behind that of a difference."""
-    found = []
-    for place in np.flatnonzero(~aligned.complete).tolist():
-        ends = np.cumsum([len(text.encode()) for text in documents[place]])
-        differing = int(np.searchsorted(ends, aligned.same_bytes[place], "right"))
-        found.append(documents[place][differing + 1 :])
-    return [texts for texts in found if texts]
 
 
 def _pieces(pair: Pair) -> Edges:

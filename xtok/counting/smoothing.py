@@ -39,9 +39,10 @@ def choose_alpha(
 ) -> float:
     """Return the alpha whose map, cut to `top_k`, predicts the held-out documents best.
 
-    The smallest of equally good ones; 4 where nothing was held out. Pairs come with their counts.
+    The smallest of equally good ones; 4 where nothing was held out, or all. Pairs come with their
+    counts.
     """
-    if not len(held[0]):
+    if not (len(held[0]) and len(pairs[0])):
         return 4.0
     # Only rows that the held-out documents have; in them, the counts and the base's weights of all
     # pairs that have either.

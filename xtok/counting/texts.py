@@ -114,7 +114,7 @@ def little_text(num_bytes: int) -> list[str]:
     """Return a note if a text is too short to count on, or to measure with."""
     if num_bytes >= LITTLE_TEXT:
         return []
-    return [f"only {num_bytes:,} bytes of text; use at least 1 MB"]
+    return [f"only {num_bytes:,} bytes of text: below 1 MB, rare tokens are not settled"]
 
 
 def source_of(path: Path) -> TextSource:

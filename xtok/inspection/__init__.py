@@ -8,6 +8,7 @@ from itertools import count
 from typing import Literal
 
 Level = Literal["ok", "note", "warning", "failed", "skipped"]
+Grade = Literal["bad", "care", "note", "good"]
 
 
 @dataclass(frozen=True)

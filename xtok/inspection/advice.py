@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 
 from xtok.config import Loss
+from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.suits import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
@@ -23,7 +24,6 @@ from xtok.vocab.pair import require_table
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures
 
-Grade: TypeAlias = Literal["bad", "care", "note", "good"]
 Judgement: TypeAlias = tuple[Grade, str]
 """How well a map suits a loss, and why, in a sentence."""
 

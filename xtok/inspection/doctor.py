@@ -38,6 +38,7 @@ _PROBE: Mapping[str, str] = {
     "odd whitespace": " a  b   c\t\td\n\n\ne \n f\u00a0g\u2003h\u200bi\u3000j   ",
 }
 # What normalizers are made to change: forms that are equal to others only by Unicode's rules.
+_SPACE = "\u2581"  # in the vocabularies of SentencePiece it is the space
 _VARIANTS = "e\u0301 \u212b ﬁ ① Ａ ² ½ ㎞"
 
 
@@ -154,9 +155,21 @@ def doctor(
         with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
             diagnosed.append(_diagnose(one, trials[one], tools, advance))
     pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
+    pair_checks += _text_checks(facts)
     return Diagnosis(
         tokenizers=tuple(diagnosed), pair=facts, advice=advice, pair_checks=tuple(pair_checks)
     )
+
+
+def _text_checks(facts: PairFacts | None) -> Iterator[Check]:
+    """Say how much of the text the two sides spell alike."""
+    if facts is None or facts.text is None:
+        return
+    if facts.text.left_out is None:
+        yield Check("text", "ok", "both sides spell all of it alike")
+    else:
+        level: Level = "note" if facts.text.grade == "note" else "warning"
+        yield Check("text", level, facts.text.left_out.sentence)
 
 
 def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
@@ -214,7 +227,9 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     for note in tokenizer.notes:
         yield Check("backend", "warning", note)
     if not tokenizer.text_changes:
-        yield Check("normalizer", "ok", "none: text is its tokens' bytes")
+        how = _difference(_SPACE.encode(), _back(tokenizer, [_SPACE])[0])
+        message = f"none, but {how}" if how else "none: text is its tokens' bytes"
+        yield Check("normalizer", "note" if how else "ok", message)
     for change in tokenizer.text_changes:
         yield Check("normalizer", "warning", ": ".join(change))
     num_unused = len(tokenizer.table.ids_of_type(TokenType.UNUSED))
@@ -305,9 +320,8 @@ def _role_checks(table: TokenTable) -> Iterator[Check]:
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     texts = [*_PROBE.values(), _VARIANTS]
-    tokens = tokenizer.table.tokens()
-    back = [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
-    *of_kinds, of_variants = [_difference(t.encode(), b) for t, b in zip(texts, back, strict=True)]
+    back = zip(texts, _back(tokenizer, texts), strict=True)
+    *of_kinds, of_variants = [_difference(text.encode(), decoded) for text, decoded in back]
     wrong = [f"{kind}: {how}" for kind, how in zip(_PROBE, of_kinds, strict=True) if how]
     size = sum(len(text.encode()) for text in _PROBE.values())
     if wrong:
@@ -320,6 +334,12 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("Unicode variants", level, f"do not come back: {of_variants}")
     else:
         yield Check("Unicode variants", "ok", "come back as they are")
+
+
+def _back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
+    """Return the bytes of the tokens of texts."""
+    tokens = tokenizer.table.tokens()
+    return [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
 
 
 def _difference(text: bytes, decoded: bytes) -> str:

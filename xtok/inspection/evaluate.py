@@ -33,7 +33,7 @@ from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.counting.smoothing import losses as losses_of
 from xtok.counting.smoothing import weights_at
-from xtok.counting.texts import TextSource, little_text
+from xtok.counting.texts import TextSource
 from xtok.errors import XtokError
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
@@ -104,7 +104,7 @@ class Evaluation:
     classes: tuple[ClassMeasures, ...]  # for each map, by class of student token
     worst_rows: tuple[WorstRow, ...]  # for each map, the most costly first
     num_bytes: int  # of text
-    lost_bytes: int  # of them, those behind a first difference between the two sides' spellings
+    lost_bytes: int  # of them, those left out because the two sides spell them differently
     differing: int  # documents that the two sides spell differently
     notes: tuple[str, ...]  # on the text: it is short, or a map was counted on it
     by_chunk: bool = False  # whether losses of `classes` and `worst_rows` are over chunks
@@ -232,7 +232,7 @@ def evaluation_of(
         num_bytes=text.totals.num_bytes,
         lost_bytes=text.totals.lost_bytes,
         differing=text.totals.differing,
-        notes=(*_counted_on(maps, text.sources), *little_text(text.totals.num_bytes)),
+        notes=(*_counted_on(maps, text.sources), *text.notes),
     )
 
 

@@ -16,7 +16,8 @@ from xtok.vocab.table import TokenTable, TokenType
 _EXAMPLES = 3
 
 if TYPE_CHECKING:
-    from xtok.counting.pair_text import PairText
+    from xtok.counting.pair_text import LeftOut, PairText
+    from xtok.inspection import Grade
     from xtok.maps.events import EventMap
 
 
@@ -53,6 +54,13 @@ class TextFacts:
     # What one side's token leaves open of the other's at a boundary, in bits: of the teacher's
     # given the student's, and of the student's given the teacher's.
     conditional_entropy: tuple[float, float]
+    left_out: LeftOut | None  # what the two sides spell differently; None if nothing
+
+    @property
+    def grade(self) -> Grade:
+        """How bad it is that the two sides spell some of the text differently."""
+        share = 0.0 if self.left_out is None else self.left_out.share
+        return "bad" if share > 0.05 else "care" if share > 0.005 else "note"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +154,7 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
         leak=share_of(amounts, a != b),
         bits=(entropy_of(a, amounts), entropy_of(b, amounts)),
         conditional_entropy=(of_pairs - entropy_of(s, amounts), of_pairs - entropy_of(t, amounts)),
+        left_out=text.left_out,
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from xtok import __version__
 from xtok.counting.pair_text import PairText, Wanted
-from xtok.inspection import distinct
-from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
+from xtok.inspection import Grade, distinct
+from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
 from xtok.inspection.describe import Description, describe
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
@@ -137,7 +137,7 @@ def examine(
             )
         )
         of_maps.append(list(_of_map(description, facts, measures, empty_text)))
-    findings = list(_of_pair(facts, evaluation))
+    findings = list(_of_pair(facts))
     for number, own in enumerate(of_maps, start=1):
         findings += [
             one if all(one in other for other in of_maps) else replace(one, map_number=number)
@@ -166,7 +166,7 @@ def _empty_text(m: ProjectionMap, text: PairText) -> float:
     return float(text.tokens[0][empty].sum() / max(1, text.tokens[0].sum()))
 
 
-def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding]:
+def _of_pair(pair: PairFacts) -> Iterator[Finding]:
     same = "of the student's tokens are in the teacher's vocabulary, byte for byte"
     if pair.text is not None:
         at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
@@ -181,10 +181,8 @@ def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding
         if pair.missing_numbers_text is not None:
             words += f"; they are {pair.missing_numbers_text:.2%} of the text"
         yield Finding("note", f"{missing:,}", f"{words}.", "pair")
-    if evaluation is not None and evaluation.lost_bytes:
-        lost = evaluation.lost_bytes / max(1, evaluation.num_bytes)
-        words = "of the text is spelled differently by the two tokenizers, and not measured."
-        yield Finding("bad" if lost > 0.05 else "care", f"{lost:.1%}", words, "quality")
+    if pair.text is not None and (left_out := pair.text.left_out) is not None:
+        yield Finding(pair.text.grade, f"{left_out.num_bytes:,}", f"{left_out.words}.", "quality")
 
 
 def _of_map(

@@ -58,7 +58,7 @@ def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool
         for of in order:
             heads += ["over chunks" if of else "at starts", "closed"]
         heads += ["coverage", "top-1"]
-    caption = f"{about} {_text(evaluation)}"
+    caption = f"{about} {evaluation.num_bytes:,} bytes of text"
     table = new_table("text, map", *heads, right=range(1, 1 + len(heads)), caption=caption)
     table.columns[0].min_width = 8
     for column in table.columns[1:]:
@@ -107,14 +107,6 @@ def _events(
     for m in measures:
         bits = f"{m.student_bits:.2f}", f"{m.teacher_bits:.2f}"
         yield f"  map {numbers[m.name]}", f"{m.leak:.2%}", *bits, f"{m.kept:.1%}"
-
-
-def _text(evaluation: Evaluation) -> str:
-    text = f"{evaluation.num_bytes:,} bytes of text"
-    if evaluation.differing:
-        share = evaluation.lost_bytes / max(1, evaluation.num_bytes)
-        text += f"; {share:.1%} skipped where the two sides spell text differently"
-    return text
 
 
 def _where(evaluation: Evaluation) -> str:

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from xtok.config import BuildConfig
 from xtok.counting.counts import LONGEST_CHUNK, Rows, pair_edges, unit_of
-from xtok.counting.pair_text import PairText, TextTotals, Wanted
+from xtok.counting.pair_text import PairText, Wanted
 from xtok.counting.smoothing import choose_alpha, smooth
-from xtok.counting.texts import little_text
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -60,7 +59,7 @@ def map_of_counts(text: PairText, base: ProjectionMap, config: BuildConfig) -> P
         texts=[asdict(source) for source in text.sources],
         counted=asdict(text.totals),
     )
-    return reported(projection, _notes(text.totals, alpha, config))
+    return reported(projection, _notes(text, alpha, config))
 
 
 def _edges_of_counts(
@@ -85,22 +84,17 @@ def _edges_of_counts(
     return edges, alpha, counted.student_ids
 
 
-def _notes(totals: TextTotals, alpha: float, config: BuildConfig) -> list[str]:
+def _notes(text: PairText, alpha: float, config: BuildConfig) -> list[str]:
+    totals = text.totals
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",
-        *little_text(totals.num_bytes),
+        *text.notes,
     ]
-    if config.alpha is None and totals.held_out:
+    if config.alpha is None and 0 < totals.held_out < totals.documents:
         notes.append(f"alpha {alpha:g}, chosen on {plural(totals.held_out, 'held-out document')}")
     elif config.alpha is None:
         notes.append(f"alpha {alpha:g}: the text has too few documents to choose it on")
-    if totals.differing:
-        share = totals.lost_bytes / max(1, totals.num_bytes)
-        notes.append(
-            f"the tokenizers disagree on {plural(totals.differing, 'document')} (normalization); "
-            f"each was counted up to that point, skipping {share:.1%} of the text"
-        )
     if totals.skipped_chunks:
         notes.append(
             f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from xtok.config import EventsConfig
 from xtok.counting.measures import entropy_of, share_of
 from xtok.counting.pair_text import TextLike, counted
-from xtok.counting.texts import little_text
 from xtok.maps.events import EventMap
 from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
@@ -80,7 +79,7 @@ def events(
     labels, rest = _numbered(joined, mass, len(s_link))
     if pairs is not None:
         measures.append(pairs.measures(labels))
-        notes = little_text(about["counted"]["num_bytes"])
+        notes = text.notes
         about["measures"] = measures
     options = {"max_leak": config.max_leak} if pairs is not None else {}
     result = EventMap(
