@@ -28,7 +28,7 @@ from peer_checks.report import Check, commit_of, guarded
 SCRIPTS = Path(__file__).resolve().parent
 PAGE = SCRIPTS.parent / "docs" / "guides" / "compatibility.md"
 BEGIN, END = "<!-- printed by scripts/peers.py -->\n", "<!-- end -->\n"
-CHECKOUTS = ("nemo_rl", "trl", "distillkit", "verl")
+CHECKOUTS = ("nemo_rl", "trl", "distillkit", "verl", "clients")
 INSTALLED = ("transformers", "trl", "axolotl")
 
 

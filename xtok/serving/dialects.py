@@ -251,7 +251,7 @@ def generate(body: bytes) -> Asked:
 
     widest = max((len(row) for rows in chosen_ids for row in rows or ()), default=0)
     temperature = None if isinstance(sampling, list) else sampling.temperature
-    return Asked(sequences, top_k, write, chosen=widest, temperature=temperature or None)
+    return Asked(sequences, top_k, write, chosen=widest, temperature=temperature)
 
 
 def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]] | None]:
@@ -308,13 +308,17 @@ def _sglang_rows(one: Scores, top_k: int, about: About) -> list[list[tuple[float
 
 
 def _demo(body: bytes) -> Asked:
+    """Read what atropos asks vLLM's demo server for, whose rows have plain numbers."""
     asked = _decoded(body, _Demo)
     if isinstance(asked.prompt, str):
         raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
     top_k = _needed(asked.prompt_logprobs, asked)
 
     def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
-        rows = _vllm_rows(scores[0], top_k, about)
+        rows = [
+            {i: entry.logprob for i, entry in (row or {}).items()} or None
+            for row in _vllm_rows(scores[0], top_k, about)
+        ]
         return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
 
     ids = asked.prompt.prompt_token_ids

@@ -249,7 +249,7 @@ class Proxy:
     async def _answer(self, body: bytes, parse: Parser) -> Response:
         asked = await asyncio.to_thread(parse, body)
         spelled = await asyncio.to_thread(self._spelled, asked.sequences)
-        if asked.temperature not in (None, 1) and not self._is_told:
+        if asked.temperature not in (None, 0, 1) and not self._is_told:
             self._is_told = True
             self._note(
                 f"a request asks for temperature {asked.temperature:g}: log-probabilities of a "
