@@ -70,7 +70,8 @@ def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
     if not Path(given).expanduser().exists():
         folder, _, stated = given.rpartition("@")
     checkout = Path(folder or given).expanduser().resolve(strict=True)
-    title = f"{module.PEER}, commit {commit_of(checkout, stated)}"
+    peer = module.PEER if hasattr(module, "PEER") else module.peer_of(checkout)
+    title = f"{peer}, commit {commit_of(checkout, stated)}"
     checks = list(guarded("checks", partial(module.checks, checkout, work)))
     return title, getattr(module, "LEFT_OUT", ""), checks
 

@@ -26,7 +26,6 @@ import xtok
 from peer_checks import report
 from peer_checks.report import Check, Checks
 
-PEER = "Clients of a served teacher"
 LEFT_OUT = (
     "Their packages are not initialized: empty modules stand for what their clients import "
     "besides aiohttp, httpx, openai and torch. A model of a few thousand parameters with Qwen's "
@@ -50,14 +49,22 @@ class Served(NamedTuple):
         return [*self.prompt, *self.response]
 
 
+def peer_of(checkout: Path) -> str:
+    """Return the name of the project that a checkout is of."""
+    return _client_of(checkout)[1]
+
+
 def checks(checkout: Path, work: Path) -> Checks:
     """Yield the lines of the client that a checkout has."""
-    for path, check in CLIENTS.items():
+    path, name, check = _client_of(checkout)
+    with served(work) as one:
+        yield from report.guarded(name, partial(check, checkout, checkout / path, one))
+
+
+def _client_of(checkout: Path) -> tuple[str, str, Callable[[Path, Path, Served], Checks]]:
+    for path, (name, check) in CLIENTS.items():
         if (checkout / path).exists():
-            with served(work) as one:
-                name = path.split("/")[0] if "/" in path else path
-                yield from report.guarded(name, partial(check, checkout, checkout / path, one))
-            return
+            return path, name, check
     raise FileNotFoundError(f"{checkout} has none of {', '.join(CLIENTS)}")
 
 
@@ -110,7 +117,7 @@ def _opd(checkout: Path, path: Path, one: Served) -> Checks:
     args, sample = scored()
     sample.reward = asyncio.run(module.reward_func(args, sample))
     module.post_process_rewards(args, [sample])
-    yield agree(f"{package}, `post_process_rewards`", one, sample.teacher_log_probs.tolist())
+    yield agree("`post_process_rewards`", one, sample.teacher_log_probs.tolist())
     if package != "miles":
         return
     for strategy in ("only-student", "intersection"):  # others ask the student's own server, too
@@ -122,7 +129,7 @@ def _opd(checkout: Path, path: Path, one: Served) -> Checks:
         sample.reward = asyncio.run(module.reward_func(args, sample))
         module.post_process_rewards(args, [sample])
         values = sample.opd_reverse_kl
-        what = f"{package}, `--opd-log-prob-top-k 4`, {strategy}"
+        what = f"`--opd-log-prob-top-k 4`, {strategy}"
         is_finite = bool(torch.isfinite(values).all())
         holds = is_finite and len(values) == len(one.response)
         yield Check(what, f"{len(values)} finite values", holds)
@@ -153,7 +160,7 @@ def _xtuner(checkout: Path, path: Path, one: Served) -> Checks:
         found = asyncio.run(client.compute_logprobs(state))
         if found.status == "failed":
             raise RuntimeError(found.error_msg)
-        what = f"xtuner, `compute_logprobs`, prefix caching {'on' if is_cached else 'off'}"
+        what = f"`compute_logprobs`, prefix caching {'on' if is_cached else 'off'}"
         yield agree(what, one, found.teacher_logprobs)
 
 
@@ -175,7 +182,7 @@ def _prime_rl(checkout: Path, path: Path, one: Served) -> Checks:
             return values
 
     values = asyncio.run(ask())
-    yield agree("prime-rl, `prefill_logprobs`", one, values[len(one.prompt) :])
+    yield agree("`prefill_logprobs`", one, values[len(one.prompt) :])
 
 
 def _response(content: bytes) -> Any:
@@ -225,9 +232,13 @@ def _axolotl(checkout: Path, path: Path, one: Served) -> Checks:
         listed = (kept == own).any(-1)
         if kind == "vllm":
             is_right &= bool((kept[:, 0] == own[:, 0]).all())
-            yield agree(f"axolotl, {kind}", one, values[rows][:, 0].tolist())
+            yield agree(
+                f"`fetch_online_logprobs_{kind}`, the text's own tokens",
+                one,
+                values[rows][:, 0].tolist(),
+            )
         figure = f"{count} rows of 8; the text's own token in {float(listed.float().mean()):.0%}"
-        yield Check(f"axolotl, {kind}, rows", figure, holds=is_right)
+        yield Check(f"`fetch_online_logprobs_{kind}`, rows", figure, holds=is_right)
 
 
 def _atropos(checkout: Path, path: Path, one: Served) -> Checks:
@@ -245,7 +256,7 @@ def _atropos(checkout: Path, path: Path, one: Served) -> Checks:
     rows = list(zip(found["prompt_topk_token_ids"], found["prompt_topk_logprobs"], strict=True))
     values = [dict(zip(*row, strict=True)) for row in rows]
     own = [row[i] for i, row in zip(one.ids[1:], values[1:], strict=True)]
-    yield agree("atropos, `_get_logprobs_wrapper`", one, own[len(one.prompt) - 1 :])
+    yield agree("`_get_logprobs_wrapper`", one, own[len(one.prompt) - 1 :])
 
 
 def _packages(folder: Path, *names: str) -> None:
@@ -267,11 +278,11 @@ def _function(path: Path, name: str, **contents: Any) -> Any:
     return contents[name]
 
 
-CLIENTS: dict[str, Callable[[Path, Path, Served], Checks]] = {
-    "slime/rollout/on_policy_distillation.py": _opd,
-    "miles/rollout/on_policy_distillation.py": _opd,
-    "xtuner/v1/rl/distillation/rollout_teacher_client.py": _xtuner,
-    "src/prime_rl/utils/client.py": _prime_rl,
-    "src/axolotl/integrations/kd/collator_online_teacher.py": _axolotl,
-    "atroposlib/envs/server_handling/vllm_server.py": _atropos,
+CLIENTS: dict[str, tuple[str, Callable[[Path, Path, Served], Checks]]] = {
+    "slime/rollout/on_policy_distillation.py": ("slime", _opd),
+    "miles/rollout/on_policy_distillation.py": ("miles", _opd),
+    "xtuner/v1/rl/distillation/rollout_teacher_client.py": ("xtuner", _xtuner),
+    "src/prime_rl/utils/client.py": ("prime-rl", _prime_rl),
+    "src/axolotl/integrations/kd/collator_online_teacher.py": ("axolotl, online", _axolotl),
+    "atroposlib/envs/server_handling/vllm_server.py": ("atropos", _atropos),
 }
