@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,9 @@ class WorstRow:
     wanted: tuple[tuple[str, float, float], ...]
 
 
+_Of: TypeAlias = NDArray[np.float64] | NDArray[np.bool_]
+
+
 class Occurrences:
     """Where student tokens stand in all text: at shared token boundaries, or in chunks.
 
@@ -68,11 +71,7 @@ class Occurrences:
             self._counts = wanted.astype(np.float64)
 
     def classes(
-        self,
-        name: str,
-        losses: NDArray[Any],
-        reference: NDArray[Any],
-        is_covered: NDArray[np.bool_],
+        self, name: str, losses: _Of, reference: _Of, is_covered: NDArray[np.bool_]
     ) -> list[ClassMeasures]:
         """Measure a map by class of student token.
 
@@ -84,7 +83,7 @@ class Occurrences:
         """
         kind_of = token_classes(self._student)
 
-        def count(rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
+        def count(rows: NDArray[np.int64], values: _Of) -> NDArray[np.float64]:
             return np.bincount(kind_of[rows], values, len(TokenClass)).astype(np.float64)
 
         rows, often = self._starts
@@ -107,9 +106,7 @@ class Occurrences:
             if starts[kind]
         ]
 
-    def worst(
-        self, name: str, avoidable: NDArray[Any], weights: NDArray[Any], number: int
-    ) -> list[WorstRow]:
+    def worst(self, name: str, avoidable: _Of, weights: _Of, number: int) -> list[WorstRow]:
         """Return the rows with the most avoidable losses.
 
         Args:
@@ -135,7 +132,7 @@ class Occurrences:
             if excess[row] > 0
         ]
 
-    def _wanted(self, row: int, weights: NDArray[Any]) -> Iterator[tuple[str, float, float]]:
+    def _wanted(self, row: int, weights: _Of) -> Iterator[tuple[str, float, float]]:
         places = np.flatnonzero(self.keys >> 32 == row)
         total = self._counts[places].sum()
         for place in places[np.argsort(-self._counts[places], kind="stable")][:3]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -216,19 +217,19 @@ def evaluation_of(
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
     documents = text.per_document
-    occurrences = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
+    by_row = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
     of_events = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
     if of_events:
-        measured = _of_events(of_events, pair, documents, occurrences, num_worst)
+        measured = _of_events(of_events, pair, documents, by_row, num_worst)
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
-        measured = _of_maps(of_tokens, documents, recipes, occurrences, for_loss, num_worst, seed)
+        measured = _of_maps(of_tokens, documents, recipes, by_row, for_loss, num_worst, seed)
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
         **measured,
-        by_chunk=occurrences.by_chunk,
+        by_chunk=by_row.by_chunk,
         num_bytes=text.totals.num_bytes,
         lost_bytes=text.totals.lost_bytes,
         differing=text.totals.differing,
@@ -237,39 +238,52 @@ def evaluation_of(
 
 
 def _of_events(
-    maps: Mapping[str, EventMap],
-    pair: Pair,
-    text: PerDocument,
-    occurrences: Occurrences,
-    num_worst: int,
+    maps: Mapping[str, EventMap], pair: Pair, text: PerDocument, by_row: Occurrences, num_worst: int
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that event maps have."""
-    measures = [
-        _event_measures(name, group, m, pair, text, chosen)
-        for group, chosen in _groups(text)
-        for name, m in maps.items()
-    ]
-    classes: list[ClassMeasures] = []
-    worst: list[WorstRow] = []
-    of_shared = _leaks(pair.common_ids, text.keys)
-    for name, m in maps.items():
-        leaks = _leaks((m.student_event, m.teacher_event), text.keys)
-        classes += occurrences.classes(name, leaks, of_shared, ~leaks)
-        worst += occurrences.worst(name, leaks, ~leaks, num_worst)
-    return {"event_measures": (*measures,), "classes": (*classes,), "worst_rows": (*worst,)}
+    s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
+    events = {name: (m.student_event[s], m.teacher_event[t]) for name, m in maps.items()}
+    leaks = {name: of_s != of_t for name, (of_s, of_t) in events.items()}
+    of_shared = pair.common_ids[0][s] != pair.common_ids[1][t]
+    measures: list[EventMapMeasures] = []
+    for group, chosen in _groups(text):
+        counts = text.amounts(chosen)
+        measures += [
+            EventMapMeasures(
+                name=name,
+                group=group,
+                documents=int(chosen.sum()),
+                starts=int(counts.sum()),
+                leak=share_of(counts, leaks[name]),
+                shared_leak=share_of(counts, of_shared),
+                student_bits=entropy_of(of_tokens[0], counts),
+                teacher_bits=entropy_of(of_tokens[1], counts),
+                student_token_bits=entropy_of(s, counts),
+                teacher_token_bits=entropy_of(t, counts),
+                kept=kept_of(of_tokens, (s, t), counts),
+            )
+            for name, of_tokens in events.items()
+        ]
+    classes = [by_row.classes(name, leak, of_shared, ~leak) for name, leak in leaks.items()]
+    worst = [by_row.worst(name, leak, ~leak, num_worst) for name, leak in leaks.items()]
+    return {
+        "event_measures": tuple(measures),
+        "classes": tuple(chain(*classes)),
+        "worst_rows": tuple(chain(*worst)),
+    }
 
 
 def _of_maps(
     maps: Mapping[str, ProjectionMap],
     text: PerDocument,
     recipes: Mapping[int, Edges],
-    occurrences: Occurrences,
+    by_row: Occurrences,
     for_loss: Loss | None,
     num_worst: int,
     seed: int,
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that maps have; `recipes` are by `top_k`."""
-    shape = occurrences.shape
+    shape = by_row.shape
     losses = {name: _losses(text, m.edges, shape) for name, m in maps.items()}
     of_recipes = {
         top_k: _sums(text, _losses(text, recipe, shape), "recipe")
@@ -287,24 +301,22 @@ def _of_maps(
             _measures(name, group, sums[name] | of_floors[m.top_k], chosen, seed)
             for name, m in maps.items()
         ]
-    classes: list[ClassMeasures] = []
-    worst: list[WorstRow] = []
-    of = "chunk_" if occurrences.by_chunk else ""
+    of = "chunk_" if by_row.by_chunk else ""
+    classes, worst = [], []
     for name, m in maps.items():
         loss, floor = losses[name][of], floors[m.top_k][of]  # of the last group, all text
-        classes += occurrences.classes(name, loss, floor, weights_at(m.edges, text.keys) > 0)
-        worst += occurrences.worst(
-            name, loss - floor, weights_at(m.edges, occurrences.keys), num_worst
-        )
+        at_starts, wanted = (weights_at(m.edges, keys) for keys in (text.keys, by_row.keys))
+        classes.append(by_row.classes(name, loss, floor, at_starts > 0))
+        worst.append(by_row.worst(name, loss - floor, wanted, num_worst))
     ranking = None
     if for_loss is not None:
         of_loss = np.stack([one[f"{of}cross_entropy"] for one in sums.values()])
         counts = text.num_chunks if of else text.per_document(np.ones(len(text.keys)))
         ranking = rank(for_loss, list(maps), of_loss, counts.astype(np.int64), seed)
     return {
-        "measures": (*measures,),
-        "classes": (*classes,),
-        "worst_rows": (*worst,),
+        "measures": tuple(measures),
+        "classes": tuple(chain(*classes)),
+        "worst_rows": tuple(chain(*worst)),
         "ranking": ranking,
     }
 
@@ -384,38 +396,6 @@ def _hits(text: PerDocument, m: ProjectionMap) -> dict[str, NDArray[np.float64]]
         "coverage": text.per_document(weights_at(m.edges, text.keys) > 0),
         "top_1": text.per_document(m.heaviest_teacher_ids[s] == t),
     }
-
-
-def _leaks(events: tuple[NDArray[Any], NDArray[Any]], keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether the two tokens of each pair are in different events."""
-    of_pairs: NDArray[np.bool_] = events[0][keys >> 32] != events[1][keys & 0xFFFFFFFF]
-    return of_pairs
-
-
-def _event_measures(
-    name: str,
-    group: str,
-    m: EventMap,
-    pair: Pair,
-    text: PerDocument,
-    chosen: NDArray[np.bool_],
-) -> EventMapMeasures:
-    """Measure an event map on one group of text: the documents chosen, bool `[documents]`."""
-    s, t, counts = text.keys >> 32, text.keys & 0xFFFFFFFF, text.amounts(chosen)
-    events = m.student_event[s], m.teacher_event[t]
-    return EventMapMeasures(
-        name=name,
-        group=group,
-        documents=int(chosen.sum()),
-        starts=int(counts.sum()),
-        leak=share_of(counts, events[0] != events[1]),
-        shared_leak=share_of(counts, _leaks(pair.common_ids, text.keys)),
-        student_bits=entropy_of(events[0], counts),
-        teacher_bits=entropy_of(events[1], counts),
-        student_token_bits=entropy_of(s, counts),
-        teacher_token_bits=entropy_of(t, counts),
-        kept=kept_of(events, (s, t), counts),
-    )
 
 
 def _measures(
