@@ -61,9 +61,15 @@ MAP_HINT = "make the map again, or give another file"
 """What to do about a map that is damaged or none."""
 
 
+_EXTRAS = {"pyarrow": "parquet", "ray": "ray", "sentence-transformers": "sentence"}
+
+
 def install_hint(package: str) -> str:
     """Return the hint that installs an optional dependency, whether xtok is a clone or a wheel."""
-    return f"pip install {package}"
+    hint = f"pip install {package}"
+    if package in _EXTRAS:
+        hint += f", or in a clone of xtok: pip install -e '.[{_EXTRAS[package]}]'"
+    return hint
 
 
 class OutputError(XtokError):

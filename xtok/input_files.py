@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,4 +73,6 @@ def decompressed(raw: BinaryIO, path: Path) -> Any:
 
 def parquet_file(path: Path, buffer_size: int = 0) -> Any:
     """Return an opened Parquet file; a buffer reads a column of a row group piece by piece."""
-    return need("pyarrow.parquet", path).ParquetFile(path, buffer_size=buffer_size)
+    parquet, arrow = need("pyarrow.parquet", path), need("pyarrow", path)
+    file = arrow.OSFile(os.fsencode(path))  # of a str, pyarrow takes UTF-8 alone
+    return parquet.ParquetFile(file, buffer_size=buffer_size)

@@ -408,7 +408,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     error = refused(path)
     assert error.message == f"{path} needs the package pyarrow, which is not installed"
-    assert error.hint == "pip install pyarrow"
+    assert error.hint == ("pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'")
 
 
 def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
-import resource
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -21,10 +18,11 @@ from conftest import Cli
 from stored_teachers import Row
 
 import xtok
-from xtok.config import ProjectConfig
+from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
+from xtok.input_files import parquet_file
+from xtok.projecting import files
 from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
 from xtok.vocab import pair
 from xtok.vocab.table import TokenTable
@@ -128,110 +126,121 @@ def test_mistakes(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
 
 
-def test_without_pyarrow(
-    byte_level: Tokenizer, rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow(rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is found before a model is loaded."""
     path = teachers.write_lines(tmp_path / "a.jsonl", [teachers.vllm_answer(r) for r in rows])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(XtokError, match="needs the package pyarrow") as error:
-        xtok.project(path, xtok.pair(byte_level, byte_level), tmp_path / "out.parquet")
-    assert error.value.hint == "pip install pyarrow"
+    with pytest.raises(XtokError, match=r"out\.parquet needs the package pyarrow") as error:
+        files.find_files(path, tmp_path / "out.parquet", ProjectConfig())
+    assert error.value.hint.endswith("in a clone of xtok: pip install -e '.[parquet]'")
     assert [*tmp_path.iterdir()] == [path]
 
 
-# Runs that do not end
-
-
-@contextmanager
-def stopping(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """Interrupt within the second part."""
-    steps: list[int] = []
-
-    def advance(size: int, tokens: int) -> None:
-        steps.append(tokens)
-        if len(steps) == 2:
-            raise KeyboardInterrupt
-
-    yield advance
-
-
-def test_a_killed_run_goes_on(
-    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """What is done is not done again, and the bytes are those of a run in one go."""
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
-    run = partial(xtok.project, path, xtok.pair(digits, byte_level), back_map=back_map)
-    run(tmp_path / "whole.parquet")
-    out = tmp_path / "out.parquet"
-    with pytest.raises(KeyboardInterrupt):
-        run(out, text_progress=stopping)
-    checkpoint = tmp_path / "out.parquet.checkpoint"
-    assert not out.exists()
-    assert {p.name for p in checkpoint.iterdir()} == {"job.json", "000000.part"}
-    with pytest.raises(XtokError, match="is of another run, of other options") as error:
-        run(out, config=ProjectConfig(top_k=3))
-    assert error.value.hint == f"delete it to start again: rm -r {checkpoint}"
-    made: list[int] = []
-    project_rows = RowProjector.__call__
-
-    def counting(self: RowProjector, rows: Any) -> Any:
-        made.append(len(rows.places))
-        return project_rows(self, rows)
-
-    monkeypatch.setattr(RowProjector, "__call__", counting)
-    notes: list[str] = []
-    assert run(out, note=notes.append).documents == 6
-    assert made == [2, 2]
-    assert notes[1:] == [f"going on from 1 parts in {checkpoint}"]
-    assert out.read_bytes() == (tmp_path / "whole.parquet").read_bytes()
-    assert {p.name for p in tmp_path.iterdir()} == {"a.parquet", "whole.parquet", "out.parquet"}
-
-
-def test_a_full_disk(rows: list[Row], small: Path, back_map: Path, tmp_path: Path) -> None:
-    """One line says so; nothing is half-written, and what is done is kept."""
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows * 20, row_group_size=40)
-    command = [
-        sys.executable, "-m", "xtok", "project", str(path), str(small / "small-digits"),
-        str(small / "small-byte-level"), "--map", str(back_map), "-o", "out.parquet",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
-    )  # fmt: skip
+def test_maps_of_another_direction(
+    cli: Cli, small: Path, rows: list[Row], back_map: Path, tmp_path: Path
+) -> None:
+    """The error names the map, and its hint the options and models as they were typed."""
+    teachers.write_neutral(tmp_path / "a.parquet", rows)
+    (tmp_path / "models").symlink_to(small)
+    student, teacher = "models/small-digits", "models/small-byte-level"
+    done = cli("build", student, teacher, "-o", "forth.safetensors", "-q")
+    assert done.returncode == 0, done.stderr
+    command = "project", "a.parquet", student, teacher, "-o", "out.parquet", "--map"
+    done = cli(*command, "forth.safetensors")
     assert done.returncode == 1
-    assert "cannot be written: " in done.stderr
-    assert done.stderr.count("error: ") == done.stderr.count("hint: ") == 1
-    assert not (tmp_path / "out.parquet").exists()
-    assert not [*tmp_path.rglob("*.tmp")]
+    assert done.stderr == (
+        "error: forth.safetensors: it is of small-digits → small-byte-level, and must lead from "
+        "the teacher to the student, small-byte-level → small-digits\n"
+        f"hint: leave out --map, or make the map: xtok build {teacher} {student} --for p-kl "
+        "--target start --top-k 32\n"
+    )
+    done = cli("build", teacher, student, "-o", "slots.safetensors", "-q", "--scale-trick")
+    assert done.returncode == 0, done.stderr
+    done = cli(*command, "slots.safetensors")
+    assert done.stderr.startswith("error: slots.safetensors: it has scale slots\nhint: leave out")
 
 
-def test_two_files_on_a_cluster(
-    rows: list[Row], small: Path, byte_level: Tokenizer, digits: Tokenizer, back_map: Path,
-    tmp_path: Path,
+def test_columns_that_json_lacks(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> None:
+    """Are found before a map is built, and so before any part is made."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    table = pyarrow.parquet.read_table(path)
+    models = [small / "small-digits", small / "small-byte-level"]
+    for value in (datetime.date(2026, 1, 2), Decimal("1.5"), b"\xff", [{"at": datetime.time(1)}]):
+        column = pyarrow.array([value] * len(rows))
+        pyarrow.parquet.write_table(table.append_column("when", column), path)
+        kind = pyarrow.parquet.read_schema(path).field("when").type
+        done = cli("project", "a.parquet", *models, "-o", "out.jsonl", "--to", "vllm", "-q")
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"error: a.parquet: the column 'when' is of the type {kind}, which JSON does "
+            "not have\n"
+            "hint: leave out the column, or write it as a string or a number\n"
+        )
+        done = cli("project", "a.parquet", *models, "-o", "out.parquet")
+        assert done.returncode == 0, done.stderr
+        assert pyarrow.parquet.read_table(tmp_path / "out.parquet")["when"].to_pylist() == [
+            value
+        ] * len(rows)
+        (tmp_path / "out.parquet").unlink()
+        assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_columns_of_two_types(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> None:
+    teachers.write_neutral(tmp_path / "a.parquet", rows)
+    teachers.write_neutral(tmp_path / "b.parquet", [{**row, "id": 1} for row in rows])
+    models = [small / "small-digits", small / "small-byte-level"]
+    done = cli("project", "*.parquet", *models, "-o", "out/out.parquet", "-q")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the files have columns of one name and other types: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_that_are_not_utf8(
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    path = path.rename(tmp_path / os.fsdecode(b"\xff.parquet"))
+    pair = xtok.pair(digits, byte_level)
+    made = {}
+    kinds: dict[CacheFormat, bytes] = {"neutral": b"\xfe.parquet", "vllm": b"\xfe.jsonl"}
+    for to, name in kinds.items():
+        out = tmp_path / os.fsdecode(name)
+        projected = xtok.project(path, pair, out, ProjectConfig(to=to), back_map=back_map)
+        assert projected.paths == (str(out),)
+        made[to] = out
+    assert parquet_file(made["neutral"]).metadata.num_rows == 6
+    assert made["vllm"].read_bytes().count(b"\n") == 6
+
+
+def test_a_pipe(cli: Cli, rows: list[Row], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    done = cli("project", "pipe.jsonl", "no-model", "no-model", "-o", "out.parquet")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: pipe.jsonl is not a regular file\n"
+        "hint: write it to a file first: it is read more than once\n"
+    )
+
+
+@pytest.mark.parametrize("to", ["axolotl", "distillkit"])
+def test_row_groups_of_bounded_size(
+    to: CacheFormat, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    ray = pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
-    from xtok.projecting.ray import TokenizerSource
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    teachers.write_neutral(tmp_path / "a.parquet", rows[:4])
-    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(r) for r in rows[4:]])
-    paths = [tmp_path / "a.parquet", tmp_path / "b.jsonl"]
-    run = partial(xtok.project, paths, xtok.pair(digits, byte_level), back_map=back_map)
-    local = run(tmp_path / "local.parquet")
-    sources = [TokenizerSource(model=str(small / f"small-{n}")) for n in ("digits", "byte-level")]
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    try:
-        there = run(tmp_path / "there.parquet", sources=sources)
-        with pytest.raises(XtokError, match="is another tokenizer on the node"):
-            run(tmp_path / "no.parquet", sources=sources[1:] * 2)
-    finally:
-        ray.shutdown()
-    assert (there.targets, there.mean_rest) == (local.targets, local.mean_rest)
-    written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("local", "there")]
-    assert written[0] == written[1]
-    table = pyarrow.parquet.read_table(tmp_path / "local.parquet")
-    assert table["id"].to_pylist() == [row["id"] for row in rows]
+    """Rows are padded to `top_k` in little memory; the values are the same."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows, row_group_size=6)
+    pair, config = xtok.pair(digits, byte_level), ProjectConfig(top_k=16, to=to)
+    xtok.project(path, pair, tmp_path / "one.parquet", config, back_map=back_map)
+    monkeypatch.setattr(files, "_CELLS", 1000)  # a text has some 40 tokens
+    out = tmp_path / "some.parquet"
+    xtok.project(path, pair, out, config, back_map=back_map)
+    paths = tmp_path / "one.parquet", out
+    assert [pyarrow.parquet.read_metadata(path).num_row_groups for path in paths] == [1, 3]
+    one, some = map(pyarrow.parquet.read_table, paths)
+    assert one.equals(some)
+    monkeypatch.setattr(files, "_MOST_OF_LIST", 500)
+    with pytest.raises(XtokError, match=r"^a text of 47 tokens with 16 candidates each is more"):
+        xtok.project(path, pair, out, config, back_map=back_map)
 
 
 # What reads the output

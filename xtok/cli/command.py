@@ -76,7 +76,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             try:
                 function(**{name: values[name] for name in own})
             except XtokError as error:
-                error.hint = _hint(error, context)
+                error.hint = _hint(error, options, context)
                 raise
 
     context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
@@ -254,8 +254,10 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), result_stream().fileno())
 
 
-def _hint(error: XtokError, context: typer.Context) -> str:
+def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
     """Return an error's hint, with the running command's options for the parameter it names."""
+    if error.parameter in options and not options[error.parameter].about.hidden:
+        return error.hint_with(line_of(context).as_typed(options[error.parameter].flag))
     name = error.parameter.replace("_", "-")
     names = ("student-model", "teacher-model") if name == "pair" else (name,)
     shown = [one for one in context.command.params if not getattr(one, "hidden", False)]

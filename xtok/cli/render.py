@@ -107,6 +107,8 @@ def _checked(output: Path, file: Path) -> Path:
     target = check_output(output, (".jsonl", ".parquet"))
     if target.exists() and file.exists() and target.samefile(file):
         raise OutputError(f"the output {target} is the input", hint="give another path")
+    if target.suffix == ".parquet":
+        need("pyarrow", target)
     return target
 
 

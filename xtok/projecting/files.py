@@ -27,7 +27,6 @@ from xtok.projecting.parts import (
     Job,
     Totals,
     checked_rows,
-    digest_of,
     folder_of,
     has_part,
     holding,
@@ -154,7 +153,6 @@ def project(
         config=config,
         templates=templates,
         folder=folder_of(target),
-        tokenizers=(digest_of(pair.tokenizers[0]), digest_of(pair.tokenizers[1])),
     )
     with holding(job, target, note):
         if sources:
@@ -165,7 +163,8 @@ def project(
             _make_parts(job, pair, text_progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
-                raise cache_error(path, "it changed while it was read", "start again")
+                hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
+                raise cache_error(path, "it changed while it was read", hint)
         totals = _write(job, target, pair)
     return _projected(target, pair, totals)
 
@@ -360,7 +359,8 @@ def _write(job: Job, target: Path, pair: Pair) -> Totals:
     if job.config.to == "neutral":
         _write_tables(target, tables(), _about(job, pair))
         return totals
-    some = chain.from_iterable(_bounded(table, job.config.top_k) for table in tables())
+    width = 1 if job.config.to == "vllm" else job.config.top_k
+    some = chain.from_iterable(_bounded(table, width) for table in tables())
     made = (caches.WRITERS[job.config.to](rows, of_student) for rows in some)
     if job.config.to == "vllm":
         write(target, chain.from_iterable(made))
@@ -372,18 +372,18 @@ def _write(job: Job, target: Path, pair: Pair) -> Totals:
     return totals
 
 
-def _bounded(table: Any, top_k: int) -> Iterator[StoredRows]:
-    """Cut rows so that their candidates, padded to `top_k`, take bounded memory."""
+def _bounded(table: Any, width: int) -> Iterator[StoredRows]:
+    """Cut rows so that their candidates, padded to one width, take bounded memory."""
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
-    if sizes.max(initial=0) * top_k > _MOST_OF_LIST:
+    if sizes.max(initial=0) * width > _MOST_OF_LIST:
         raise XtokError(
-            f"a text of {sizes.max():,} tokens with {top_k:,} candidates each is more than a row "
+            f"a text of {sizes.max():,} tokens with {width:,} candidates each is more than a row "
             "of Parquet holds",
             hint="lower {option}",
             parameter="top_k",
         )
-    group = bounds_of(sizes)[:-1] * top_k // _CELLS
+    group = bounds_of(sizes)[:-1] * width // _CELLS
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(sizes)]):
         yield caches.rows_of_neutral(batch.slice(start, stop - start))

@@ -91,7 +91,6 @@ class Job:
     config: ProjectConfig
     templates: Mapping[str, str | Path | None]  # by parameter of `RowProjector`
     folder: Path  # of the parts
-    tokenizers: tuple[str, str]  # digests of student and teacher, from `digest_of`
 
     @functools.cached_property
     def digest(self) -> str:

@@ -105,7 +105,7 @@ def _connect(ray: Any, address: str | None) -> None:
         raise XtokError(
             f"there is no Ray cluster at {address}: {_first_line(error)}",
             hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
-            "or work on this machine",
+            "set RAY_AUTH_MODE=token if it wants a token, or work on this machine",
         ) from error
 
 
@@ -190,7 +190,7 @@ def _worker(task: _Task) -> RowProjector:
     if key not in _workers:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
         _workers.clear()
-        pair = pair_of(*_load_same(task.sources, task.job.tokenizers))
+        pair = pair_of(*_load_same(task.sources, task.job.identity["models"]))
         _workers[key] = task.worker_of(task.job, pair, 1)
     return _workers[key]
 
