@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from conftest import Cli
 
+from xtok.conversation import files
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.errors import XtokError
 
@@ -196,6 +197,16 @@ def test_parquet_has_the_same_rows(written: Path) -> None:
     assert table.to_pylist() == list(rows)
     assert table.to_pylist()[0] == ROW
     assert table.schema.field("input_ids").type == pyarrow.list_(pyarrow.int32())
+
+
+@pytest.mark.parametrize(("name", "place"), [("a.json.gz", ""), ("a.jsonl.gz", ", line 1")])
+def test_a_compressed_file_does_not_fill_the_memory(
+    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
+    (tmp_path / name).write_bytes(gzip.compress(b" " * (1 << 24)))
+    with pytest.raises(XtokError, match=rf"{name}{place}: more than 1 MiB"):
+        list(read_conversations(tmp_path / name))
 
 
 def test_the_template_gets_tools_variables_and_the_prompt(cli: Cli, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import transformers
 from make import check, texts
 from transformers import AutoTokenizer
 
+from xtok.errors import TokenizerError
 from xtok.tokenizers import _hf_folder as hf_folder
 from xtok.tokenizers import from_transformers, load_tokenizer
 from xtok.tokenizers.hub import ModelFiles
@@ -236,6 +237,13 @@ def test_folders_with_and_without_transformers(
     folder = copied(small / f"small-{source}", tmp_path / name, *edits)
     assert is_short(folder) == (short and hf_folder.reads_alone())
     assert_as_transformers(folder)
+
+
+@pytest.mark.parametrize("name", [["PreTrainedTokenizerFast"], {}, 5])
+def test_a_class_that_is_no_name(small: Path, tmp_path: Path, name: Any) -> None:
+    folder = copied(small / "small-digits", tmp_path / "folder", tokens(tokenizer_class=name))
+    with pytest.raises(TokenizerError, match="is not a tokenizer that AutoTokenizer loads"):
+        load_tokenizer(folder)
 
 
 checked = pytest.mark.skipif(not hf_folder.reads_alone(), reason="Transformers reads all folders")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from xtok.errors import XtokError
 from xtok.input_files import decompressed, parquet_file, reading
 from xtok.vocab.display import listed
+
+MAX_BYTES = 1 << 30
+"""A longer line, or file of JSON that is not of lines, is an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +54,10 @@ def _records(path: Path) -> Iterator[ChatRecord]:
         yield from _parquet_rows(path)
         return
     with path.open("rb") as raw:
-        lines: Iterable[bytes] = decompressed(raw, path)
+        file = decompressed(raw, path)
+        lines: Iterable[bytes] = iter(partial(file.readline, MAX_BYTES + 1), b"")
         if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
-            data = b"".join(lines)
+            data = _bounded(file.read(MAX_BYTES + 1), path)
             if data.strip():
                 document, is_all = _parsed(data, path)
                 if is_all:
@@ -60,11 +65,18 @@ def _records(path: Path) -> Iterator[ChatRecord]:
                     return
             lines = BytesIO(data)
         for number, line in enumerate(lines, start=1):
-            if line.strip():
+            if _bounded(line, f"{path}, line {number}").strip():
                 value, is_all = _parsed(line.rstrip(), path, number)
                 if not is_all:
                     raise _error(f"{path}, line {number}", "more than one JSON value")
                 yield chat_record(value, f"{path}, line {number}")
+
+
+def _bounded(data: bytes, place: object) -> bytes:
+    if len(data) > MAX_BYTES:
+        problem = f"{place}: more than {MAX_BYTES >> 20} MiB"
+        raise XtokError(problem, hint="give JSON lines, a conversation on each")
+    return data
 
 
 def _parsed(data: bytes, path: Path, line: int = 1) -> tuple[Any, bool]:

@@ -252,6 +252,8 @@ def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
     """Return the class that AutoTokenizer takes, by both configs; None if that is not known."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
     built = BUILT_FOR.get(model_type)
+    if not isinstance(name, str | None):
+        return None  # damaged
     if name is None and "tokenizer_class" not in model and built != "LlamaTokenizer":
         return built  # the type's own
     if name in AS_IT_IS.get(model_type, ()):
