@@ -33,6 +33,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "events": ("quality:events", "event maps' leak and bits on held-out text (minutes)"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
+    "credit": ("credit:credit", "shares of a chunk's log-probability beside exact byte marginals"),
     "projecting": ("projecting:quality", "projected predictions beside what the teacher writes"),
     "projecting-speed": ("projecting:speed", "projected positions per second and core"),
     "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),

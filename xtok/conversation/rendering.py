@@ -1,0 +1,381 @@
+"""Conversations as ids, rendered and encoded once, with what the assistant wrote and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.conversation._places import MessageSpan as MessageSpan
+from xtok.conversation._places import Places
+from xtok.conversation._places import Span as Span
+from xtok.conversation._tracking import Run
+from xtok.conversation.batching import collate as collate
+from xtok.conversation.batching import unpad as unpad
+from xtok.conversation.formats import FORMATS, PromptFormat
+from xtok.conversation.templates import (
+    Message,
+    Rendering,
+    check_messages,
+    names_beside_date,
+    render_template,
+)
+from xtok.errors import XtokError
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
+
+NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
+_DATED = "the template writes today's date"
+_PROBE = ({"role": "user", "content": "x"},)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Conversation:
+    """A conversation of T tokens.
+
+    Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask has what the assistant
+    wrote, its tool calls and the control token that ends its turn included, its header not. Where
+    a template writes no such token, the mask has the next turn's first one if it is an eos token.
+    """
+
+    text: str
+    ids: NDArray[np.int32]  # [T]
+    bounds: NDArray[np.int64]  # [T + 1]
+    assistant_mask: NDArray[np.bool_]  # [T], the training targets
+    message_spans: tuple[MessageSpan, ...]
+    runs: tuple[Run, ...] = ()  # the characters that come from messages
+    notes: tuple[str, ...] = ()  # what to know before training on it
+
+    def record(self) -> dict[str, Any]:
+        """Return the conversation as a row of training data; `labels` are -100 but for targets."""
+        ids, mask = self.ids.tolist(), self.assistant_mask
+        return {
+            "text": self.text,
+            "input_ids": ids,
+            "assistant_masks": mask.astype(np.int8).tolist(),
+            "labels": np.where(mask, self.ids, -100).tolist(),
+            "message_spans": [asdict(span) for span in self.message_spans],
+        }
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Conversation:
+    """Render a conversation once, encode the text once, and find the messages in it.
+
+    Nothing is rendered twice and compared, so templates that write earlier turns anew do not
+    confuse the spans. Control tokens are recognised by their names everywhere, in a message's
+    content too, as the libraries do it.
+
+    Args:
+        tokenizer: any one.
+        messages: dicts with `role` and `content`.
+        tools: JSON schemas of the tools; an empty list is the same as None.
+        add_generation_prompt: end with what asks for an answer; no message's and no target.
+        template: a file, the name of a format (`FORMATS`), or Jinja itself; by default, and as
+            `"default"`, the tokenizer's own template.
+        variables: what else the template reads, as `{"enable_thinking": False}`.
+
+    Raises:
+        XtokError: if there is no template, or it raises, or a format does not allow a message.
+    """
+    given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
+    given["add_generation_prompt"] = add_generation_prompt
+    chat = _encoded(tokenizer, messages, given)
+    # Of a message with calls, templates may drop the content: what was thought before them.
+    parts = ["tool_calls" if message.get("tool_calls") else "content" for message in messages]
+    _require_written(enumerate(parts), chat, tokenizer, messages, given)
+    return chat
+
+
+def _encoded(
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
+) -> Conversation:
+    """Render as `render` does, whatever the template drops."""
+    rendering = _render(tokenizer, messages, given)
+    encoding = tokenizer.encode(rendering.text)
+    control = np.isin(encoding.ids, list(tokenizer.table.control_names))
+    places = Places(rendering, encoding.bounds)
+    mask = np.zeros(len(encoding.ids), np.bool_)
+    targets: Iterable[tuple[int, int]] = rendering.generated
+    if not targets:
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        asked = _asked(tokenizer, rendering, given) if answers else ""
+
+        def up_to(index: int) -> str:
+            with suppress(XtokError):
+                part = messages[: index + 1]
+                return _render(tokenizer, part, given, add_generation_prompt=False).text
+            return ""
+
+        targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
+    ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
+    for start, end in targets:
+        first, stop = places.span(start, end).tokens
+        if not rendering.generated and stop < len(mask) and not control[stop - 1]:
+            stop += encoding.ids[stop] in ends  # as GLM 4.5 ends a turn with the next one's token
+        mask[first:stop] = True
+    for run in rendering.runs:  # a template may write one message within another
+        if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
+            mask[slice(*places.span(run.start, run.end).tokens)] = False
+    notes = []
+    if rendering.is_dated:
+        notes.append(_note_on_date(tokenizer, messages, given))
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    written = rendering.text.encode()
+    if any(_end_of_turn(control, encoding.bounds, written, *edge) is None for edge in edges):
+        notes.append(NO_END_OF_TURN)
+    return Conversation(
+        text=rendering.text,
+        ids=encoding.ids,
+        bounds=encoding.bounds,
+        assistant_mask=mask,
+        message_spans=tuple(places.of_message(i, m) for i, m in enumerate(messages)),
+        runs=rendering.runs,
+        notes=tuple(notes),
+    )
+
+
+def _end_of_turn(
+    control: NDArray[np.bool_], bounds: NDArray[np.int64], text: bytes, start: int, stop: int
+) -> int | None:
+    """Return the control token that tokens `start` to `stop` end with, but for white space."""
+    for i in reversed(range(start, stop)):
+        if control[i]:
+            return i
+        if text[bounds[i] : bounds[i + 1]].strip():
+            break
+    return None
+
+
+def _note_on_date(
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
+) -> str:
+    """Return the note on a template that writes today's date, with the variable that sets it."""
+    template = find_template(tokenizer, given["template"], tools=bool(given["tools"]))
+    for name in names_beside_date(template) if isinstance(template, str) else ():
+        variables = {**(given["variables"] or {}), name: "1 January 2026"}
+        with suppress(XtokError):
+            if not _render(tokenizer, messages, given, variables=variables).is_dated:
+                return (
+                    f"{_DATED}: set its variable {name} for the same ids on each day, in a file by "
+                    "each conversation's chat_template_kwargs"
+                )
+    return f"{_DATED}, and no variable sets another"
+
+
+def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any]) -> str:
+    """Return what asks for an answer: its header."""
+    if given["add_generation_prompt"]:
+        return rendering.generation_prompt
+    # A template that wants more than a user's message leaves the header unknown.
+    with suppress(XtokError):
+        chosen = {**given, "tools": None, "add_generation_prompt": True}
+        return _render(tokenizer, _PROBE, chosen).generation_prompt
+    return ""
+
+
+def _require_written(
+    parts: Iterable[tuple[int, str]],
+    chat: Conversation,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    given: Mapping[str, Any],
+) -> None:
+    """Raise an error if the template drops a part of a message."""
+    written = {(run.message, run.path[0]) for run in chat.runs}
+    for index, part in parts:
+        message, altered = messages[index], _altered(messages[index].get(part))
+        if (index, part) in written or altered == message.get(part):
+            continue
+        # Its origin may be lost: does the text depend on it?
+        again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
+        try:
+            depends = _render(tokenizer, again, given).text != chat.text
+        except XtokError:
+            continue
+        if not depends:
+            raise XtokError(
+                f"message {index}, the {message['role']}'s: the template drops its {part}",
+                hint="give a template that writes it, with {option}, or leave it out",
+                parameter="template",
+            )
+
+
+def _altered(value: Any) -> Any:
+    """Return a part of a message with other text in it."""
+    if isinstance(value, str):
+        return f"{value}x" if value.strip() else value
+    if isinstance(value, Mapping):
+        return {k: v if k in ("type", "id") else _altered(v) for k, v in value.items()}
+    return [_altered(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def tool_suffix(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> NDArray[np.int32]:
+    """Return the ids that messages of tools add after what a model wrote.
+
+    They begin right after the token that ends the model's turn, so with the line break that many
+    templates write there; where that token is the next turn's first (GLM 4.5), with it. They end
+    with what asks for the next answer. `[*prompt, *written, *tool_suffix(tokenizer, messages)]` is
+    then the next prompt: nothing is tokenized twice.
+
+    Args:
+        tokenizer: any one.
+        messages: the tools' messages, or a conversation that ends with them. Alone, they follow a
+            call of the first one's tool, by its `name`.
+        tools: JSON schemas of the tools.
+        template: as in `render`.
+        variables: what else the template reads.
+
+    Returns:
+        int32 `[T]`.
+
+    Raises:
+        XtokError: as `render` does; also if what the model wrote ends within a token, or goes on
+            after what the tools say.
+        ValueError: if there are no messages.
+    """
+    check_messages(messages)
+    if not messages:
+        raise ValueError("messages is empty")
+    if all(message["role"] != "assistant" for message in messages):
+        messages = [*_calling(messages[0]), *messages]
+    given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
+    given["add_generation_prompt"] = True
+    chat = _encoded(tokenizer, messages, given)
+    last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    said = ((i, "content") for i in range(last + 1, len(messages)))
+    _require_written(said, chat, tokenizer, messages, given)
+    turns: list[Span] = []
+    for i, span in enumerate(chat.message_spans[last:], start=last):
+        if span.whole is None:
+            raise _no_suffix(f"message {i}, the {span.role}'s, is not in the text")
+        turns.append(span.whole)
+    own, *others = (turn.tokens for turn in turns)
+    stop = min([own[1], *(other[0] for other in others)])
+    written = own[0] + np.flatnonzero(chat.assistant_mask[slice(*own)])
+    if (written >= stop).any():
+        raise _no_suffix(f"message {last}, the assistant's, goes on after what the tools say")
+    if len(written):
+        control = np.isin(chat.ids, list(tokenizer.table.control_names))
+        # Some training templates count the line break behind the end of a turn to the turn.
+        end = _end_of_turn(control, chat.bounds, chat.text.encode(), own[0], written[-1] + 1)
+        if end is not None:
+            return chat.ids[end + 1 :]
+    # No control token ends the turn, so all of it was there when the tools were called.
+    if chat.bounds[own[1]] == turns[0].bytes[1] and stop == own[1]:
+        return chat.ids[stop:]
+    raise _no_suffix(f"message {last}, the assistant's, does not end with a token")
+
+
+def _no_suffix(problem: str) -> XtokError:
+    return XtokError(
+        problem,
+        hint="give a template that knows tools and ends turns with control tokens, with {option}",
+        parameter="template",
+    )
+
+
+def is_prefix_preserving(
+    tokenizer: Tokenizer,
+    *,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> bool:
+    """Tell whether the ids up to a tool call stay the same when the tool's message follows.
+
+    A loop that appends tools' messages needs no more. TRL's `is_chat_template_prefix_preserving`
+    asks the same.
+
+    Raises:
+        XtokError: as `render` does, as of templates that take no messages of tools.
+    """
+    given: dict[str, Any] = {"template": template, "variables": variables}
+    tool = {"role": "tool", "name": "dummy", "content": "dummy"}
+    call = _calling(tool)
+    try:
+        before = _render(tokenizer, call, given).text
+    except XtokError:  # DeepSeek's own templates take no objects
+        call = _calling(tool, arguments="{}")
+        before = _render(tokenizer, call, given).text
+    after = _render(tokenizer, [*call, tool], given, add_generation_prompt=True).text
+    first, full = (tokenizer.encode(text).ids for text in (before, after))
+    return np.array_equal(full[: len(first)], first)
+
+
+def _calling(message: Message, arguments: str | None = None) -> list[dict[str, Any]]:
+    """Return a conversation that calls the tool of a message."""
+    function = {"name": message.get("name", "tool"), "arguments": arguments or {}}
+    call_id = message.get("tool_call_id", "000000000")  # Mistral's templates want nine characters
+    call = {"type": "function", "id": call_id, "function": function}
+    return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+def _render(
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any], **changes: Any
+) -> Rendering:
+    """Render a conversation without encoding it, with the arguments of `render`, maybe changed."""
+    check_messages(messages)
+    options = {**given, **changes}
+    chosen = find_template(tokenizer, options.pop("template"), tools=bool(options.get("tools")))
+    names: dict[str, Any] = dict(tokenizer.special_token_names)
+    source = "the chat template"
+    if isinstance(chosen, PromptFormat):
+        chosen.check(messages, tokenizer)
+        names |= chosen.variables(tokenizer.table)
+        source = f"the format {chosen.name}"
+        chosen = chosen.template
+    names |= options.pop("variables") or {}
+    source = f"{source} of {tokenizer.vocabulary.model_id}"
+    return render_template(chosen, messages, variables=names, source=source, **options)
+
+
+def find_template(
+    tokenizer: Tokenizer, template: str | Path | None = None, *, tools: bool = False
+) -> str | PromptFormat:
+    """Return the Jinja or the format that `template` names, else the tokenizer's own template.
+
+    Raises:
+        XtokError: if the tokenizer has none, or the file cannot be read.
+    """
+    own = tokenizer.chat_templates
+    if template in (None, "default"):
+        for name in ("tool_use", "default") if tools else ("default",):
+            if name in own:
+                return own[name]
+        problem = f"{tokenizer.vocabulary.model_id} has no chat template"
+    elif template in FORMATS:
+        return FORMATS[str(template)]
+    elif isinstance(template, str) and "{" in template:
+        return template
+    else:
+        try:
+            return Path(template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            problem = f"the chat template {template} cannot be read: {reason}"
+    raise XtokError(
+        problem,
+        hint=f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}",
+        parameter="template",
+    )
