@@ -52,7 +52,7 @@ class Marginals:
         """Return the probability of one token."""
         *parts, (weight, _) = self.model.levels(context[-ORDER + 1 :])
         p = weight * self._single.get(token_id, 0.0)
-        return p + sum((w * float(q[ids == token_id].sum()) for w, (ids, q) in parts), 0.0)
+        return float(p + sum(w * shares[ids == token_id].sum() for w, (ids, shares) in parts))
 
     def of_bytes(self, context: Sequence[int], text: bytes) -> float:
         """Return the probability that what follows begins with a text."""

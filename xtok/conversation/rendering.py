@@ -1,4 +1,4 @@
-"""Conversations as ids, rendered and encoded once, with what the assistant wrote and where."""
+"""Conversations rendered and encoded once, with what the assistant wrote and where."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.conversation._places import MessageSpan as MessageSpan
-from xtok.conversation._places import Places
-from xtok.conversation._places import Span as Span
+from xtok.conversation._places import MessageSpan, Places, Span
 from xtok.conversation._tracking import Run
-from xtok.conversation.batching import collate as collate
-from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.templates import (
     Message,
@@ -94,22 +90,32 @@ def render(
     """
     given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
     given["add_generation_prompt"] = add_generation_prompt
-    chat = _encoded(tokenizer, messages, given)
+    chat = encoded(tokenizer, messages, given)
     # Of a message with calls, templates may drop the content: what was thought before them.
     parts = ["tool_calls" if message.get("tool_calls") else "content" for message in messages]
     _require_written(enumerate(parts), chat, tokenizer, messages, given)
     return chat
 
 
-def _encoded(
-    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
+def encoded(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    given: Mapping[str, Any],
+    tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
 ) -> Conversation:
-    """Render as `render` does, whatever the template drops."""
-    rendering = _render(tokenizer, messages, given)
-    encoding = tokenizer.encode(rendering.text)
-    control = np.isin(encoding.ids, list(tokenizer.table.control_names))
-    places = Places(rendering, encoding.bounds)
-    mask = np.zeros(len(encoding.ids), np.bool_)
+    """Render as `render` does, whatever the template drops.
+
+    Args:
+        tokenizer: any one.
+        messages: dicts with `role` and `content`.
+        given: the other arguments of `render`.
+        tokens: ids of the text and their bounds, if not those of the tokenizer's library.
+    """
+    rendering = rendered(tokenizer, messages, given)
+    ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
+    control = np.isin(ids, list(tokenizer.table.control_names))
+    places = Places(rendering, bounds)
+    mask = np.zeros(len(ids), np.bool_)
     targets: Iterable[tuple[int, int]] = rendering.generated
     if not targets:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -118,7 +124,7 @@ def _encoded(
         def up_to(index: int) -> str:
             with suppress(XtokError):
                 part = messages[: index + 1]
-                return _render(tokenizer, part, given, add_generation_prompt=False).text
+                return rendered(tokenizer, part, given, add_generation_prompt=False).text
             return ""
 
         targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
@@ -126,7 +132,7 @@ def _encoded(
     for start, end in targets:
         first, stop = places.span(start, end).tokens
         if not rendering.generated and stop < len(mask) and not control[stop - 1]:
-            stop += encoding.ids[stop] in ends  # as GLM 4.5 ends a turn with the next one's token
+            stop += ids[stop] in ends  # as GLM 4.5 ends a turn with the next one's token
         mask[first:stop] = True
     for run in rendering.runs:  # a template may write one message within another
         if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
@@ -136,12 +142,12 @@ def _encoded(
         notes.append(_note_on_date(tokenizer, messages, given))
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
     written = rendering.text.encode()
-    if any(_end_of_turn(control, encoding.bounds, written, *edge) is None for edge in edges):
+    if any(_end_of_turn(control, bounds, written, *edge) is None for edge in edges):
         notes.append(NO_END_OF_TURN)
     return Conversation(
         text=rendering.text,
-        ids=encoding.ids,
-        bounds=encoding.bounds,
+        ids=ids,
+        bounds=bounds,
         assistant_mask=mask,
         message_spans=tuple(places.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
@@ -169,7 +175,7 @@ def _note_on_date(
     for name in names_beside_date(template) if isinstance(template, str) else ():
         variables = {**(given["variables"] or {}), name: "1 January 2026"}
         with suppress(XtokError):
-            if not _render(tokenizer, messages, given, variables=variables).is_dated:
+            if not rendered(tokenizer, messages, given, variables=variables).is_dated:
                 return (
                     f"{_DATED}: set its variable {name} for the same ids on each day, in a file by "
                     "each conversation's chat_template_kwargs"
@@ -184,7 +190,7 @@ def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any])
     # A template that wants more than a user's message leaves the header unknown.
     with suppress(XtokError):
         chosen = {**given, "tools": None, "add_generation_prompt": True}
-        return _render(tokenizer, _PROBE, chosen).generation_prompt
+        return rendered(tokenizer, _PROBE, chosen).generation_prompt
     return ""
 
 
@@ -204,7 +210,7 @@ def _require_written(
         # Its origin may be lost: does the text depend on it?
         again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
         try:
-            depends = _render(tokenizer, again, given).text != chat.text
+            depends = rendered(tokenizer, again, given).text != chat.text
         except XtokError:
             continue
         if not depends:
@@ -262,7 +268,7 @@ def tool_suffix(
         messages = [*_calling(messages[0]), *messages]
     given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
     given["add_generation_prompt"] = True
-    chat = _encoded(tokenizer, messages, given)
+    chat = encoded(tokenizer, messages, given)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     said = ((i, "content") for i in range(last + 1, len(messages)))
     _require_written(said, chat, tokenizer, messages, given)
@@ -314,11 +320,11 @@ def is_prefix_preserving(
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
-        before = _render(tokenizer, call, given).text
+        before = rendered(tokenizer, call, given).text
     except XtokError:  # DeepSeek's own templates take no objects
         call = _calling(tool, arguments="{}")
-        before = _render(tokenizer, call, given).text
-    after = _render(tokenizer, [*call, tool], given, add_generation_prompt=True).text
+        before = rendered(tokenizer, call, given).text
+    after = rendered(tokenizer, [*call, tool], given, add_generation_prompt=True).text
     first, full = (tokenizer.encode(text).ids for text in (before, after))
     return np.array_equal(full[: len(first)], first)
 
@@ -331,7 +337,7 @@ def _calling(message: Message, arguments: str | None = None) -> list[dict[str, A
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
 
-def _render(
+def rendered(
     tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any], **changes: Any
 ) -> Rendering:
     """Render a conversation without encoding it, with the arguments of `render`, maybe changed."""

@@ -1,0 +1,284 @@
+"""Ids read back as conversations, with the chat templates of real models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chat_families
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xtok.conversation import ReadBack, read_back, render
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "conversations.md"
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASK = {"role": "user", "content": "How high, 3 < 4?"}
+ANSWER = {"role": "assistant", "content": "201 steps 🌊."}
+MORE = {"role": "user", "content": "again\n\nplease"}
+LAST = {"role": "assistant", "content": "201, as I said"}
+THOUGHT = {"role": "assistant", "content": "It is 4", "reasoning_content": "two and\n\ntwo"}
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "123456789",
+            "type": "function",
+            "function": {"name": "add", "arguments": {"a": 2, "b": "zwei"}},
+        }
+    ],
+}
+TOLD = {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "number", "description": "x"}, "b": {"type": "string"}},
+    "required": ["a"],
+}
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add <two>", "parameters": PARAMETERS},
+}
+
+CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "a prompt": ([ASK], {"add_generation_prompt": True}),
+    "one turn": ([ASK, ANSWER], {}),
+    "several turns": ([ASK, ANSWER, MORE, LAST], {}),
+    "the last answer cut off": ([ASK, ANSWER, MORE, LAST], {}),
+    "a system message": ([SYSTEM, ASK, ANSWER], {}),
+    "thinking": ([ASK, THOUGHT], {}),
+    "tools": ([ASK, ANSWER], {"tools": [ADD]}),
+    "calls and what tools say": ([ASK, CALL, TOLD, ANSWER], {"tools": [ADD]}),
+    "the same, asking for an answer": (
+        [ASK, CALL, TOLD], {"tools": [ADD], "add_generation_prompt": True},
+    ),
+}  # fmt: skip
+READ, SAME_IDS, NONE, NOT_WRITTEN = "read", "part of the user's message", "None", "not written"
+
+
+def plain(messages: Any) -> list[dict[str, Any]]:
+    """Messages without what no template writes, and contents of one part as text."""
+    found = []
+    for message in messages:
+        content = message["content"]
+        of = {"role": message["role"], "content": content}
+        if not isinstance(content, str):
+            of["content"] = content[0]["text"]
+        if "tool_calls" in message:
+            of["calls"] = [call["function"] for call in message["tool_calls"]]
+        if "reasoning_content" in message:
+            of["thinking"] = message["reasoning_content"]
+        found.append(of)
+    return found
+
+
+def outcome(tokenizer: Tokenizer, case: str) -> str:
+    """What becomes of the ids of a case."""
+    messages, options = CASES[case]
+    try:
+        chat = render(tokenizer, messages, **options)
+    except XtokError:
+        parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        try:
+            chat = render(tokenizer, parts, **options)
+        except XtokError:
+            return NOT_WRITTEN
+    if case == "thinking" and "two and" not in chat.text:
+        return NOT_WRITTEN
+    if "tools" in options and "add" not in chat.text:
+        return NOT_WRITTEN
+    ids, expected = chat.ids, plain(messages)
+    if "cut off" in case:
+        content = chat.message_spans[-1].content
+        assert content is not None
+        ids = ids[: content.tokens[1] - 2]
+        data = chat.text.encode()[content.bytes[0] : chat.bounds[len(ids)]]
+        expected[-1]["content"] = data.decode()
+    found = read_back(tokenizer, ids.tolist())
+    if found is None:
+        return NONE
+    proved(tokenizer, ids, found)
+    if plain(found.messages) == expected:
+        assert found.tools == (options.get("tools") if "Add <two>" in chat.text else None)
+        assert found.add_generation_prompt == ("add_generation_prompt" in options)
+        return READ
+    joined = f"{SYSTEM['content']}\n\n{ASK['content']}"
+    assert plain(found.messages) == [{**ASK, "content": joined}, ANSWER]
+    return SAME_IDS
+
+
+def proved(tokenizer: Tokenizer, ids: Any, found: ReadBack) -> None:
+    """The conversation renders as the ids, or as ids that go on from there."""
+    again = render(
+        tokenizer, found.messages, tools=found.tools, variables=found.variables,
+        add_generation_prompt=found.add_generation_prompt,
+    )  # fmt: skip
+    assert again.ids[: len(ids)].tolist() == ids.tolist() == found.conversation.ids.tolist()
+    assert found.conversation.bounds.tolist() == again.bounds[: len(ids) + 1].tolist()
+    mask = again.assistant_mask[: len(ids)].tolist()
+    assert found.conversation.assistant_mask.tolist() == mask
+
+
+@pytest.fixture(scope="module")
+def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
+    """A small tokenizer with one of the templates that TRL has, and its control tokens."""
+    trl = pytest.importorskip("trl")
+    from transformers import AutoTokenizer
+
+    def make(name: str) -> Tokenizer:
+        folder = tmp_path_factory.mktemp(name)
+        load: Any = AutoTokenizer.from_pretrained
+        with pytest.MonkeyPatch.context() as patch:
+            templates = Path(trl.__file__).parent / "chat_templates"
+            patch.setattr(chat_families, "TEMPLATES", templates)
+            chat_families.write(name, load(str(small / "small-byte-level")), folder)
+        return load_tokenizer(folder)
+
+    return make
+
+
+def of_trl() -> list[str]:
+    """The names of TRL's templates."""
+    from importlib.util import find_spec
+
+    spec = find_spec("trl")
+    folder = Path(spec.origin or "").parent / "chat_templates" if spec else Path()
+    return sorted(path.stem for path in folder.glob("*.jinja"))
+
+
+ALL = dict.fromkeys(CASES, READ)
+NO_TOOLS = dict.fromkeys(list(CASES)[-3:], NOT_WRITTEN)
+NO_CALLS = dict.fromkeys(list(CASES)[-2:], NONE)
+OWN_TOOLS = dict.fromkeys(list(CASES)[-3:], NONE)
+NO_THINKING = {"thinking": NOT_WRITTEN}
+OUTCOMES: dict[str, dict[str, str]] = {
+    **dict.fromkeys(of_trl(), ALL | NO_THINKING | NO_TOOLS),
+    "deepseekv3_training": ALL | NO_THINKING | {"tools": NOT_WRITTEN},
+    **dict.fromkeys(["gemma", "gemma_training"], ALL | NO_THINKING | NO_TOOLS
+                    | {"a system message": NOT_WRITTEN}),
+    **dict.fromkeys(["gemma3", "gemma3_training"], ALL | NO_THINKING | NO_TOOLS
+                    | {"a system message": SAME_IDS}),
+    # What it writes between roles is text, as users may write it.
+    **dict.fromkeys(["llava_next", "llava_next_training"],
+                    dict.fromkeys(CASES, NONE) | NO_THINKING | NO_TOOLS),
+    **dict.fromkeys(["lfm2", "lfm2_training"],
+                    ALL | NO_THINKING | NO_TOOLS | {"tools": READ}),
+    **dict.fromkeys(["lfm2_v2", "lfm2_v2_training"], ALL | NO_THINKING | NO_CALLS),
+    **dict.fromkeys(["lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"], ALL | NO_CALLS),
+    # Tools in a form of their own: TypeScript, XML.
+    **dict.fromkeys(["gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4"],
+                    ALL | NO_THINKING | OWN_TOOLS),
+    **dict.fromkeys(["diffusion_gemma", "diffusion_gemma_training", "gemma4_v5", "gptoss",
+                     "gptoss_training", "muse_glimmer", "muse_glimmer_training",
+                     *(name for name in of_trl() if name.startswith("nemotron"))],
+                    ALL | OWN_TOOLS),
+    **dict.fromkeys(["llama3_1", "llama3_2", "qwen2_5", "qwen2_5_training", "qwen3_instruct_2507",
+                     "qwen3_instruct_2507_training", "qwen3_vl", "qwen3_vl_training"],
+                    ALL | NO_THINKING),
+    **dict.fromkeys(["glm4moe", "glm4moe_training", "qwen3", "qwen3_training",
+                     *(name for name in of_trl() if name.startswith(("qwen3_5", "qwen3_6",
+                                                                     "qwen3_8")))], ALL),
+}  # fmt: skip
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", of_trl())
+def test_conversations_of_real_templates(name: str, family: Callable[[str], Tokenizer]) -> None:
+    tokenizer = family(name)
+    assert {case: outcome(tokenizer, case) for case in CASES} == OUTCOMES[name]
+
+
+def test_the_guide_counts_them() -> None:
+    pytest.importorskip("trl")
+    counts = {case: Counter(of[case] for of in OUTCOMES.values()) for case in CASES}
+    guide = GUIDE.read_text(encoding="utf-8")
+    for case, count in counts.items():
+        written = len(OUTCOMES) - count[NOT_WRITTEN]
+        assert f"| {case} | {written} | {count[READ]} |" in guide
+
+
+@pytest.fixture(scope="module")
+def qwen(family: Callable[[str], Tokenizer]) -> Tokenizer:
+    return family("qwen3")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_is_said_is_read_back_or_none(qwen: Tokenizer, data: st.DataObject) -> None:
+    """Cut off anywhere, in other tokens of the same bytes, with what looks like the template's."""
+    words = st.text("ab \n<>東", max_size=8) | st.sampled_from(
+        ["<|im_end|>", "</think>", "<think>\n", "<tool_response>\nx\n</tool_response>", "user\n"]
+    )
+    said = st.lists(words, min_size=1, max_size=3).map("".join)
+    roles = data.draw(st.integers(1, 4))
+    messages = [{"role": ("user", "assistant")[n % 2], "content": data.draw(said)}
+                for n in range(roles)]  # fmt: skip
+    ids = render(qwen, messages, add_generation_prompt=bool(roles % 2)).ids
+    cut = ids[: data.draw(st.integers(1, len(ids)))]
+    found = read_back(qwen, cut.tolist())
+    if found is not None:
+        proved(qwen, cut, found)
+    single = [i for token in cut.tolist() for i in spelled(qwen, token)]
+    other = read_back(qwen, single)
+    assert (other is None) == (found is None)
+    if found is not None and other is not None:
+        assert other.messages == found.messages
+        assert other.conversation.ids.tolist() == single
+        assert other.conversation.bounds[-1] == found.conversation.bounds[-1]
+
+
+def spelled(tokenizer: Tokenizer, token: int) -> list[int]:
+    """A token as tokens of one byte each."""
+    known = tokenizer.table.canonical_ids()
+    data = tokenizer.table[token]
+    return [known[data[i : i + 1]] for i in range(len(data))] or [token]
+
+
+def test_masks_and_runs_hold_for_other_tokens_of_the_same_bytes(qwen: Tokenizer) -> None:
+    ids = render(qwen, [ASK, ANSWER]).ids.tolist()
+    single = [i for token in ids for i in spelled(qwen, token)]
+    found = read_back(qwen, single)
+    assert found is not None
+    chat = found.conversation
+    data = chat.text.encode()
+    written = [data[chat.bounds[i] : chat.bounds[i + 1]]
+               for i in np.flatnonzero(chat.assistant_mask)]  # fmt: skip
+    assert b"".join(written).decode() == "<think>\n\n</think>\n\n201 steps 🌊.<|im_end|>"
+
+
+def test_what_is_no_conversation_is_none(qwen: Tokenizer, byte_level: Tokenizer) -> None:
+    for text in ("no template", "<|im_start|>", "<|im_start|>user\nx<|im_end|><|im_end|>",
+                 "<|im_start|>nobody\nx<|im_end|>\n"):  # fmt: skip
+        assert read_back(qwen, qwen.encode(text).ids.tolist()) is None
+    assert read_back(qwen, []) is None
+    with pytest.raises(XtokError, match="has no chat template"):
+        read_back(byte_level, [1])
+
+
+def test_without_thinking_is_found_without_being_told(qwen: Tokenizer) -> None:
+    off = {"enable_thinking": False}
+    ids = render(qwen, [ASK], add_generation_prompt=True, variables=off).ids.tolist()
+    found = read_back(qwen, ids)
+    assert found is not None
+    assert (found.variables, found.add_generation_prompt) == (off, True)
+    assert found.messages == [ASK]
+
+
+def test_arguments_of_one_form_for_text_and_numbers_need_the_tools(
+    family: Callable[[str], Tokenizer],
+) -> None:
+    """`2` may be a number or text; without the tool nobody knows."""
+    tokenizer = family("qwen3_6")
+    chat = [ASK, CALL, TOLD, ANSWER]
+    assert read_back(tokenizer, render(tokenizer, chat).ids.tolist()) is None
+    texts = {"name": "add", "arguments": {"a": "two", "b": "zwei"}}
+    call = {**CALL, "tool_calls": [{"type": "function", "function": texts}]}
+    found = read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist())
+    assert found is not None
+    assert plain(found.messages) == plain([ASK, call, TOLD, ANSWER])
