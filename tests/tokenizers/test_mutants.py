@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_a_vocabulary_far_wider_than_its_tokens_is_refused_unless_given(
     assert load_tokenizer(folder, vocab_size=2_000_001).vocabulary.vocab_size == 2_000_001
 
 
+@pytest.mark.skipif(
+    version("tokenizers").startswith("0.22."), reason="tokenizers 0.22 takes memory for each id"
+)
 def test_a_token_id_beyond_all_limits(small: Path, tmp_path: Path) -> None:
     document = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())
     model = document["model"]
