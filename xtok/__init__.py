@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from xtok.stages.multitoken import multitoken as multitoken
     from xtok.stages.sort_cut import sort_cut as sort_cut
     from xtok.tokenizers import Tokenizer as Tokenizer
-    from xtok.tokenizers import from_transformers as from_transformers
     from xtok.tokenizers import load_tokenizer as load_tokenizer
     from xtok.tokenizers import pair as pair
     from xtok.training.collator import DistillationCollator as DistillationCollator
