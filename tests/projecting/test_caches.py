@@ -568,6 +568,31 @@ def test_conversations_are_rendered_on_both_sides(
         project(chats, digits, byte_level, tmp_path, back_map=back_map, **templates)
 
 
+def test_ids_alone_are_read_back_as_conversations(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    """As if their messages were told; where they break off, so does the student's text."""
+    templates = {"teacher_template": "chatml", "student_template": "{% for m in messages %}"
+                 "<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"}  # fmt: skip
+    theirs = xtok.render(byte_level, CHAT, template="chatml")
+    row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
+    cut = {name: row[name][:-6] for name in teachers._NAMES}
+    other = {name: row[name][1:] for name in teachers._NAMES}  # without its first control token
+    unknown = [{"id": "a", "messages": None, **one} for one in (row, cut, other)]
+    rows = [{"id": "a", "messages": CHAT, **row}, *unknown]
+    told, alone, short, spelled = project(
+        rows, digits, byte_level, tmp_path, back_map=back_map, **templates
+    )
+    assert {**alone, "messages": told["messages"]} == told
+    size = len(short["input_ids"])
+    assert 10 < size < len(told["input_ids"])
+    kept = digits.table.tokens()
+    text = b"".join(kept[i] for i in told["input_ids"])
+    assert text.startswith(b"".join(kept[i] for i in short["input_ids"]))
+    assert short["loss_mask"][-1]
+    assert b"<user>" not in b"".join(kept[i] for i in spelled["input_ids"])
+
+
 def test_a_teacher_without_its_bos_is_noted(
     byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from xtok.alignment.chats import shared_span, written_alike
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import NO_END_OF_TURN, Conversation, render
+from xtok.conversation import NO_END_OF_TURN, Conversation, read_back, render
 from xtok.conversation.files import ChatRecord, chat_record, without_none
 from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
@@ -99,7 +100,8 @@ class RowProjector:
     """Turns a teacher's stored rows into a student's.
 
     A row's `messages` are rendered by the student's own template, its `text` is encoded by the
-    student's own library; a row without either is the bytes of its ids.
+    student's own library. Of a row without either, the ids are read back as a conversation, if both
+    have a template; else they are bytes.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -165,7 +167,9 @@ class RowProjector:
             if chats[i] is None and text is not None
         }
         by_text = {i: found for i, found in spans.items() if found is not None}
-        by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
+        rest = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
+        read = {i: found for i in rest if (found := self._read_back(ids[i])) is not None}
+        by_ids = [i for i in rest if i not in read]
         encoded = self.student.encode_batch([texts[i] for i in by_text])
         retold = self._retold([ids[i].tolist() for i in by_ids])
         told = {
@@ -175,6 +179,7 @@ class RowProjector:
         for i, own in zip(by_ids, retold, strict=True):
             whole = (slice(0, len(own)), slice(0, len(ids[i])))
             told[i] = _Told(np.array(own, np.int32), [whole], None)
+        told |= read
         for i, chat in enumerate(chats):
             yield told[i] if chat is None else self._of_chat(ids[i], chat)
 
@@ -253,6 +258,31 @@ class RowProjector:
             bounds=theirs.bounds[: len(ids) + 1],
             assistant_mask=theirs.assistant_mask[: len(ids)],
         )
+        return self._of_both(ours, theirs)
+
+    def _read_back(self, ids: NDArray[np.int32]) -> _Told | None:
+        """Render the conversation that ids are of by the student's template, if both have one."""
+        if not self._control[ids].any():
+            return None
+        with suppress(XtokError):  # no template, or one that does not take it
+            found = read_back(self.teacher, ids.tolist(), template=self._templates[1])
+            if found is not None:
+                ours = render(
+                    self.student,
+                    found.messages,
+                    tools=found.tools,
+                    variables=found.variables,
+                    add_generation_prompt=found.add_generation_prompt,
+                    template=self._templates[0],
+                )
+                told = self._of_both(ours, found.conversation)
+                is_cut = found.conversation.bounds[-1] < len(found.conversation.text.encode())
+                end = told.spans[-1][0].stop if is_cut and told.spans else len(told.ids)
+                return _Told(told.ids[:end], told.spans, ours.assistant_mask[:end])
+        return None
+
+    def _of_both(self, ours: Conversation, theirs: Conversation) -> _Told:
+        """Align what the roles wrote, and the ends of turns."""
         spans = [self._with_end(ours, theirs, *spans) for spans in written_alike(ours, theirs)]
         return _Told(ours.ids, spans, ours.assistant_mask)
 
