@@ -339,6 +339,14 @@ def test_lines(line: str, problem: str, byte_level: Tokenizer, tmp_path: Path) -
     assert told(path, byte_level).startswith((problem.replace("4", "1", 1), ": no Parquet, and"))
 
 
+def test_a_candidate_that_stands_twice(byte_level: Tokenizer, tmp_path: Path) -> None:
+    answer = teachers.sglang_answer(teachers.rows_of(byte_level, TEXTS[:1], K)[0])
+    top = answer["meta_info"]["input_top_logprobs"][3]
+    top.append([-20.0, top[0][1], None])
+    path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
+    assert told(path, byte_level) == f", line 1, position 3: the candidate {top[0][1]} stands twice"
+
+
 def test_other_formats(byte_level: Tokenizer, tmp_path: Path) -> None:
     path = teachers.write_lines(tmp_path / "a.jsonl", [{"prompt_logprobs": []}])
     with pytest.raises(XtokError, match=r"a\.jsonl: the file is no Parquet, so it is no neutral"):

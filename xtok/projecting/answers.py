@@ -185,11 +185,11 @@ def _sglang(answer: Mapping[str, Any], place: _Line) -> _Answer:
         owns, tops = about["input_token_logprobs"], about["input_top_logprobs"]
         tokens = [own[1] for own in owns]
         for own, top in zip(owns, tops, strict=True):
-            row = {i: logprob for logprob, i, *_ in top or ()}
-            if row and own[0] is not None:
-                row.setdefault(own[1], own[0])
-            ids += row
-            logprobs += row.values()
+            row = [(i, logprob) for logprob, i, *_ in top or ()]
+            if row and own[0] is not None and own[1] not in dict(row):
+                row.append((own[1], own[0]))
+            ids += [i for i, _ in row]
+            logprobs += [logprob for _, logprob in row]
             counts.append(len(row))
         columns = _columns_of(answer)
     except _MALFORMED as error:
