@@ -61,6 +61,14 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
     assert "it/s" not in done.stderr  # no progress bar where there is no terminal
 
 
+def test_build_of_one_vocabulary_says_that_no_map_is_needed(cli: Cli, small: Path) -> None:
+    model = small / "small-digits"
+    done = cli("build", model, model, "-o", "same.safetensors")
+    assert done.returncode == 0, done.stderr
+    note = "note: Use plain KL: both have the same vocabulary, so no map is needed.\n"
+    assert note in done.stderr
+
+
 def test_build_tells_what_a_loss_chose(cli: Cli, small: Path) -> None:
     done = cli("build", *pair(small), "--for", "p-kl", "--top-k", "3")
     chosen = "--no-scale-trick --weights prior --target both --no-exact-match"

@@ -77,6 +77,10 @@ def build(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
+    if pair.is_same:
+        from xtok.inspection.advice import SAME
+
+        report.print_note(SAME)
 
     def make() -> xtok.ProjectionMap:
         projection = xtok.build(

@@ -48,6 +48,8 @@ class Advice:
         return f"{TRAINING_TEXT}: {_WHY_OTHER_TEXT}" if has_text else ""
 
 
+SAME = "Use plain KL: both have the same vocabulary, so no map is needed."
+
 TRAINING_TEXT = "TRAINING_TEXT"
 """Stands in commands for the text to count on: never the one that was measured on."""
 
@@ -67,8 +69,7 @@ def advise(
         maps: of the pair, which need not be made again.
     """
     if pair.same:
-        sentence = "Use plain KL: both have the same vocabulary, so no map is needed. Compare the "
-        sentence += f"first {pair.num_ids:,} columns; what is wider is padding."
+        sentence = f"{SAME} Compare the first {pair.num_ids:,} columns; what is wider is padding."
         return Advice(
             loss="plain KL", map_loss=None, direction=None, sentence=sentence, commands=()
         )

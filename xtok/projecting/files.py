@@ -51,8 +51,8 @@ _CACHES = (
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
 
-_CELLS = 1 << 22
-"""Candidates of a row group whose rows are padded to one width: some 150 MB while it is made."""
+_CELLS = 1 << 20
+"""Candidates of a row group whose rows are padded to one width: some 40 MB while it is made."""
 
 _MOST_OF_LIST = (1 << 31) - 1
 """What a list of Arrow holds at most."""

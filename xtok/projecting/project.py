@@ -32,6 +32,7 @@ from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 
 _ROWS_AT_ONCE = 1 << 16
+_CANDIDATES_AT_ONCE = 1 << 22  # 34 MB of them
 _LEAST_ROOM = 1 << 18
 _MOST_STEMS = 1 << 23
 """Beyond this many byte strings, 250 MB, they are forgotten and worked out anew."""
@@ -124,8 +125,9 @@ class Projector:
         count = np.zeros(len(place), np.int64)
         rest, own = np.full((2, len(place)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
-        for start in range(0, len(numbers), _ROWS_AT_ONCE):
-            some = numbers[start : start + _ROWS_AT_ONCE]
+        at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
+        for start in range(0, len(numbers), at_once):
+            some = numbers[start : start + at_once]
             rows = Rows(
                 place[some], inside[some], ends[some], student.ids[some],
                 np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
