@@ -36,6 +36,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "credit": ("credit:credit", "shares of a chunk's log-probability beside exact byte marginals"),
     "projecting": ("projecting:quality", "projected predictions beside what the teacher writes"),
     "projecting-speed": ("projecting:speed", "projected positions per second and core"),
+    "serving": ("serving:serving", "`xtok serve`: student tokens per second, and its memory"),
     "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),
 }  # fmt: skip
 
