@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
+from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
 
@@ -182,6 +183,8 @@ def proxied(
     notes: list[str] | None = None,
     candidates: int | None = None,
     api_key: str | None = None,
+    chat: bool = True,
+    templates: tuple[Path | str | None, Path | str | None] = (None, None),
     **teacher: Any,
 ) -> Iterator[str]:
     """Run xtok's server in front of a teacher's, in a thread; yield its address."""
@@ -192,7 +195,8 @@ def proxied(
     async def serve(opened: socket.socket) -> None:
         async with aclosing(Teacher(url, pair.tokenizers[1], **teacher)) as asked:
             await asked.begin(candidates, 0.0, note)
-            proxy = Proxy(Scorer(pair, made, 1), asked, api_key=api_key, note=note)
+            scorer = Scorer(pair, made, 1, chat=chat, templates=templates)
+            proxy = Proxy(scorer, asked, api_key=api_key, note=note)
             config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False)
             servers.append(uvicorn.Server(config))
             await servers[0].serve([opened])

@@ -418,6 +418,11 @@ class ServeConfig(Config):
         min=20,
         max=MAX_ENTRIES,
     )
+    chat: bool = option(
+        True,
+        "Read conversations back from the ids, where that is certain, and let the teacher read "
+        "them by its own chat template; else all is spelled as text.",
+    )
     at_once: int = option(64, "Sequences that the teacher's server is sent at once.", min=1)
     wait: float = option(
         WAIT, "Seconds to wait at the start for a server that does not answer yet.", min=0

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import httpx
@@ -24,6 +25,7 @@ from served_teachers import Model, proxied, running
 from starlette.applications import Starlette
 
 import xtok
+from xtok.conversation import render
 from xtok.errors import XtokError
 from xtok.projecting.back_map import BACK_MAP
 from xtok.serving import teacher as teachers
@@ -346,6 +348,89 @@ def test_another_temperature_is_noted_once(start: Start) -> None:
         "a request asks for temperature 0.7: log-probabilities of a prompt are always those of "
         "temperature 1"
     ]
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 of them."},
+    {"role": "user", "content": "And lamps?"},
+    {"role": "assistant", "content": "One, and 42 wicks — día."},
+]
+
+
+@pytest.mark.parametrize("end", [None, -1, -3, "asks"])
+def test_conversations_are_read_by_the_teachers_template(
+    pair: Pair, digits: Tokenizer, tmp_path: Path, end: int | str | None
+) -> None:
+    """Whole ones, without the end of the last turn, cut off in it, and as prompts."""
+    template = tmp_path / "teacher.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    student, teacher = pair.tokenizers
+    messages, asks = (CHAT[:3], True) if end == "asks" else (CHAT, False)
+    ours = render(student, messages, template="chatml", add_generation_prompt=asks)
+    ids = ours.ids.tolist()
+    end_of_turn = student.table.roles["turn_end"][0]
+    if isinstance(end, int):
+        ids = ids[: len(ids) - ids[::-1].index(end_of_turn)][:end]
+    theirs = render(teacher, messages, template=template, add_generation_prompt=asks).ids.tolist()
+    model = Model(digits)
+    both = ("chatml", template)
+    with running(model.app) as behind, proxied(pair, behind, templates=both) as url:
+        model.asked.clear()
+        body = {"prompt": ids, "prompt_logprobs": 5}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        metrics = httpx.get(f"{url}/metrics").text
+    rows = answer["choices"][0]["prompt_logprobs"]
+    check_rows(ids, rows, 5, len(student.table))
+    [asked] = model.asked
+    assert 'xtok_sequences_total{chat="true"} 1.0' in metrics
+    assert asked == theirs[: len(asked)]
+    if not isinstance(end, int):
+        assert asked == theirs
+    values, told = [math.nan, *own(ids, rows)], [math.nan, *model.own(asked)]
+    for n, message in enumerate(messages[: 3 if isinstance(end, int) else None]):
+        # Of what a role wrote, with the end of its turn, the sum is the teacher's.
+        words = message["content"].encode()
+        sums = [
+            sum(numbers[a:b])
+            for side, of, numbers in ((student, ids, values), (teacher, asked, told))
+            for a, b in [span_of(side, of, words)]
+        ]
+        assert sums[0] == pytest.approx(sums[1], abs=1e-4), n
+
+
+def span_of(side: Tokenizer, ids: Sequence[int], words: bytes) -> tuple[int, int]:
+    """Return the tokens of words, with the control token behind them."""
+    tokens = [side.table[i] for i in ids]
+    ends = np.cumsum([0, *map(len, tokens)])
+    start = b"".join(tokens).index(words)
+    first = int(np.searchsorted(ends, start, side="right")) - 1
+    last = int(np.searchsorted(ends, start + len(words)))
+    assert b"".join(tokens[first:last]) == words
+    return first, last + 1
+
+
+def test_what_is_no_conversation_is_spelled(pair: Pair, digits: Tokenizer, tmp_path: Path) -> None:
+    """Other ids, and all with --no-chat."""
+    template = tmp_path / "teacher.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    student, teacher = pair.tokenizers
+    whole = render(student, CHAT, template="chatml").ids.tolist()
+    for chat, ids in ((True, [*whole[3:], *whole]), (False, whole)):
+        model = Model(digits)
+        both = ("chatml", template)
+        with running(model.app) as behind, proxied(pair, behind, chat=chat, templates=both) as url:
+            model.asked.clear()
+            body = {"prompt": ids, "prompt_logprobs": 1}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        check_rows(ids, answer["choices"][0]["prompt_logprobs"], 1, len(student.table))
+        [asked] = model.asked
+        ours = b"".join(student.table[i] for i in ids)
+        assert b"".join(teacher.table[i] for i in asked) == ours
 
 
 # The teacher's server

@@ -5,7 +5,13 @@ from pathlib import Path
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import ModelArguments, Widths, map_option
+from xtok.cli.options import (
+    STUDENT_CHAT_TEMPLATE,
+    TEACHER_CHAT_TEMPLATE,
+    ModelArguments,
+    Widths,
+    map_option,
+)
 from xtok.config import MAIN, ServeConfig, option
 from xtok.report.stdout import print_result, result_stream
 
@@ -24,6 +30,8 @@ def serve(
         name="map",
         panel=MAIN,
     ),
+    student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
+    teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,
 ) -> None:
     """Answer trainers as a served teacher would if it had the student's tokenizer.
@@ -41,6 +49,8 @@ def serve(
         teacher_url,
         config,
         back_map=back_map,
+        student_template=student_chat_template,
+        teacher_template=teacher_chat_template,
         progress=report.progress_bar,
         note=report.print_note,
         begun=begun,

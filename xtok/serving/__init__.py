@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from xtok.config import ServeConfig
 from xtok.errors import XtokError, install_hint
 from xtok.maps.map_like import MapLike
-from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Note, Progress, silent, silent_note
 from xtok.projecting.back_map import BACK_MAP, admitted
 from xtok.stages.build import build
@@ -23,6 +23,8 @@ def serve(
     config: ServeConfig | None = None,
     *,
     back_map: MapLike | None = None,
+    student_template: str | Path | None = None,
+    teacher_template: str | Path | None = None,
     progress: Progress = silent,
     note: Note = silent_note,
     begun: Callable[[str], object] = lambda url: None,
@@ -39,6 +41,8 @@ def serve(
         config: the options; the defaults if None.
         back_map: a map from the teacher (rows) to the student (columns), or its path; by default
             one is built.
+        student_template: of conversations, as `conversation.render` takes it.
+        teacher_template: the same for the teacher's side.
         progress: called for each pass over a vocabulary.
         note: called with what the user should know.
         begun: called with the address, when it answers.
@@ -48,7 +52,7 @@ def serve(
             few candidates; if the address is taken; if a package is missing.
     """
     try:
-        from xtok.serving import server
+        from xtok.serving import scoring, server
     except ImportError as error:
         raise XtokError(
             f"a server needs the package {error.name}, which is not installed",
@@ -58,7 +62,12 @@ def serve(
     with server.bound(config.host, config.port) as opened:
         pair, given = admitted(pair, back_map)
 
-        def make_map() -> ProjectionMap:
-            return given or build(pair.reversed, config=BACK_MAP, progress=progress)
+        def make_scorer() -> scoring.Scorer:
+            return scoring.Scorer(
+                pair,
+                given or build(pair.reversed, config=BACK_MAP, progress=progress),
+                chat=config.chat,
+                templates=(student_template, teacher_template),
+            )
 
-        asyncio.run(server.serve(pair, teacher_url, config, opened, make_map, note, begun))
+        asyncio.run(server.serve(pair, teacher_url, config, opened, make_scorer, note, begun))

@@ -67,7 +67,8 @@ def entries(scores: Scores, top_k: int, vocab_size: int) -> Entries:
 
 def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
     """Return the log-probability of a token that is no candidate, in each row."""
-    rest = np.nan_to_num(np.exp(topk.rest_logprob.astype(np.float64)), nan=1.0)
+    p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
+    rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # nothing is known of a row without candidates
     left = np.maximum(1, vocab_size - np.diff(topk.starts))
     return np.asarray(np.log(np.maximum(rest, LEAST_REST) / left))
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
+from xtok.conversation import Conversation, read_back, render
+from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import TopK, bounds_of, chosen_rows, rows_of
@@ -25,6 +29,7 @@ class Spelled(NamedTuple):
     begins: NDArray[np.int64]  # [S + 1], where each token's part of `plain` begins
     teacher_ids: list[int]
     spans: list[tuple[slice, slice]]  # of `plain` and of the teacher's ids, that spell the same
+    is_chat: bool = False  # whether the teacher reads it by its own chat template
 
 
 class Scorer:
@@ -34,14 +39,29 @@ class Scorer:
         pair: the student and the teacher, with their tokenizers.
         back_map: from the teacher (rows) to the student (columns), as `Projector` takes it.
         num_threads: one per available core if None.
+        chat: read conversations back from ids, where both sides have a chat template.
+        templates: of the student and the teacher, as `conversation.render` takes them.
     """
 
-    def __init__(self, pair: Pair, back_map: ProjectionMap, num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        back_map: ProjectionMap,
+        num_threads: int | None = None,
+        *,
+        chat: bool = True,
+        templates: tuple[str | Path | None, str | Path | None] = (None, None),
+    ) -> None:
         self.student, self.teacher = pair.tokenizers
         self.is_same = pair.is_same
         self._projector = Projector(pair, back_map, num_threads)
         self._retokenizer = Retokenizer(pair, exact=True)
         self._roles = pair.equal_roles
+        has_templates = (
+            template or tokenizer.chat_templates
+            for template, tokenizer in zip(templates, pair.tokenizers, strict=True)
+        )
+        self._templates = templates if chat and all(has_templates) else None
         self._has_bytes = self.student.table.lengths > 0
         self._texts: dict[int, list[int]] = {}
         roles = self.teacher.table.roles
@@ -60,7 +80,69 @@ class Scorer:
         return max(1.0, sum(sizes) / max(1, len(sizes)))
 
     def spell(self, ids: Sequence[int]) -> Spelled:
-        """Spell a sequence for the teacher, byte for byte.
+        """Return a sequence as the teacher reads it.
+
+        A conversation that the ids certainly are of is rendered by the teacher's own chat template.
+        Anything else is spelled byte for byte.
+
+        Raises:
+            TokenizerError: if the teacher's vocabulary cannot spell the text.
+        """
+        if self.is_same:
+            whole = slice(0, len(ids))
+            own = np.array(ids, np.int32)
+            return Spelled(own, own, np.arange(len(ids) + 1), list(ids), [(whole, whole)])
+        return self._of_chat(ids) or self._of_text(ids)
+
+    def _of_chat(self, ids: Sequence[int]) -> Spelled | None:
+        """Return a conversation as the teacher reads it; None if the ids are not surely of one.
+
+        Nor if the teacher's template leaves out or changes what the assistant wrote. Behind the
+        last words that both have, a cut-off conversation goes no further on either side.
+        """
+        if self._templates is None:
+            return None
+        told = read_back(self.student, ids, template=self._templates[0])
+        if told is None:
+            return None
+        try:
+            theirs = render(
+                self.teacher, told.messages, tools=told.tools, variables=told.variables,
+                add_generation_prompt=told.add_generation_prompt, template=self._templates[1],
+            )  # fmt: skip
+        except XtokError:  # a template that refuses a role, or tools
+            return None
+        ours = told.conversation
+        spans = [self._with_end(ours, theirs, *both) for both in written_alike(ours, theirs)]
+        is_shared = np.zeros(len(ids), np.bool_)
+        tables = self.student.table, self.teacher.table
+        for both in spans:
+            is_shared[both[0]] = True
+            spelled = [
+                b"".join(table[i] for i in side.ids[span].tolist())
+                for table, side, span in zip(tables, (ours, theirs), both, strict=True)
+            ]
+            if spelled[0] != spelled[1]:
+                return None
+        if not spans or (ours.assistant_mask & ~is_shared).any():
+            return None
+        end = spans[-1][1].stop if spans[-1][0].stop == len(ids) else len(theirs.ids)
+        own = np.array(ids, np.int32)
+        return Spelled(
+            own, own, np.arange(len(ids) + 1), theirs.ids[:end].tolist(), spans, is_chat=True
+        )
+
+    def _with_end(
+        self, ours: Conversation, theirs: Conversation, our: slice, their: slice
+    ) -> tuple[slice, slice]:
+        """Add the control token that ends a turn on both sides."""
+        end, of_teacher = ours.ids[our.stop :][:1].tolist(), theirs.ids[their.stop :][:1].tolist()
+        if end and [self._roles.get(end[0])] == of_teacher:
+            return slice(our.start, our.stop + 1), slice(their.start, their.stop + 1)
+        return our, their
+
+    def _of_text(self, ids: Sequence[int]) -> Spelled:
+        """Spell a sequence byte for byte.
 
         A token without bytes and without a counterpart is spelled as its name, so that it has an
         honest value. The teacher's sequence begins with its bos; for a student's bos where it has
@@ -70,10 +152,6 @@ class Scorer:
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
         """
-        if self.is_same:
-            whole = slice(0, len(ids))
-            own = np.array(ids, np.int32)
-            return Spelled(own, own, np.arange(len(ids) + 1), list(ids), [(whole, whole)])
         parts = [[i] if self._is_text(i) else self._text_of(i) for i in ids]
         begin: list[int] = []
         if ids[0] in self.student.table.roles.get("bos", ()):
@@ -123,12 +201,13 @@ class Scorer:
         row_of = np.append(row_of, -1)
         own = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
         scores = []
-        for one, begin in zip(spelled, bounds.tolist(), strict=False):
+        for one, answer, begin in zip(spelled, answers, bounds.tolist(), strict=False):
             is_there = np.diff(one.begins) > 0
             rows = np.where(is_there, row_of[begin + one.begins[:-1]], -1)
             rows[0] = -1  # as servers have it
             topk = chosen_rows(projected, rows, one.ids, np.array([0, len(one.ids)]))
             values = own[begin : begin + len(one.plain)]
+            _share_gaps(values, one, answer.topk.realized_logprob)
             sums = np.bincount(rows_of(one.begins), values, len(one.ids)).astype(np.float32)
             sums[0] = np.nan
             topk = _at_most_one(topk._replace(realized_logprob=sums))
@@ -142,6 +221,19 @@ def joined(topks: Sequence[TopK]) -> TopK:
     bounds, starts = (bounds_of(np.concatenate(of_all)) for of_all in sizes)
     columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
     return TopK(columns[0], bounds, starts, *columns[3:])
+
+
+def _share_gaps(values: NDArray[np.float32], spelled: Spelled, told: NDArray[np.float32]) -> None:
+    """Share what the teacher gives to its own template among the student's tokens of its own.
+
+    So these are finite, and sums of whole sequences are the teacher's. What only the student's
+    template writes is certain.
+    """
+    ends = [(1, 0), *((ours.stop, theirs.stop) for ours, theirs in spelled.spans)]
+    begins = [(ours.start, theirs.start) for ours, theirs in spelled.spans]
+    for (a, c), (b, d) in zip(ends, [*begins, (len(values), len(told))], strict=True):
+        if a < b:
+            values[a:b] = np.nansum(told[c:d]) / (b - a)
 
 
 def _at_most_one(topk: TopK) -> TopK:

@@ -28,7 +28,6 @@ from starlette.types import Receive, Scope, Send
 
 from xtok.config import ServeConfig
 from xtok.errors import XtokError
-from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Note, silent_note
 from xtok.serving.answers import Scores
 from xtok.serving.dialects import (
@@ -69,6 +68,9 @@ class Metrics:
         )
         self.own = prometheus.Summary(
             "own_seconds", "What projecting took, for the sequences that waited.", **make
+        )
+        self.sequences = prometheus.Counter(
+            "sequences", "Sequences, by whether they were read as conversations.", ["chat"], **make
         )
         self.rest = prometheus.Summary(
             "rest", "The share of each prediction that is not known.", **make
@@ -280,6 +282,7 @@ class Proxy:
                 spelled.append(self.scorer.spell(ids))
             except XtokError as error:
                 raise BadRequest(str(error)) from error
+            self.metrics.sequences.labels(str(spelled[-1].is_chat).lower()).inc()
             count, most = len(spelled[-1].teacher_ids), self.teacher.max_model_len
             if most is not None and count >= most:
                 raise BadRequest(
@@ -433,7 +436,7 @@ async def serve(
     teacher_url: str,
     config: ServeConfig,
     opened: socket.socket,
-    make_map: Callable[[], ProjectionMap],
+    make_scorer: Callable[[], Scorer],
     note: Note,
     begun: Callable[[str], object],
 ) -> None:
@@ -450,7 +453,7 @@ async def serve(
     teacher = Teacher(teacher_url, pair.tokenizers[1], api_key=teacher_key, at_once=config.at_once)
     async with aclosing(teacher):
         await teacher.begin(config.candidates, config.wait, note)
-        proxy = Proxy(Scorer(pair, make_map()), teacher, api_key=own_key, note=note)
+        proxy = Proxy(make_scorer(), teacher, api_key=own_key, note=note)
         await proxy.warm_up()
         note(
             f"{pair.teacher.model_id} at {teacher.url} ({teacher.kind}, {teacher.candidates} "
