@@ -22,7 +22,7 @@ from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
+    pass
 
 _SHOWN = 10
 
@@ -171,9 +171,9 @@ def _explained(projection: ProjectionMap, pair: Pair, student_id: int) -> Explai
         else:
             why = _why(kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and token:
-            forward = _forward(token, pair.teacher_tokenizer, columns, decay)
+            forward = _forward(student_id, pair, columns, decay)
         if pair.student_tokenizer is not None and token and decay:
-            reverse = _reverse(student_id, pair.student_tokenizer, columns, token, decay)
+            reverse = _reverse(student_id, pair, columns, token, decay)
     return ExplainedRow(
         student_id=student_id,
         **_about(rows, student_id),
@@ -300,17 +300,17 @@ def _decay(projection: ProjectionMap) -> list[float]:
     return [FIRST_PIECE_WEIGHT * PIECE_DECAY**i for i in range(pieces)]
 
 
-def _weighted(ids: Sequence[int] | None, decay: Sequence[float]) -> list[tuple[int, float]]:
+def _weighted(ids: Sequence[int], decay: Sequence[float]) -> list[tuple[int, float]]:
     """Return a token's pieces with their weights; those behind the decay's end have 0."""
-    weights = decay[: len(ids or ())]
+    weights = decay[: len(ids)]
     total = sum(weights) or 1.0
-    return [(i, (weight or 0.0) / total) for i, weight in zip_longest(ids or (), weights)]
+    return [(i, (weight or 0.0) / total) for i, weight in zip_longest(ids, weights)]
 
 
 def _forward(
-    token: bytes, teacher: Tokenizer, columns: TokenTable, decay: Sequence[float]
+    student_id: int, pair: Pair, columns: TokenTable, decay: Sequence[float]
 ) -> tuple[SpelledPiece, ...]:
-    [ids] = teacher.segment_batch([token])
+    ids = pair.pieces(np.array([student_id])).ids.tolist()
     return tuple(
         SpelledPiece(token_id=t, token=columns.name(t), place=place, weight=weight)
         for place, (t, weight) in enumerate(_weighted(ids, decay))
@@ -318,14 +318,15 @@ def _forward(
 
 
 def _reverse(
-    student_id: int, student: Tokenizer, columns: TokenTable, token: bytes, decay: Sequence[float]
+    student_id: int, pair: Pair, columns: TokenTable, token: bytes, decay: Sequence[float]
 ) -> tuple[SpelledPiece, ...]:
     """Spell the teacher's tokens that contain the student's; return those it is a piece of."""
     holders = [t for t, whole in enumerate(columns.tokens()) if token in whole]
-    spelled = student.segment_batch([columns[t] for t in holders])
+    spelled, counts = pair.reversed.pieces(np.array(holders, np.int64))
     pieces = []
-    for t, ids in zip(holders, spelled, strict=True):
-        weights = [weight if i == student_id else 0.0 for i, weight in _weighted(ids, decay)]
+    for t, ids in zip(holders, np.split(spelled, np.cumsum(counts)[:-1]), strict=False):
+        own = _weighted(ids.tolist(), decay)
+        weights = [weight if i == student_id else 0.0 for i, weight in own]
         if any(weights):
             place = next(place for place, weight in enumerate(weights) if weight)
             weight, name = sum(weights), columns.name(t)
