@@ -118,6 +118,14 @@ def test_mistakes(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> Non
         "small-digits was given as the teacher\n"
         "hint: give the student first, then the teacher whose predictions these are\n"
     )
+    bare = pyarrow.parquet.read_table(tmp_path / "a.parquet").drop_columns(["text"])
+    pyarrow.parquet.write_table(bare, tmp_path / "a.parquet")
+    done = cli("project", "a.parquet", *models[::-1], "-o", "out.parquet")
+    error, hint = done.stderr.splitlines()
+    assert "is outside the vocabulary of small-digits" in error
+    assert hint.endswith(
+        "the teacher whose predictions these are: small-byte-level has all their ids"
+    )
     nothing = pyarrow.parquet.read_table(tmp_path / "a.parquet").slice(0, 0)
     pyarrow.parquet.write_table(nothing, tmp_path / "empty.parquet")
     done = cli("project", "empty.parquet", *models, "-o", "out.parquet")

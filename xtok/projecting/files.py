@@ -262,17 +262,29 @@ def _check_first(cache: Cache, rows: StoredRows, pair: Pair) -> None:
     student, teacher = pair.tokenizers
     if _spells(student, rows) and not _spells(teacher, rows):
         raise _swapped(cache.path, pair)
-    checked_rows(cache, rows, teacher)
+    try:
+        checked_rows(cache, rows, teacher)
+    except XtokError as error:
+        if _has_ids(teacher, rows) or not _has_ids(student, rows):
+            raise
+        hint = "give the student first, then the teacher whose predictions these are: "
+        hint += f"{pair.student.model_id} has all their ids"
+        raise XtokError(error.message, hint=hint) from error
+
+
+def _has_ids(tokenizer: Tokenizer, rows: StoredRows) -> bool:
+    width = len(tokenizer.table)
+    return all(((ids >= 0) & (ids < width)).all() for ids in (rows.topk.token_ids, rows.topk.ids))
 
 
 def _spells(tokenizer: Tokenizer, rows: StoredRows) -> bool:
-    """Whether ids may be a tokenizer's: it has them, and they spell the first row's text."""
-    ids = rows.topk.token_ids
-    if not all(((of >= 0) & (of < len(tokenizer.table))).all() for of in (ids, rows.topk.ids)):
-        return False
+    """Whether the first row's ids are a tokenizer's, and spell its text."""
     [text, *_] = rows.values("text")
-    spelled = b"".join(tokenizer.table[i] for i in ids[: rows.topk.bounds[1]].tolist())
-    return text is None or spelled.strip() == text.encode("utf-8", "replace").strip()
+    if text is None or not _has_ids(tokenizer, rows):
+        return False
+    ids = rows.topk.token_ids[: rows.topk.bounds[1]]
+    spelled = b"".join(tokenizer.table[i] for i in ids.tolist())
+    return spelled.strip() == str(text).encode("utf-8", "replace").strip()
 
 
 def _swapped(path: Path, pair: Pair) -> XtokError:
