@@ -231,19 +231,6 @@ class MultitokenConfig(Config):
     ignore_teacher_ids: tuple[int, ...] = option(
         (), "Do not use these columns.", min=0, metavar="ID,ID…", panel=MATCHING
     )
-    weights: Weights = option(
-        "decay",
-        "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
-        "from the two vocabularies.",
-        no_effect_with={"text": True},
-    )
-    target: Target = option(
-        "start",
-        "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
-        "same byte; chunk, all pairs within a chunk; or both.",
-        metavar="TARGET",
-        needs={"weights": "prior", "text": True},
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,8 +246,8 @@ class MultitokenConfig(Config):
         used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         if self.special_tokens == "fuzzy":
             used += ["fuzzy_threshold", "fuzzy_top_k"]
-        rare = ("weights", "target", "canonicalization", "token_form")
-        for name in (*rare, "ignore_student_ids", "ignore_teacher_ids"):
+        rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
+        for name in rare:
             if getattr(self, name) != getattr(MultitokenConfig, name):
                 used.append(name)
         found = {name: getattr(self, name) for name in used}
@@ -296,6 +283,19 @@ class BuildConfig(MultitokenConfig):
         max=MAX_ENTRIES,
         panel=MAIN,
     )
+    weights: Weights = option(
+        "decay",
+        "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
+        "from the two vocabularies.",
+        no_effect_with={"text": True},
+    )
+    target: Target = option(
+        "start",
+        "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
+        "same byte; chunk, all pairs within a chunk; or both.",
+        metavar="TARGET",
+        needs={"weights": "prior", "text": True},
+    )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
     alpha: float | None = option(
         None,
@@ -324,8 +324,15 @@ class BuildConfig(MultitokenConfig):
         return replace(self, weights="prior", scale_trick=False)
 
     @property
+    def counting(self) -> dict[str, Any]:
+        """What a map counted on synthetic text depends on, for its history."""
+        no_effect = ("max_pieces", "reverse_pass", *([] if self.scale_trick else ["scale_trick"]))
+        of_stage = {k: v for k, v in self.multitoken.options.items() if k not in no_effect}
+        return {"text": "synthetic", "target": self.target, **of_stage}
+
+    @property
     def multitoken(self) -> MultitokenConfig:
-        """The options of the first stage."""
+        """The options of `multitoken`, and of how counted maps match tokens."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": MultitokenConfig.top_k})
 

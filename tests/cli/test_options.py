@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.stages.counted import counted
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
@@ -72,9 +74,11 @@ def test_build_is_its_stages_byte_for_byte(
     student, teacher = (request.getfixturevalue(name) for name in (one, other))
     config = BuildConfig(**options)
     path = tmp_path / "map.safetensors"
-    multitoken(xtok.pair(student, teacher), config.multitoken).save(path)
+    pair = xtok.pair(student, teacher)
+    is_counted = config.weights == "prior"
+    first = counted(pair, config) if is_counted else multitoken(pair, config.multitoken)
+    first.save(path)
     if config.exact_match:
-        pair = xtok.pair(student, teacher)
         reapply_exact(ProjectionMap.load(path), pair).save(path)
     sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
     built = xtok.build(student, teacher, config)
@@ -85,11 +89,15 @@ def test_build_is_its_stages_byte_for_byte(
 def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
-    for options in ({}, {"weights": "prior"}, {"canonicalization": "relaxed"}):
-        config = MultitokenConfig(**options)  # type: ignore[arg-type]
+    pair = xtok.pair(student, teacher)
+    for make in (
+        partial(multitoken, pair),
+        partial(multitoken, pair, MultitokenConfig(canonicalization="relaxed")),
+        partial(counted, pair, BuildConfig(weights="prior")),
+    ):
         only = np.ones(len(student.table), np.bool_)
         only[[97, 257]] = False
-        projection = multitoken(xtok.pair(student, teacher), config, only=only)
+        projection = make(only=only)
         projection.check()
         assert np.flatnonzero(projection.row_kind == RowKind.EMPTY).tolist() == [97, 257]
 
@@ -106,13 +114,14 @@ def test_tokens_that_cannot_be_spelled_are_failures(
 
     monkeypatch.setattr(sentencepiece, "segment_batch", all_but_two)
     student = byte_ranks(tmp_path / "student.tiktoken", "qzx", "qzy")
-    config = MultitokenConfig(weights=weights, reverse_pass=False)
+    pair = xtok.pair(student, sentencepiece)
     for ignored, failures in (
         ((), ("small.model cannot spell 2 tokens: 256 'qzx', 257 'qzy'",)),
         ((256, 257), ()),
     ):
-        given = replace(config, ignore_student_ids=ignored)
-        [report] = multitoken(xtok.pair(student, sentencepiece), given).reports
+        config = BuildConfig(weights=weights, reverse_pass=False, ignore_student_ids=ignored)
+        made = counted(pair, config) if weights == "prior" else multitoken(pair, config.multitoken)
+        [report] = made.reports
         assert report.failures == failures
 
 
@@ -132,7 +141,7 @@ def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken")
     for report in (
         xtok.build(student, student, BuildConfig.for_loss("p-kl")).reports[0],
-        multitoken(xtok.pair(student, student), MultitokenConfig(weights="prior")).reports[0],
+        counted(xtok.pair(student, student), BuildConfig(weights="prior")).reports[0],
     ):
         assert report.counts["rows counted"] == 256
         assert sum(n for what, n in report.counts.items() if what.startswith("rows ")) == 256
@@ -421,7 +430,6 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         ("build", ["--field", "body"], "--field goes with --text"),
         ("build", ["--timeout", "3"], "--timeout goes with --skip-existing"),
         ("build", ["--target", "both"], "--target goes with --weights prior or --text"),
-        ("multitoken", ["--target", "both"], "--target goes with --weights prior "),
         ("inspect", ["a", "--against", "b", "--field", "x"], "--field goes with --text"),
         ("align", ["x", "--teacher-chat-template", "x"],
          "--teacher-chat-template goes with --chat"),
@@ -524,7 +532,7 @@ def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("abc\n\nabd\n")
     config = BuildConfig(target="both", exact_match=False)
-    counted = xtok.build(student, student, config, texts=[text])
-    assert counted.history[-1]["options"]["target"] == "both"
+    of_text = xtok.build(student, student, config, texts=[text])
+    assert of_text.history[-1]["options"]["target"] == "both"
     with pytest.raises(ValueError, match="target 'both' goes with weights 'prior', or with texts"):
         xtok.build(student, student, config)

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xtok
-from xtok.config import MultitokenConfig, Target
+from xtok.config import BuildConfig, Target
 from xtok.counting import prior
 from xtok.counting.encode import EncodedTexts, TextEncoder
 from xtok.counting.prior import Kind, kind_of, prior_edges
 from xtok.maps.edges import Edges
-from xtok.stages.multitoken import multitoken
+from xtok.stages.counted import counted
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -157,12 +157,14 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
 def test_rows_of_the_stage_are_probabilities(
     byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
-    config = MultitokenConfig(weights="prior", scale_trick=False)
-    found = multitoken(xtok.pair(byte_level, sentencepiece), config)
+    config = BuildConfig(weights="prior", scale_trick=False)
+    found = counted(xtok.pair(byte_level, sentencepiece), config)
     by_row = naive.rows_of(found)
     assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
     assert set(byte_level.table.text_ids.tolist()) <= set(by_row)
-    assert found.history[0]["options"]["weights"] == "prior"
+    assert [(step["stage"], step["options"]) for step in found.history] == [
+        ("count", {"text": "synthetic", "target": "start", "top_k": 32, "special_tokens": "roles"})
+    ]
     # A space begins words more often than it stands alone on the side that splits them alike.
     [the] = byte_level.segment(b" the")
     best, weight = by_row[the][0]

@@ -157,7 +157,7 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
 
 def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
     found = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
-    assert [step["stage"] for step in found.history] == ["multitoken", "count"]
+    assert [step["stage"] for step in found.history] == ["count", "count"]
     alone = made(pair, [corpus], counting(target="both"))
     assert mapfile.sha256(found) == mapfile.sha256(alone)
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"

@@ -288,7 +288,7 @@ TextLike = Paths | PairText
 """Text, or what was counted on it."""
 
 
-def counted(pair: Pair, texts: TextLike, wanted: Wanted = Wanted(), **options: Any) -> PairText:
+def counts_of(pair: Pair, texts: TextLike, wanted: Wanted = Wanted(), **options: Any) -> PairText:
     """Return counts as they are, and read text as `PairText.read` does."""
     return texts if isinstance(texts, PairText) else PairText.read(pair, texts, wanted, **options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -289,12 +289,21 @@ def _relation(
     return "neither contains the other"
 
 
+def _steps(projection: ProjectionMap) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Return each stage and its options; maps counted on synthetic text were `multitoken`'s."""
+    for step in projection.history:
+        stage, options = str(step["stage"]), step["options"]
+        if stage == "multitoken" and options.get("weights") == "prior":
+            stage, options = "count", {**options, "text": "synthetic"}
+        yield stage, options
+
+
 def _decay(projection: ProjectionMap) -> list[float]:
     """Return the weights of a token's first pieces before they are normalized; none if counted."""
-    steps = [s["options"] for s in projection.history if s["stage"] == "multitoken"]
-    if steps and steps[-1].get("weights") == "prior":
+    steps = dict(_steps(projection))
+    if "count" in steps and "multitoken" not in steps:
         return []
-    pieces = steps[-1].get("max_pieces") if steps else None
+    pieces = steps.get("multitoken", {}).get("max_pieces")
     if not (isinstance(pieces, int) and 1 <= pieces <= MAX_ENTRIES):
         pieces = MultitokenConfig.max_pieces
     return [FIRST_PIECE_WEIGHT * PIECE_DECAY**i for i in range(pieces)]
@@ -336,14 +345,15 @@ def _reverse(
 
 def _stages(projection: ProjectionMap, kind: RowKind) -> Iterator[str]:
     """Give a sentence about what each stage did to the row."""
-    for step in projection.history:
-        stage, options = str(step["stage"]), step["options"]
+    for stage, options in _steps(projection):
         most = f"at most {options.get('top_k')} entries"
         if stage == "multitoken" and kind == RowKind.ROLE:
             did = "special tokens are not spelled"
-        elif stage == "multitoken" and kind == RowKind.EMPTY:
+        elif stage == "count" and kind == RowKind.ROLE:
+            did = "special tokens are not counted"
+        elif stage in ("multitoken", "count") and kind == RowKind.EMPTY:
             did = "left empty"
-        elif stage == "multitoken" and options.get("weights") == "prior":
+        elif stage == "count" and options.get("text") == "synthetic":
             did = f"counted on synthetic text, target {options.get('target', 'start')}; {most}"
         elif stage == "multitoken":
             ways = "both ways" if options.get("reverse_pass", True) else "forward"

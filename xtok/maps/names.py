@@ -69,7 +69,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "multitoken": MultitokenConfig().options,
     "reapply-exact": {"special_tokens": MultitokenConfig.special_tokens},
     "generate": asdict(GenerateConfig()),
-    "count": {"target": MultitokenConfig.target},
+    "count": {**MultitokenConfig().options, **BuildConfig().counting},
 }
 
 

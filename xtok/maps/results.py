@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.maps.edges import Edges, in_map_order
+from xtok.config import MultitokenConfig
+from xtok.errors import XtokError
+from xtok.maps.edges import Edges, add_slots, heaviest, in_map_order, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
 from xtok.vocab.display import listed, plural
 from xtok.vocab.pair import SIDES, Pair, require_table
+from xtok.vocab.roles import slot_candidates
 from xtok.vocab.table import TokenTable
 
 
@@ -153,3 +156,64 @@ def examples_of(ids: Sequence[int], table: TokenTable | None, what: str = "token
     """Count ids in words, with the first few as examples."""
     names = (str(i) if table is None else f"{i} {table.quoted(i)}" for i in ids)
     return f"{plural(len(ids), what)}: {listed(names)}"
+
+
+def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
+    """Raise an `XtokError` if the pair has no such ids to ignore."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):
+        if ids and max(ids) >= width:
+            raise XtokError(
+                f"there is no {side} id {max(ids)} to ignore: "
+                f"{getattr(pair, side).model_id} is {width} wide",
+                hint=f"give ids from 0 to {width - 1} with {{option}}",
+                parameter=f"ignore_{side}_ids",
+            )
+
+
+def map_of_rows(
+    pair: Pair,
+    edges: Edges,
+    kind: NDArray[np.uint8],
+    config: MultitokenConfig,
+    method: str,
+    earlier: ProjectionMap | None = None,
+) -> ProjectionMap:
+    """Add up edges, normalize and cut the rows, and give them slots if they have any.
+
+    `kind` is that of the rows, uint8 `[V_student]`; one without edges is empty whatever it says.
+    """
+    edges = sum_duplicates(edges).normalized()
+    filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0
+    edges = heaviest(edges, config.top_k - config.scale_trick)
+    slot = None
+    if config.scale_trick:
+        ignored = config.ignore_teacher_ids
+        candidates = [i for i in slot_candidates(pair.tables[1]) if i not in ignored]
+        edges, slot = add_slots(edges, candidates, len(kind))
+    return map_of_edges(
+        edges,
+        student=pair.student,
+        teacher=pair.teacher,
+        row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
+        scale_slot=slot,
+        method=method,
+        top_k=config.top_k,
+        history=() if earlier is None else earlier.history,
+        reports=() if earlier is None else earlier.reports,
+    )
+
+
+def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
+    """Return the edges but for those of ignored ids."""
+    if not (config.ignore_student_ids or config.ignore_teacher_ids):
+        return edges
+    is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
+    is_ignored |= np.isin(edges.teacher_ids, config.ignore_teacher_ids)
+    return edges.take(~is_ignored)
+
+
+def unspelled_note(pair: Pair, ids: Collection[int]) -> list[str]:
+    """Name the student tokens that the teacher cannot spell; nothing if there are none."""
+    examples = examples_of(sorted(ids), pair.tables[0]) if ids else ""
+    return [f"{pair.teacher.model_id} cannot spell {examples}"] if ids else []

@@ -9,9 +9,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xtok.config import WAIT, BuildConfig, Loss
+from xtok.counting.pair_text import TextLike, counts_of
 from xtok.errors import XtokError
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
@@ -20,6 +21,7 @@ from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
+from xtok.stages.counted import counted, wanted_by
 from xtok.stages.exact import used_options, with_exact
 from xtok.stages.matches import exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
@@ -27,9 +29,6 @@ from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, PairLike
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.pair import SIDES, Pair
-
-if TYPE_CHECKING:
-    from xtok.counting.pair_text import TextLike
 
 
 def build(
@@ -76,22 +75,22 @@ def build(
     config = _config_of(config, for_loss)
     earlier = None if initial is None else as_map(initial)
     pair = _pair_of(student_model, teacher_model, earlier)
-    if texts:
-        from xtok.counting.pair_text import counted
-        from xtok.stages.counted import map_of_counts, wanted_by
-
-        config = config.for_text()
-        earlier = None if earlier is None else admit(pair, earlier)
-        text = counted(pair, texts, wanted_by(config), field=field, progress=text_progress)
-        options = config.multitoken if earlier is None else used_options(earlier)
-        base = earlier or multitoken(pair, config=options, progress=progress)
-        projection = map_of_counts(text, base, config)
-        if config.exact_match:
-            projection = with_exact(projection, exact_matches(pair, options), options)
-    elif initial is not None:
+    if initial is not None and not texts:
         raise ValueError("initial goes with texts; multitoken extends a map")
+    if config.target != "start" and not (texts or config.weights == "prior"):
+        raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
+    if texts:
+        config = config.for_text()
+        base = None if earlier is None else admit(pair, earlier)
+        text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
+        projection = counted(pair, config, text, base, progress=progress)
+        if config.exact_match:
+            options = config.multitoken if base is None else used_options(base)
+            projection = with_exact(projection, exact_matches(pair, options), options)
     else:
-        make = partial(multitoken, pair, config=config.multitoken, progress=progress)
+        make = partial(multitoken, pair, config.multitoken, progress=progress)
+        if config.weights == "prior":
+            make = partial(counted, pair, config, progress=progress)
         if config.exact_match:
             matches = exact_matches(pair, config)
             projection = with_exact(make(only=~matches.is_exact), matches, config)
@@ -261,9 +260,9 @@ def difference(
             if there.get(name) != options.get(name):
                 old, new = (by.get(name, "the default") for by in (there, options))
                 return f"its {stage} has {name} {old}, not {new}"
-        of_initial = step.get("initial_sha256")
-        if initial is not None and stage == "count" and of_initial != mapfile.sha256(initial):
-            return "it was counted with another initial map"
+    counts = [step for step in existing.history if step["stage"] == "count"]
+    if initial is not None and counts[-1].get("initial_sha256") != mapfile.sha256(initial):
+        return "it was counted with another initial map"
     return "it was counted on other text" if texts and _are_other(texts, existing.history) else None
 
 
@@ -286,11 +285,14 @@ def _steps(
     exact = [("reapply-exact", matching_options(config))] if config.exact_match else []
     if not texts:
         cut = asdict(config.sort_cut)
-        return [("multitoken", config.multitoken.options), *exact, ("sort-cut", cut)]
+        first = ("multitoken", config.multitoken.options)
+        if config.weights == "prior":
+            first = ("count", config.counting)
+        return [first, *exact, ("sort-cut", cut)]
     counting: dict[str, Any] = {"top_k": config.top_k, "target": config.target}
     if config.alpha is not None:
         counting["alpha"] = config.alpha
-    steps = [("multitoken", config.for_text().multitoken.options)]
+    steps = [("count", config.for_text().counting)]
     if initial is not None:
         steps = [*zip(initial.stages, (step["options"] for step in initial.history), strict=True)]
     return [*steps, ("count", counting), *exact]

@@ -1,4 +1,4 @@
-"""A map counted on text, smoothed towards another one, for `build` with texts."""
+"""Counted maps: on synthetic text, or on text, smoothed towards another map."""
 
 from __future__ import annotations
 
@@ -11,12 +11,26 @@ from numpy.typing import NDArray
 from xtok.config import BuildConfig
 from xtok.counting.counts import LONGEST_CHUNK, Rows, pair_edges, unit_of
 from xtok.counting.pair_text import PairText, Wanted
+from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import choose_alpha, smooth
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import map_of_edges, reported
+from xtok.maps.results import (
+    check_ignored,
+    map_notes,
+    map_of_edges,
+    map_of_rows,
+    reported,
+    tokenizer_notes,
+    undecodable_tokens,
+    unspelled_note,
+    without_ignored,
+)
+from xtok.progress import Progress, silent
+from xtok.stages.matches import compared, relaxed_edges, special_edges
 from xtok.vocab.display import plural
+from xtok.vocab.pair import Pair
 
 
 def wanted_by(config: BuildConfig) -> Wanted:
@@ -24,7 +38,57 @@ def wanted_by(config: BuildConfig) -> Wanted:
     return Wanted(target=config.target, hold_out=config.alpha is None)
 
 
-def map_of_counts(text: PairText, base: ProjectionMap, config: BuildConfig) -> ProjectionMap:
+def counted(
+    pair: Pair,
+    config: BuildConfig,
+    text: PairText | None = None,
+    base: ProjectionMap | None = None,
+    *,
+    only: NDArray[np.bool_] | None = None,
+    progress: Progress = silent,
+) -> ProjectionMap:
+    """Make a map of how likely teacher token t is where student token s begins.
+
+    Args:
+        pair: with its tokenizers.
+        config: what `build` makes; the map is cut to `config.multitoken.top_k` entries, or, on a
+            text, to `config.top_k`.
+        text: what was counted on a text, as `wanted_by` asks for it; None for synthetic text.
+        base: the map that counts on a text are smoothed towards; None makes one of synthetic text.
+        only: without a text, the rows to make, bool `[V_student]`; all if None.
+        progress: called with the number of synthetic texts.
+
+    Raises:
+        ValueError: if the text was counted for other options.
+    """
+    if text is not None:
+        base = base or counted(pair, config, progress=progress)
+        return _counted_on_text(text, base, config)
+    options = config.multitoken
+    check_ignored(pair, options)
+    in_form, wanted = compared(pair, options), np.ones(pair.shape[0], np.bool_)
+    wanted = wanted if only is None else only
+    edges, unspelled = prior_edges(pair, config.target, progress=progress)
+    edges = Edges.concatenate([edges, relaxed_edges(in_form, options)])
+    edges = without_ignored(edges, options)
+    edges = edges.take(wanted[edges.student_ids])
+    special = special_edges(in_form, options)
+    special = special.take(wanted[special.student_ids])
+    kind = np.zeros(pair.shape[0], np.uint8)
+    kind[edges.student_ids] = RowKind.COUNTED
+    kind[special.student_ids] = RowKind.ROLE
+    edges = Edges.concatenate([edges, special])
+    projection = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
+    ignored = options.ignore_student_ids, options.ignore_teacher_ids
+    failures = [
+        *undecodable_tokens(pair, ignored),
+        *unspelled_note(in_form, set(unspelled) - set(ignored[0])),
+    ]
+    notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0])]
+    return reported(projection, notes, failures)
+
+
+def _counted_on_text(text: PairText, base: ProjectionMap, config: BuildConfig) -> ProjectionMap:
     """Make a map of how likely teacher token t is where student token s begins.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
@@ -79,9 +143,9 @@ def _edges_of_counts(
     if alpha is None:
         alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
     keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
-    counted = pair_edges(keys, amounts / unit)
-    edges = heaviest(smooth(counted, towards, alpha), config.top_k)
-    return edges, alpha, counted.student_ids
+    of_text = pair_edges(keys, amounts / unit)
+    edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
+    return edges, alpha, of_text.student_ids
 
 
 def _notes(text: PairText, alpha: float, config: BuildConfig) -> list[str]:

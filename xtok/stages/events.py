@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok.config import EventsConfig
 from xtok.counting.measures import entropy_of, share_of
-from xtok.counting.pair_text import TextLike, counted
+from xtok.counting.pair_text import TextLike, counts_of
 from xtok.maps.events import EventMap
 from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
@@ -63,7 +63,7 @@ def events(
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
     if texts:
-        text = counted(pair, texts, field=field, progress=text_progress)
+        text = counts_of(pair, texts, field=field, progress=text_progress)
         sources = [asdict(source) for source in text.sources]
         about = {"texts": sources, "counted": asdict(text.totals)}
         pairs = _Pairs.of(*text.pairs, pair.shape[0])
