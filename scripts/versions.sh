@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 unset PYTHONPATH
 run uv build --quiet --wheel --out-dir "$work/dist"
 
-with=(hypothesis matplotlib pyarrow pytest pytest-xdist scipy zstandard)
+with=(hypothesis matplotlib pyarrow pytest pytest-xdist scipy zstandard httpx msgspec prometheus-client starlette uvicorn)
 tests=(-q -m 'not real' -p no:cacheprovider)
 # What PyTorch says of Python 3.13.0, and old versions of tokenizers of what Transformers calls
 tests+=(-W 'ignore:Guards may run slower on Python 3.13.0:RuntimeWarning' -W 'ignore:Deprecated in 0.9.0:DeprecationWarning')

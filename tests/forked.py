@@ -120,7 +120,9 @@ def _warm_up() -> None:
     from xtok.cli import make_app
 
     for module in pkgutil.walk_packages(xtok.__path__, "xtok."):
-        if not module.name.startswith(("xtok.__main__", "xtok.integrations", "xtok.training")):
+        if not module.name.startswith(
+            ("xtok.__main__", "xtok.integrations", "xtok.serving", "xtok.training")
+        ):
             importlib.import_module(module.name)
     CliRunner().invoke(make_app(["inspect"]), ["inspect", "none"])
     xtok.build("bytes", "bytes", for_loss="p-kl")
