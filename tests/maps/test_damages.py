@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from inspect import signature
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,9 @@ def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 400_000)}
 
 
+CHECKS_ITSELF = bool(signature(torch._utils._validate_loaded_sparse_tensors).parameters)
+"""Newer versions of PyTorch check sparse matrices before anybody can measure them."""
+
 READ_ALL = f"""{PEAK}
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
@@ -451,6 +455,8 @@ def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
             most = (20 if path.stem == "counts" else 6) * size + OVERHEAD // 2
         else:
             most = 2 * size + OVERHEAD
+        if CHECKS_ITSELF and path.stem.startswith("sparse, "):
+            continue
         assert peak << 10 <= most, path.name
 
 
