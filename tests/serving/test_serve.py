@@ -23,6 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_teachers import Model, proxied, running
 from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 import xtok
 from xtok.conversation import render
@@ -31,7 +33,7 @@ from xtok.projecting.back_map import BACK_MAP
 from xtok.serving import teacher as teachers
 from xtok.serving.scoring import Scorer
 from xtok.serving.server import Proxy
-from xtok.serving.teacher import Teacher
+from xtok.serving.teacher import Teacher, TeacherError
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
 
@@ -328,6 +330,36 @@ def test_a_bad_request_is_told_what_is_wrong(
     assert error["code"] == 400
 
 
+KEYS = (
+    *("prompt", "prompt_logprobs", "max_tokens", "n", "stream", "temperature", "input_ids"),
+    *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "token_ids"),
+    *("sampling_params", "prompt_logprob_token_ids", "prompt_logprob_start", "prompt_token_ids"),
+    *("token_ids_logprob_positions", "max_new_tokens"),
+)
+small_ids = st.integers(-2, 9)
+leaves = st.one_of(st.none(), st.booleans(), small_ids, st.floats(), st.text(max_size=3))
+values = st.recursive(
+    leaves | st.lists(small_ids, max_size=4) | st.lists(st.lists(small_ids, max_size=3)),
+    lambda inner: st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=100)
+@given(
+    path=st.sampled_from(["/v1/completions", "/generate", "/inference/v1/generate", "/tokenize"]),
+    body=st.dictionaries(st.sampled_from(KEYS), values),
+)
+def test_no_request_breaks_it(start: Start, path: str, body: Any) -> None:
+    served = start("byte_level", "digits")
+    defaults = {"prompt_logprobs": 1, "return_logprob": True, "token_ids": [1], "input_ids": [1, 2]}
+    content = json.dumps({**defaults, "sampling_params": {}, **body})
+    response = served.client.post(served.url + path, content=content)
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert response.json()["error"]["message"]
+
+
 def test_too_long_sequences_tell_both_counts(start: Start) -> None:
     served = start("byte_level", "digits")
     ids = served.pair.tokenizers[0].segment(b" 2014" * 1000)
@@ -538,6 +570,38 @@ def test_a_teacher_that_dies(
         assert response.status_code == 502
         assert "Connect" in response.json()["error"]["message"]
         assert httpx.get(f"{url}/health").status_code == 503
+
+
+ODD: list[tuple[Any, str]] = [
+    (b"<html>", "/v1/completions answered without log-probabilities of the prompt: "),
+    ({"choices": []}, "without log-probabilities of the prompt: no prompt_logprobs"),
+    ({"choices": [{"prompt_logprobs": [None]}]}, "of the prompt: 1 rows for 3 ids"),
+    ({"choices": [{"prompt_logprobs": [None, {"6": {"logprob": 0.5}}, None]}]}, "above 1"),
+    (
+        {"choices": [{"prompt_logprobs": [None, {"99999": {"logprob": -1}}, None]}]},
+        "the id 99999 is outside the vocabulary of small-digits",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "words"), ODD)
+def test_a_teacher_that_answers_something_else(digits: Tokenizer, answer: Any, words: str) -> None:
+    content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+    async def completions(request: Any) -> Response:
+        return Response(content)
+
+    async def ask(url: str) -> None:
+        async with aclosing(Teacher(url, digits)) as teacher:
+            teacher.kind, teacher.model = "vllm", "x"
+            with pytest.raises(TeacherError) as raised:
+                await teacher.score([5, 6, 7], 1)
+            assert words in str(raised.value)
+            assert not raised.value.is_request
+
+    app = Starlette(routes=[Route("/v1/completions", completions, methods=["POST"])])
+    with running(app) as url:
+        asyncio.run(ask(url))
 
 
 def test_a_client_that_leaves_frees_its_place(pair: Pair, digits: Tokenizer) -> None:

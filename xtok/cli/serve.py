@@ -44,14 +44,16 @@ def serve(
         print_result(url)
         result_stream().flush()
 
-    xtok.serve(
-        models.pair(widths),
-        teacher_url,
-        config,
-        back_map=back_map,
-        student_template=student_chat_template,
-        teacher_template=teacher_chat_template,
-        progress=report.progress_bar,
-        note=report.print_note,
-        begun=begun,
-    )
+    pair = models.pair(widths)
+    with report.announced(""):  # a server that works has nothing to tell
+        xtok.serve(
+            pair,
+            teacher_url,
+            config,
+            back_map=back_map,
+            student_template=student_chat_template,
+            teacher_template=teacher_chat_template,
+            progress=report.progress_bar,
+            note=report.print_note,
+            begun=begun,
+        )

@@ -39,6 +39,8 @@ def telling() -> Iterator[None]:
             steps = [*_steps]
             if steps or not _columns():
                 step = printable(steps[-1]() if steps else "working")
+                if not step:  # of a server, which has nothing to tell
+                    continue
                 with suppress(OSError, ValueError):  # nobody reads it
                     sys.stderr.write(f"{_duration(time.monotonic() - start)}: {step}\n")
                     sys.stderr.flush()

@@ -287,7 +287,7 @@ class Teacher:
                 f"{self._route} answered without log-probabilities of the prompt: {error}"
             ) from error
         except XtokError as error:
-            raise TeacherError(error.message) from error
+            raise TeacherError(str(error)) from error
         return Scores(rows.topk, ranks)
 
     async def _post(self, route: str, content: bytes) -> httpx.Response:
