@@ -26,6 +26,7 @@ import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.projecting.back_map import BACK_MAP
+from xtok.projecting.files import Projected
 from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
@@ -64,7 +65,7 @@ def stopping(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
     yield advance
 
 
-Run = Callable[..., xtok.projecting.files.Projected]
+Run = Callable[..., Projected]
 
 
 @pytest.fixture
