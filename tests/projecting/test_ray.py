@@ -73,38 +73,6 @@ def sources(small: Path) -> list[TokenizerSource]:
     return [TokenizerSource(model=str(small / name)) for name in MODELS]
 
 
-def test_a_lost_node_changes_nothing(
-    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    """Two files, many row groups; while they are projected, a node goes."""
-    teachers.write_neutral(tmp_path / "a.parquet", rows * 8)
-    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(row) for row in rows])
-    paths = [tmp_path / "a.parquet", tmp_path / "b.jsonl"]
-    run = partial(xtok.project, paths, pair, back_map=back_map)
-    lost, steps = nodes.list_all_nodes()[-1], list[int]()
-
-    @contextmanager
-    def killing(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-        def advance(size: int, tokens: int) -> None:
-            steps.append(tokens)
-            if len(steps) == 6:
-                nodes.remove_node(lost, allow_graceful=False)  # SIGKILL to all its processes
-
-        yield advance
-
-    there = run(tmp_path / "there.parquet", sources=sources, text_progress=killing)
-    local = run(tmp_path / "local.parquet")
-    assert len(nodes.list_all_nodes()) == 2
-    assert len(steps) == 25
-    assert 0 < sum(steps) <= local.student_tokens  # a part may be done, and its node lost
-    assert (there.targets, there.mean_rest) == (local.targets, local.mean_rest)
-    written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("local", "there")]
-    assert written[0] == written[1]
-    table = pyarrow.parquet.read_table(tmp_path / "there.parquet")
-    assert table["id"].to_pylist() == [row["id"] for row in rows * 9]
-
-
 def test_each_job_has_its_own_projector(
     nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
     tmp_path: Path,
@@ -151,6 +119,41 @@ def test_a_users_mistake_comes_back_as_one(
     monkeypatch.setattr(Path, "absolute", lambda path: path.with_name("elsewhere.parquet"))
     with pytest.raises(XtokError, match=r" has no file .*elsewhere\.parquet \(put the files"):
         run(sources=sources)
+
+
+def test_a_lost_node_changes_nothing(
+    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Two files, many row groups; while they are projected, a node goes.
+
+    The last test of the cluster: a command may try to join it by the node that is gone.
+    """
+    teachers.write_neutral(tmp_path / "a.parquet", rows * 8)
+    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(row) for row in rows])
+    paths = [tmp_path / "a.parquet", tmp_path / "b.jsonl"]
+    run = partial(xtok.project, paths, pair, back_map=back_map)
+    lost, steps = nodes.list_all_nodes()[-1], list[int]()
+
+    @contextmanager
+    def killing(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        def advance(size: int, tokens: int) -> None:
+            steps.append(tokens)
+            if len(steps) == 6:
+                nodes.remove_node(lost, allow_graceful=False)  # SIGKILL to all its processes
+
+        yield advance
+
+    there = run(tmp_path / "there.parquet", sources=sources, text_progress=killing)
+    local = run(tmp_path / "local.parquet")
+    assert len(nodes.list_all_nodes()) == 2
+    assert len(steps) == 25
+    assert 0 < sum(steps) <= local.student_tokens  # a part may be done, and its node lost
+    assert (there.targets, there.mean_rest) == (local.targets, local.mean_rest)
+    written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("local", "there")]
+    assert written[0] == written[1]
+    table = pyarrow.parquet.read_table(tmp_path / "there.parquet")
+    assert table["id"].to_pylist() == [row["id"] for row in rows * 9]
 
 
 def test_an_error_without_words_is_named() -> None:
