@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import TokenAligner
 from xtok.counting import counts as counting
 from xtok.counting.aligned import AlignedTexts, TextAligner
-from xtok.counting.counts import ChunkCounts, PairCounts, Rows, Tally
+from xtok.counting.counts import ChunkCounts, MapRows, PairCounts, Tally
 from xtok.counting.encode import EncodedTexts
 from xtok.counting.pair_text import DocumentCounter
 from xtok.counting.smoothing import EPSILON
@@ -91,9 +91,9 @@ def chunks_of(s: list[int], t: list[int]) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def rows_of(weights: Weights) -> Rows:
+def rows_of(weights: Weights) -> MapRows:
     s_ids, t_ids = np.array(list(weights), np.int64).reshape(-1, 2).T
-    return Rows.of(Edges(s_ids, t_ids, np.array(list(weights.values()))), len(TOKENS))
+    return MapRows.of(Edges(s_ids, t_ids, np.array(list(weights.values()))), len(TOKENS))
 
 
 @given(

@@ -41,7 +41,7 @@ def edge_keys(edges: Edges) -> NDArray[np.int64]:
     return edges.student_ids.astype(np.int64) << 32 | edges.teacher_ids
 
 
-class Rows(NamedTuple):
+class MapRows(NamedTuple):
     """A map's rows as kernels take them: entries of row s are `bounds[s]` to `bounds[s + 1]`.
 
     `bounds` is int64 `[V_student + 1]`, `columns` int32 and rising in a row, `weights` float64.
@@ -52,15 +52,15 @@ class Rows(NamedTuple):
     weights: NDArray[np.float64]
 
     @staticmethod
-    def of(edges: Edges, num_rows: int) -> Rows:
+    def of(edges: Edges, num_rows: int) -> MapRows:
         """Return edges, in any order and without duplicates, as rows."""
         edges = edges.take(pair_order(edges)[0])
         bounds = np.zeros(num_rows + 1, np.int64)
         np.cumsum(np.bincount(edges.student_ids, minlength=num_rows), out=bounds[1:])
-        return Rows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
+        return MapRows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
 
 
-_NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
+_NO_ROWS = MapRows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
 
 
 class PairCounts:
@@ -198,7 +198,9 @@ class Counts(NamedTuple):
     counts: NDArray[np.int64]
     chunks: Chunks
 
-    def pairs(self, given: Rows | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def pairs(
+        self, predicted: MapRows | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return all pairs in rising order, and their counts; a chunk's n * m pairs share its own.
 
         They do so equally. Given a map's rows, the m teacher tokens share it equally, and the n
@@ -214,7 +216,7 @@ class Counts(NamedTuple):
 
         pairs = PairCounts()
         pairs.add(self.keys, self.counts)
-        rows = _NO_ROWS if given is None else given
+        rows = _NO_ROWS if predicted is None else predicted
         for start in range(0, len(all_counts), _CHUNKS_AT_ONCE):
             some = slice(start, start + _CHUNKS_AT_ONCE)
             bounds, widths = all_bounds[start : some.stop + 1], all_widths[some]

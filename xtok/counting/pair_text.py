@@ -18,7 +18,7 @@ from xtok.counting.counts import (
     ChunkCounts,
     Chunks,
     Counts,
-    Rows,
+    MapRows,
     Tally,
     is_too_long,
     pair_edges,
@@ -154,7 +154,7 @@ class PerDocument:
 
         of_chunks = np.zeros(len(self.chunks.widths))
         ids, bounds, widths, _ = self.chunks
-        rows = Rows.of(edges, shape[0])
+        rows = MapRows.of(edges, shape[0])
         chunk_losses(ids, bounds, widths, *rows, EPSILON, EPSILON / shape[1], of_chunks)
         return of_chunks
 
@@ -181,10 +181,10 @@ class PerDocument:
         none = np.zeros(0, np.int64)
         counts = Counts(none, none, chunks)
 
-        def counted(given: Rows | None) -> Edges:
-            return heaviest(pair_edges(*counts.pairs(given)), top_k)
+        def cut_map(predicted: MapRows | None) -> Edges:
+            return heaviest(pair_edges(*counts.pairs(predicted)), top_k)
 
-        return counted(Rows.of(counted(None), num_rows))
+        return cut_map(MapRows.of(cut_map(None), num_rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xtok.config import Target
 from xtok.counting.aligned import TextAligner
-from xtok.counting.counts import Counts, Rows, Tally, pair_edges, unit_of
+from xtok.counting.counts import Counts, MapRows, Tally, pair_edges, unit_of
 from xtok.counting.encode import TextEncoder
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.progress import Progress, silent
@@ -130,8 +130,8 @@ def prior_edges(
     student, teacher = pair.tokenizers
     counts = _count(pair, target, num_texts, seed, progress)
 
-    def counted(given: Rows | None = None) -> Edges:
-        keys, amounts = counts.pairs(given)
+    def occurrences(predicted: MapRows | None = None) -> Edges:
+        keys, amounts = counts.pairs(predicted)
         return pair_edges(keys, amounts / unit_of(target))
 
     pieces = _pieces(pair)
@@ -144,11 +144,11 @@ def prior_edges(
         t, s, weights = _pieces(pair.reversed)
         parts += [pieces, Edges(s, t, weights)]
     parts.append(_prefixes(student.table.canonical_ids(), teacher.table.canonical_ids()))
-    given = None
+    predicted = None
     if target != "start":
-        equal_shares = sum_duplicates(Edges.concatenate([counted(), *parts]))
-        given = Rows.of(equal_shares.normalized(), len(student.table))
-    return Edges.concatenate([counted(given), *parts]), unspelled
+        equal_shares = sum_duplicates(Edges.concatenate([occurrences(), *parts]))
+        predicted = MapRows.of(equal_shares.normalized(), len(student.table))
+    return Edges.concatenate([occurrences(predicted), *parts]), unspelled
 
 
 def _count(
@@ -261,17 +261,17 @@ class _EvenNumbers:
         """Return numbers for a decision that depends on nothing."""
         return self(decision, self._rng.permutation(number))
 
-    def __call__(self, decision: object, given: NDArray[np.int64]) -> NDArray[np.float64]:
+    def __call__(self, decision: object, causes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return a number for each of the integers that a decision depends on."""
         first = self._next.get(decision)
         if first is None:
             first = self._rng.random()
-        sequence = first + _GOLDEN * np.arange(len(given) + 1)
+        sequence = first + _GOLDEN * np.arange(len(causes) + 1)
         sequence -= np.floor(sequence)
         self._next[decision] = float(sequence[-1])
-        numbers = np.empty(len(given))
-        bits = len(given).bit_length()  # sorting places with what they are sorted by is faster
-        order = np.sort(given << bits | np.arange(len(given))) & (1 << bits) - 1
+        numbers = np.empty(len(causes))
+        bits = len(causes).bit_length()  # sorting places with what they are sorted by is faster
+        order = np.sort(causes << bits | np.arange(len(causes))) & (1 << bits) - 1
         numbers[order] = sequence[:-1]
         return numbers
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import BuildConfig
-from xtok.counting.counts import LONGEST_CHUNK, Rows, pair_edges, unit_of
+from xtok.counting.counts import LONGEST_CHUNK, MapRows, pair_edges, unit_of
 from xtok.counting.pair_text import PairText, Wanted
 from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import choose_alpha, smooth
@@ -104,9 +104,9 @@ def _counted_on_text(text: PairText, base: ProjectionMap, config: BuildConfig) -
     towards = base.edges.take(~base.is_slot).normalized()
     edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config)
     if config.target != "start":
-        given = edges._replace(weights=edges.weights.astype(np.float32))  # as a map has them
-        shared = Rows.of(given, base.shape[0])
-        edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config, shared)
+        first_map = edges._replace(weights=edges.weights.astype(np.float32))  # as a map has them
+        predicted = MapRows.of(first_map, base.shape[0])
+        edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config, predicted)
     kind = base.row_kind.copy()
     kind[rows] = RowKind.COUNTED
     projection = map_of_edges(
@@ -131,14 +131,14 @@ def _edges_of_counts(
     towards: Edges,
     shape: tuple[int, int],
     config: BuildConfig,
-    given: Rows | None = None,
+    predicted: MapRows | None = None,
 ) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
     """Return edges, their alpha, and the student ids that were counted.
 
-    Chunks are shared as `given` predicts, equally without.
+    Chunks are shared as `predicted` says, equally without.
     """
     unit = unit_of(config.target)
-    pairs, held = text.counted.pairs(given), text.held.pairs(given)
+    pairs, held = text.counted.pairs(predicted), text.held.pairs(predicted)
     alpha = config.alpha
     if alpha is None:
         alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
