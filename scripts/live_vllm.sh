@@ -5,7 +5,7 @@
 #   ./scripts/live_vllm.sh [FOLDER]
 #
 # FOLDER keeps vLLM's environment (3.3 GB) and the logs; by default a temporary one, which is
-# removed. Takes ten minutes on two cores. Needs the models of scripts/fetch_models.py, the extras
+# removed. Takes half an hour on two cores. Needs the models of scripts/fetch_models.py, the extras
 # serve and trl, and the Python of the environment that runs it, 3.11 or newer.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("teacher_url")
     parser.add_argument("--student", required=True)
     parser.add_argument("--teacher", required=True)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args(argv)
     wait_for(options.url)
     compare(options)
