@@ -323,7 +323,10 @@ def two_files(small: Path) -> list[str]:
     return ["--student-model", model, "--teacher-model", model]
 
 
-HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"]
+HEAVY = [
+    *("torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"),
+    *("starlette", "uvicorn", "httpx", "msgspec", "prometheus_client"),
+]
 
 
 def write_documents(path: Path, documents: list[str]) -> Path:
