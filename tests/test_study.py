@@ -1,4 +1,4 @@
-"""The study, with steps and texts enough to see that it runs to its end, and again."""
+"""The study runs to its end with tiny models, and resumes."""
 
 from __future__ import annotations
 
@@ -6,40 +6,76 @@ import gzip
 import json
 from pathlib import Path
 
-import map_study
 import pytest
+import study
+from tiny_models import save_model
+
+import xtok
 
 TEXTS = Path(__file__).with_name("small_corpus")
-NAMES = {"en": "english", "de": "german", "zh": "chinese", "fr": "french", "ja": "japanese"}
+KINDS = {"de": "german", "held": "french", "en": "english"}
 
 
 @pytest.mark.usefixtures("short_prior")
 def test_every_student_is_trained_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: Path
 ) -> None:
-    for language, name in NAMES.items():
-        text = (TEXTS / f"{name}.txt").read_text(encoding="utf-8")
-        for split in ("train", "valid"):
-            line = json.dumps({"text": text}).encode() + b"\n"
-            (tmp_path / f"{language}.{split}.jsonl.gz").write_bytes(gzip.compress(line))
+    for name, language in KINDS.items():
+        text = (TEXTS / f"{language}.txt").read_text(encoding="utf-8")
+        lines = json.dumps({"text": text}).encode() + b"\n"
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines))
+    models = [
+        save_model(
+            tmp_path / name, xtok.load_tokenizer(str(small / name)), small / name, seed=0, sharp=0.1
+        )
+        for name in ("small-digits", "small-byte-level")
+    ]
     work = tmp_path / "study"
-    arguments = ["map_study.py", f"--corpus={tmp_path}", f"--work={work}", "--steps=2"]
-    arguments += ["--teacher-steps=2", "--seeds=2", "--processes=1", "--artefacts", "recipe"]
-    monkeypatch.setattr("sys.argv", [*arguments, "for-p-kl", "back-text", "path-16", "map-16"])
-    monkeypatch.setattr(map_study, "VOCAB", {"long": 500, "short": 400})
-    monkeypatch.setattr(map_study, "SIZES", {"student": (32, 1), "teacher": (32, 1)})
-    map_study.main()
-    report = capsys.readouterr().out
-    assert report.count("\ngold + ce") == 2
-    assert report.count("\nteacher-to-student-kl ") == 4  # alone and beside, of two students
-    assert report.count("\ntopk-kl + ce") == 4
-    assert report.count(" nats over chunks\n") == 10
-    assert report.count(" nats at starts\n") == 4
-    assert (work / "bits-per-byte.png").stat().st_size > 10_000
-    results = {path: path.stat().st_mtime_ns for path in (work / "results").iterdir()}
-    assert len(results) == 2 * 2
-    lines = [json.loads(x) for p in results for x in p.read_text("utf-8").splitlines()]
-    assert len(lines) == 2 * 2 * 10
-    assert {kind for kind, artefact, _ in lines if artefact == "path-16"} == {"topk-kl + ce"}
-    map_study.main()
-    assert {path: path.stat().st_mtime_ns for path in results} == results
+    arguments = ["study.py", "--student", models[0], "--teacher", models[1], f"--work={work}"]
+    for option, name in zip(("texts", "held-out", "forgotten"), KINDS, strict=True):
+        arguments.append(f"--{option}={tmp_path / name}.jsonl.gz")
+    arguments += [
+        "--seeds=1",
+        "--steps=4",
+        "--batch-size=1",
+        "--passes=2",
+        "--settings=scarce",
+        "--rates",
+        "5e-5",
+        "2e-5",
+    ]
+    monkeypatch.setattr("sys.argv", arguments)
+    study.main()
+    table = capsys.readouterr().out
+    found = study.results(work)
+    runs = list(study.plan(["scarce"], 1, (5e-5, 2e-5)))
+    assert sorted(run for run, _ in found) == sorted(runs)
+    assert len(runs) == 5 + 1 + 6 + 3
+    assert table.count("\n| topk-kl | path-64 | 1 | 1 |") == 1
+    assert table.count("\n| topk-kl | path-64 | 0.3 | 1 |") == 1
+    assert table.count("\n| gold | for-gold | 1 | 1 |") == 1
+    alone = dict(found)[runs[0]]
+    assert alone["steps"] == [0, 1, 2, 3, 4]
+    assert alone["bytes"][0] == [
+        len(t.encode()) for t in study.texts_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
+    ]
+    lines_before = (work / "results.jsonl").read_bytes()
+    (work / "results.jsonl").write_bytes(lines_before[: lines_before.rindex(b"\n", 0, -1) + 1])
+    study.main()
+    assert dict(study.results(work)).keys() == dict(found).keys()
+
+
+def test_the_candidates_of_a_batch_are_those_of_its_texts() -> None:
+    import torch
+
+    rows = [
+        {"top_ids": torch.tensor([[0, 0], [3, 4]]), "top_logprobs": torch.zeros(2, 2),
+         "rest_logprob": torch.tensor([0.0, -1.0])},
+        {"top_ids": torch.tensor([[0], [5], [6]]), "top_logprobs": torch.ones(3, 1),
+         "rest_logprob": torch.tensor([0.0, -2.0, -3.0])},
+    ]  # fmt: skip
+    valid = torch.tensor([[True, True, False], [True, True, True]])
+    made = study.padded(rows, valid)
+    assert made.top_ids.tolist() == [[[0, 0], [3, 4], [0, 0]], [[0, 0], [5, 0], [6, 0]]]
+    assert made.top_logprobs[1].tolist() == [[1, -torch.inf]] * 3
+    assert made.rest_logprob.tolist() == [[0, -1, -torch.inf], [0, -2, -3]]
