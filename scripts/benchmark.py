@@ -34,7 +34,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
     "credit": ("credit:credit", "shares of a chunk's log-probability beside exact byte marginals"),
-    "projecting": ("projecting:quality", "projected predictions beside what the teacher writes"),
+    "projecting": ("projecting:quality", "projected predictions beside what a teacher writes"),
     "projecting-speed": ("projecting:speed", "projected positions per second and core"),
     "serving": ("serving:serving", "`xtok serve`: student tokens per second, and its memory"),
     "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),
@@ -70,6 +70,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--size", type=float, default=1.0, help="scale of synthetic inputs and texts")
     add("--only", default="", help="only pairs or commands with this in their label")
     add("--corpus", type=Path, help="folder of LANGUAGE.train.jsonl.gz and LANGUAGE.valid.jsonl.gz")
+    add("--teacher", type=Path, help="projecting: folder of a language model")
+    add("--work", type=Path, help="projecting: folder that keeps what the teacher wrote")
     add("--embedding-model", help="chunks: a model as `generate` takes it")
     add("--device", default="cpu", help="p-kl, event-kl: cpu or cuda")
     options = parser.parse_args(argv)
@@ -89,7 +91,8 @@ def run(case: str, options: argparse.Namespace) -> int:
     try:
         show(getattr(importlib.import_module(f"benchmarks.{module}"), function)(options), options)
     except FileNotFoundError as error:
-        print(f"error: {error}\nhint: python scripts/fetch_tokenizers.py", file=sys.stderr)
+        hint = "run scripts/fetch_tokenizers.py or scripts/fetch_models.py"
+        print(f"error: {error}\nhint: {hint}", file=sys.stderr)
         return 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
     show([{"case": case, "peak MiB of the process": peak}], options)

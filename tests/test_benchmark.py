@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import benchmark
 import pytest
-from benchmarks import commands
-from conftest import REAL
+from benchmarks import commands, projecting
+from conftest import REAL, ROOT
+from tiny_models import save_model
+
+from xtok import load_tokenizer
 
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -55,7 +60,7 @@ def test_commands_on_a_map(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_line_names_files_that_can_be_written() -> None:
     lines = [line for ours, beside, _ in commands.COMMANDS for line in (ours, beside)]
     kinds = set(re.findall(r"\b([a-z]+):", " ".join(lines)))
-    assert kinds == {"file", "pattern", *commands.MAKERS}
+    assert kinds == {"file", "model", "pattern", *commands.MAKERS}
     assert {line.split()[0] for line in lines} == commands.STARTS.keys()
 
 
@@ -85,3 +90,34 @@ def test_cases_on_real_tokenizers(
             pytest.skip(f"{name} is not there: run scripts/fetch_tokenizers.py")
     first = rows(capsys, case, "--size=0.02", f"--only={only}")[0]
     assert expected.items() <= first.items()
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("short_prior")
+def test_projecting_beside_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Path
+) -> None:
+    if not (REAL / "qwen.tiktoken").exists():
+        pytest.skip("qwen.tiktoken is not there: run scripts/fetch_tokenizers.py")
+    source = small / "small-byte-level"
+    save_model(tmp_path / "teacher", load_tokenizer(str(source)), source, seed=0, sharp=0.5)
+    line = json.dumps({"text": (ROOT / "tests/small_corpus/german.txt").read_text("utf-8")})
+    (tmp_path / "de.valid.jsonl.gz").write_bytes(gzip.compress(line.encode()))
+    constants = {"STUDENTS": ("qwen",), "PLACES": {"shared": 2, "inside": 1}, "FEWEST": 16,
+                 "SAMPLES": 64, "NEW_TOKENS": 12, "CANDIDATES": (16, 1024)}  # fmt: skip
+    for name, value in constants.items():
+        monkeypatch.setattr(projecting, name, value)
+    arguments = ["projecting", f"--corpus={tmp_path}", f"--work={tmp_path / 'work'}"]
+    arguments += [f"--teacher={tmp_path / 'teacher'}"]
+    found = rows(capsys, *arguments)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").iterdir()}
+    assert len(kept) == 3
+    assert [(row["K"], row["text"]) for row in found if row["where"] == "shared"] == [
+        (16, "all"), (16, "de"), (1024, "all"), (1024, "de"),
+    ]  # fmt: skip
+    for row in found:
+        assert row["path"] > row["limit"] > 0
+        assert 0 <= row["top, path"] <= row["top, limit"] <= 1
+    assert found[2]["path"] < found[0]["path"]  # more candidates
+    assert rows(capsys, *arguments) == found
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept

@@ -4,7 +4,7 @@ In a line of the table, `file:NAME` is a fetched tokenizer and `folder:NAME` a m
 `pattern:NAME` splits text for it; `text:N` is N megabytes of JSON lines; `map:` is a map from
 Llama 3 to Qwen, with options of `build` behind it; `map:folders` one from folder to folder,
 `map:wide` one of 32 entries per row;
-`ranks:N` a made-up vocabulary of N tokens, `gemma:N` a folder as Gemma's with one.
+`ranks:N` a made-up vocabulary of N tokens, `model:NAME` a folder of scripts/fetch_models.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from argparse import Namespace
 from base64 import b64encode
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain, count, cycle, zip_longest
+from itertools import chain, count, cycle
 from pathlib import Path
 
 import hub_folders
@@ -51,7 +51,7 @@ STARTS = {  # the first word of a line, and what Python is called with
     "bare": [BARE],
 }
 PAIR, FOLDERS = "file:llama3 file:qwen", "folder:llama3 folder:qwen"
-FAR = "gemma:262144 folder:qwen"  # share little
+FAR = "model:gemma3 folder:qwen"  # share little
 ENCODE = f"{PAIR} pattern:llama3 pattern:qwen"
 COMMANDS = (  # the command, what runs beside it, how many times of that it may take
     (f"xtok build {PAIR}", f"bare build {ENCODE}", 1.5),
@@ -116,7 +116,7 @@ def arguments(line: str, folder: Path, options: Namespace) -> list[str]:
 def given(word: str, folder: Path, options: Namespace) -> str:
     """Return what a word of a line stands for."""
     kind, _, name = word.partition(":")
-    if kind == "file":
+    if kind in ("file", "model"):
         return str(path_of(name))
     if kind == "pattern":
         return PATTERNS[name]
@@ -158,24 +158,6 @@ def write_ranks(path: Path, number: str, options: Namespace) -> None:
     path.write_text("".join(lines), encoding="ascii")
 
 
-def write_gemma(path: Path, number: str, options: Namespace) -> None:
-    """Write Gemma's folder with the tokens of four vocabularies in turn, and merges of them."""
-    hub_folders.write("gemma3", path)
-    file = path / "tokenizer.json"
-    document = json.loads(file.read_text(encoding="utf-8"))
-    place = document["model"]["vocab"]
-    names = ("o200k", "deepseek-v3", "claude-2", "tekken")
-    for token in chain.from_iterable(zip_longest(*(tokenizer(n).table.tokens() for n in names))):
-        text = (token or b"").decode("utf-8", "ignore").replace(" ", "▁")
-        if 0 < len(text) <= 32 and len(place) < int(number) * options.size:
-            place.setdefault(text, len(place))
-    halves = ((t[:i], t[i:]) for t in place for i in range(1, len(t)))
-    document["model"]["merges"] = [pair for pair in halves if place.keys() >= {*pair}]
-    file.write_text(json.dumps(document), encoding="utf-8")
-    config = {"model_type": "gemma3", "vocab_size": len(place)}
-    (path / "config.json").write_text(json.dumps(config), encoding="ascii")
-
-
 def write_map(path: Path, name: str, options: Namespace) -> None:
     """Build a map; or write one of random ids whose two sides share every other token."""
     if name != "wide":
@@ -194,8 +176,5 @@ def write_map(path: Path, name: str, options: Namespace) -> None:
     synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)
 
 
-MAKERS = {
-    "folder": write_folder, "gemma": write_gemma, "text": write_text, "ranks": write_ranks,
-    "map": write_map,
-}  # fmt: skip
+MAKERS = {"folder": write_folder, "text": write_text, "ranks": write_ranks, "map": write_map}
 SUFFIXES = {"text": ".jsonl", "ranks": ".tiktoken", "map": ".safetensors"}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import xtok
 from benchmarks.harness import Pair, Row, chosen, documents, tokenizer
-from benchmarks.projecting import KINDS, ORDER, NGrams
+from benchmarks.ngrams import KINDS, ORDER, NGrams
 from xtok.tokenizers import Tokenizer
 
 PAIRS: tuple[Pair, ...] = (

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import fetch_models
 import fetch_tokenizers
 import numpy as np
 import small_tokenizers
@@ -36,8 +37,11 @@ Pair = tuple[str, str]
 
 
 def path_of(name: str) -> Path:
-    """Return a fetched tokenizer's path."""
-    path = fetch_tokenizers.DEFAULT_DIR / FILES[name]
+    """Return a fetched tokenizer's path, or a fetched model's."""
+    if name in fetch_models.NAMES:
+        path = fetch_models.folder_of(name)
+    else:
+        path = fetch_tokenizers.DEFAULT_DIR / FILES[name]
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     return path

@@ -26,8 +26,8 @@ from starlette.routing import Route
 
 import xtok
 from benchmarks.harness import Row, chosen, documents, path_of, tokenizer
-from benchmarks.projecting import NGrams, flat, predictions, stored
-from benchmarks.projecting import Sides as Texts
+from benchmarks.ngrams import NGrams, flat, predictions, stored
+from benchmarks.ngrams import Sides as Texts
 from xtok.config import ServeConfig
 from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.stored import TopK, chosen_rows
