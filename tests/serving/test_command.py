@@ -20,6 +20,7 @@ from served_teachers import Model, running
 
 import xtok
 from xtok.errors import XtokError
+from xtok.serving.server import bound
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
 
@@ -69,6 +70,30 @@ def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
     assert model.keys == {"Bearer theirs"}
 
 
+def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer) -> None:
+    models = str(small / "small-byte-level"), str(small / "small-digits")
+    model = Model(digits)
+    with (
+        running(model.app) as behind,
+        command(*models, "--teacher-url", behind) as (process, url),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        model.delay = 600.0
+        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=60)
+        while not model.running:
+            time.sleep(0.005)
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaves:
+            leaves.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert waiting.result().status_code == 503
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in err
+
+
 def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     done = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
@@ -84,6 +109,13 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
         f"error: 127.0.0.1:{port} cannot be listened at: Address already in use",
         "hint: give another --port, or stop what listens there",
     ]
+    with bound("127.0.0.1", 0) as first, pytest.raises(XtokError, match="cannot be listened at"):
+        bound("127.0.0.1", first.getsockname()[1])  # while the first one still starts
+    for name in ("XTOK_API_KEY", "XTOK_TEACHER_API_KEY"):
+        done = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
+        assert done.returncode == 1
+        assert "error: a key has a space or line break at an end" in done.stderr
+        assert "secret" not in done.stderr
     with running(Model(digits, max_logprobs=5).app) as behind:
         done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--host", "0.0.0.0")
     assert done.returncode == 1

@@ -261,7 +261,7 @@ def test_vllms_other_routes(start: Start) -> None:
     start_of = 6
     sampling = {
         "max_tokens": 1, "prompt_logprob_start": start_of - 1,
-        "prompt_logprob_token_ids": [[i, 9, -1] for i in ids[start_of:]],
+        "prompt_logprob_token_ids": [[i, 2**63, -1] for i in ids[start_of:]],
     }  # fmt: skip
     answer = served.post("/inference/v1/generate", token_ids=ids, sampling_params=sampling)
     matrix = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
@@ -309,6 +309,24 @@ BAD: list[tuple[str, Any, str]] = [
     ("/generate", {"input_ids": [1], "return_logprob": True, "logprob_start_len": 1}, "logprob_s"),
     ("/generate", {"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: 2 values"),
     ("/inference/v1/generate", {"token_ids": [1]}, "Object missing required field `sampling_par"),
+    ("/v1/completions", b'{"x":' + b"[" * 100000, "maximum recursion depth"),
+    ("/generate", b'{"input_ids":[1],"x":' + b"[" * 100000, "maximum recursion depth"),
+    ("/tokenize", b'{"prompt":"\xff"}', "can't decode byte 0xff"),
+    (
+        "/generate",
+        {"input_ids": [[1], [2]], "return_logprob": True, "top_logprobs_num": [-1, 5]},
+        "top_logprobs_num: -1 is not in 0",
+    ),
+    (
+        "/generate",
+        {
+            "input_ids": [[1, 2], [2, 3]],
+            "return_logprob": True,
+            "token_ids_logprob_positions": [[], [1]],
+        },
+        "token_ids_logprob_positions: give them with one sequence",
+    ),
+    ("/v1/completions", {"prompt": [5] * 10**6, "prompt_logprobs": 1}, "far more than the 2047"),
     (
         "/inference/v1/generate",
         {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[1], [2]]}},
@@ -517,6 +535,17 @@ def test_servers_that_are_none(digits: Tokenizer) -> None:
     assert "it answers neither as vLLM nor as SGLang does" in raised.value.message
     with pytest.raises(XtokError, match=r"^the teacher's server at http://127.0.0.1:9: Connect"):
         asyncio.run(ask("http://user:secret@127.0.0.1:9"))
+    for wrong in ("ftp://x", "http://", "127.0.0.1:99999", "http://[::1", "http://u:secret@x:y"):
+        with pytest.raises(XtokError, match="is no address of a server") as raised:
+            asyncio.run(ask(wrong))
+        assert "secret" not in str(raised.value)
+
+    async def unzipped(request: Any) -> Response:
+        return Response(b"text", headers={"Content-Encoding": "gzip"})
+
+    app = Starlette(routes=[Route("/v1/models", unzipped)])
+    with running(app) as url, pytest.raises(XtokError, match="DecodingError: "):
+        asyncio.run(ask(url))
 
 
 def test_a_server_that_is_still_loading_is_waited_for(pair: Pair, digits: Tokenizer) -> None:
@@ -572,13 +601,37 @@ def test_a_teacher_that_dies(
         assert httpx.get(f"{url}/health").status_code == 503
 
 
+OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
 ODD: list[tuple[Any, str]] = [
+    ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it says nothing of token 1"),
+    ({"choices": [{"prompt_logprobs": [{"5": {"logprob": -1}}] * 3}]}, "it says something, with"),
+    ({"choices": [{"prompt_logprobs": [None, {str(2**40): {"logprob": -1}}, None]}]}, "token 2"),
+    (
+        {"choices": [{"prompt_logprobs": [None, *[{str(2**40): {"logprob": -1}}] * 2]}]},
+        "out of bounds for int32",
+    ),
+    (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
+    (b'{"x":' + b"[" * 100000, "maximum recursion depth"),
+    ({"meta_info": {"input_token_logprobs": OWN[:2], "input_top_logprobs": []}}, "of other ids"),
+    ({"meta_info": {"input_token_logprobs": OWN, "input_top_logprobs": [None]}}, "1 rows for 3"),
+    (
+        {
+            "meta_info": {
+                "input_token_logprobs": [*OWN[:2], [None, 7, None]],
+                "input_top_logprobs": [None, [], [[-1.0, 8, None]]],
+            }
+        },
+        "it says nothing of token 2",
+    ),
     (b"<html>", "/v1/completions answered without log-probabilities of the prompt: "),
     ({"choices": []}, "without log-probabilities of the prompt: no prompt_logprobs"),
     ({"choices": [{"prompt_logprobs": [None]}]}, "of the prompt: 1 rows for 3 ids"),
-    ({"choices": [{"prompt_logprobs": [None, {"6": {"logprob": 0.5}}, None]}]}, "above 1"),
     (
-        {"choices": [{"prompt_logprobs": [None, {"99999": {"logprob": -1}}, None]}]},
+        {"choices": [{"prompt_logprobs": [None, {"6": {"logprob": 0.5}}, {"7": {"logprob": -1}}]}]},
+        "above 1",
+    ),
+    (
+        {"choices": [{"prompt_logprobs": [None, *[{"99999": {"logprob": -1}}] * 2]}]},
         "the id 99999 is outside the vocabulary of small-digits",
     ),
 ]
@@ -588,18 +641,19 @@ ODD: list[tuple[Any, str]] = [
 def test_a_teacher_that_answers_something_else(digits: Tokenizer, answer: Any, words: str) -> None:
     content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
-    async def completions(request: Any) -> Response:
+    async def scored(request: Any) -> Response:
         return Response(content)
 
     async def ask(url: str) -> None:
         async with aclosing(Teacher(url, digits)) as teacher:
-            teacher.kind, teacher.model = "vllm", "x"
+            teacher.kind, teacher.model = "sglang" if b"meta_info" in content else "vllm", "x"
             with pytest.raises(TeacherError) as raised:
                 await teacher.score([5, 6, 7], 1)
             assert words in str(raised.value)
             assert not raised.value.is_request
 
-    app = Starlette(routes=[Route("/v1/completions", completions, methods=["POST"])])
+    routes = ("/v1/completions", "/generate")
+    app = Starlette(routes=[Route(path, scored, methods=["POST"]) for path in routes])
     with running(app) as url:
         asyncio.run(ask(url))
 
@@ -686,7 +740,7 @@ def test_gzip_and_large_bodies(pair: Pair, digits: Tokenizer) -> None:
                 huge = gzip.compress(b" " * (65 << 20))
                 answer = await client.post("/v1/completions", content=huge, headers=headers)
                 assert answer.json()["error"]["message"].startswith("the body has more than 64 MB")
-                for wrong in (b"text", packed[:-9]):
+                for wrong in (b"text", packed[:-9], packed + b"\0" * (1 << 20)):
                     answer = await client.post("/v1/completions", content=wrong, headers=headers)
                     assert answer.json()["error"]["message"].startswith("the body is no gzip: ")
                 answer = await client.post(

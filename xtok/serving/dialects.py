@@ -175,8 +175,7 @@ def _npy(one: Scores, wanted: list[list[int]], about: About) -> str:
     rows = chosen(one, wanted, about.vocab_size)[first:]
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
     for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
-        is_padding = np.array(ids, np.int64) < 0
-        matrix[n, : len(row)] = np.where(is_padding, -np.inf, row)
+        matrix[n, : len(row)] = np.where([i < 0 for i in ids], -np.inf, row)
     file = io.BytesIO()
     np.save(file, matrix)
     return base64.b64encode(file.getvalue()).decode()
@@ -237,7 +236,7 @@ def generate(body: bytes) -> Asked:
     for start, ids in zip(starts, sequences, strict=True):
         if start >= max(1, len(ids)):
             raise BadRequest(f"logprob_start_len: {start}, of {len(ids)} tokens")
-    top_k = _checked_k(max(tops), "top_logprobs_num")
+    top_k = max(_checked_k(top, "top_logprobs_num") for top in tops)
     chosen_ids = _chosen(asked, sequences)
 
     def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
@@ -257,9 +256,11 @@ def generate(body: bytes) -> Asked:
 def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]] | None]:
     """Return the ids that a request chooses, of each sequence and each of its tokens."""
     if asked.token_ids_logprob_positions is not None:
-        [ids], rows = sequences, asked.token_ids_logprob_positions
-        if len(rows) != len(ids):
-            raise BadRequest(f"token_ids_logprob_positions: {len(rows)} rows for {len(ids)} tokens")
+        rows, count = asked.token_ids_logprob_positions, len(sequences[0])
+        if len(sequences) > 1:
+            raise BadRequest("token_ids_logprob_positions: give them with one sequence")
+        if len(rows) != count:
+            raise BadRequest(f"token_ids_logprob_positions: {len(rows)} rows for {count} tokens")
         return [rows]
     if asked.token_ids_logprob is None:
         return [None] * len(sequences)
@@ -342,7 +343,7 @@ T = TypeVar("T")
 def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as problem:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as problem:
         what, _, place = str(problem).partition(" - at ")
         field = place.strip("`").removeprefix("$.") if place else ""
         raise BadRequest(f"{field}: {what}" if field else what) from problem

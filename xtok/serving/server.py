@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,6 +49,9 @@ from xtok.vocab.pair import Pair
 LARGEST_BODY = 64 << 20
 AT_ONCE = 1 << 16
 """Teacher tokens that are projected in one go, so that memory does not grow with what waits."""
+
+_BACKLOG = 2048
+"""Connections that may wait to be accepted, as uvicorn has it."""
 
 T = TypeVar("T")
 Parser = Callable[[bytes], Asked]
@@ -159,6 +163,7 @@ class Proxy:
         self.scorer, self.teacher, self.metrics = scorer, teacher, Metrics()
         student = scorer.student.vocabulary
         self.about = About(student.model_id, student.vocab_size)
+        self._longest = int(scorer.teacher.table.lengths.max())
         self._gathered = Gathered(scorer, self.metrics)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
@@ -218,6 +223,8 @@ class Proxy:
             text = text_to_tokenize(await _body(request))
         except BadRequest as error:
             return _error(400, str(error))
+        except ClientDisconnect:
+            return Response(status_code=499)
         [ids] = await asyncio.to_thread(self.scorer.student.encode_batch, [text])
         answer = {"count": len(ids), "max_model_len": self._max_model_len(), "tokens": ids}
         return JSONResponse(answer)
@@ -235,6 +242,8 @@ class Proxy:
                 response = self._of_teacher(error)
             except ClientDisconnect:
                 response = Response(status_code=499)
+            except asyncio.CancelledError:  # by a second signal
+                response = _error(503, "the server was stopped")
         self.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
 
@@ -278,12 +287,18 @@ class Proxy:
                     f"the id {outside[0]} is outside the vocabulary of {self.about.model}, "
                     f"0..{self.about.vocab_size - 1}"
                 )
+            most = self.teacher.max_model_len
+            if most is not None and len(ids) > most * self._longest:  # before any work
+                raise BadRequest(
+                    f"the sequence has {len(ids)} tokens, far more than the {most - 1} of the "
+                    "teacher's that its server takes"
+                )
             try:
                 spelled.append(self.scorer.spell(ids))
             except XtokError as error:
                 raise BadRequest(str(error)) from error
             self.metrics.sequences.labels(str(spelled[-1].is_chat).lower()).inc()
-            count, most = len(spelled[-1].teacher_ids), self.teacher.max_model_len
+            count = len(spelled[-1].teacher_ids)
             if most is not None and count >= most:
                 raise BadRequest(
                     f"the sequence has {len(ids)} tokens, {count} of the teacher's, whose server "
@@ -334,7 +349,7 @@ def is_here(host: str) -> bool:
 async def _body(request: Request) -> bytes:
     """Return the body of a request, unpacked; at most 64 MB."""
     unpack = zlib.decompressobj(31) if _is_gzip(request) else None
-    parts, size = [], 0
+    parts, size, sent = [], 0, 0
     async for part in request.stream():
         try:
             data = unpack.decompress(part, LARGEST_BODY - size + 1) if unpack else part
@@ -342,8 +357,11 @@ async def _body(request: Request) -> bytes:
             raise BadRequest(f"the body is no gzip: {error}") from error
         parts.append(data)
         size += len(data)
-        if size > LARGEST_BODY:
+        sent += len(part)
+        if max(size, sent) > LARGEST_BODY:
             raise BadRequest(f"the body has more than {LARGEST_BODY >> 20} MB: send less at once")
+        if unpack and unpack.unused_data:
+            raise BadRequest("the body is no gzip: something follows its end")
     if unpack and not unpack.eof:
         raise BadRequest("the body is no gzip: it ends early")
     return b"".join(parts)
@@ -382,6 +400,11 @@ def _error(status: int, message: str) -> Response:
 class Server(uvicorn.Server):
     """Uvicorn's server, which ends well by SIGTERM and Ctrl-C: what runs is answered before."""
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop when all that runs is answered; by a second signal, at once."""
+        self.force_exit |= self.should_exit
+        super().handle_exit(sig, frame)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop by a signal, and by a second one at once."""
@@ -398,7 +421,7 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket with an address, before anything costs time.
+    """Return a socket that listens, before anything costs time; who connects early waits.
 
     Raises:
         XtokError: if the address is taken, or not this machine's.
@@ -408,6 +431,7 @@ def bound(host: str, port: int) -> socket.socket:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind((host, port))
+        opened.listen(_BACKLOG)  # else a second server could take it, too, until one listens
     except OSError as error:
         opened.close()
         raise XtokError(
@@ -421,7 +445,9 @@ def bound(host: str, port: int) -> socket.socket:
 async def run(app: Starlette, opened: socket.socket, begun: Callable[[], object]) -> None:
     """Serve an app until a signal stops it."""
     server = Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=120)
+        uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_keep_alive=120, lifespan="off"
+        )
     )
     task = asyncio.ensure_future(server.serve([opened]))
     while not (server.started or task.done()):
@@ -429,6 +455,18 @@ async def run(app: Starlette, opened: socket.socket, begun: Callable[[], object]
     if not task.done():
         begun()
     await task
+
+
+def _key(given: str | None, parameter: str) -> str | None:
+    """Return a key, by default from the environment; one that no header can hold is an error."""
+    key = given or os.environ.get(f"XTOK_{parameter.upper()}")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise XtokError(
+            "a key has a space or line break at an end, or characters that no header can hold",
+            hint=f"give {{option}} or XTOK_{parameter.upper()} without",
+            parameter=parameter,
+        )
+    return key
 
 
 async def serve(
@@ -441,12 +479,8 @@ async def serve(
     begun: Callable[[str], object],
 ) -> None:
     """Find out what the teacher's server is, and answer until a signal; see `xtok.serve`."""
-    own_key, teacher_key = (
-        key or os.environ.get(name)
-        for key, name in (
-            (config.api_key, "XTOK_API_KEY"), (config.teacher_api_key, "XTOK_TEACHER_API_KEY"),
-        )
-    )  # fmt: skip
+    own_key = _key(config.api_key, "api_key")
+    teacher_key = _key(config.teacher_api_key, "teacher_api_key")
     host, port = opened.getsockname()[:2]
     if not own_key and not is_here(host):
         note(f"anybody who reaches {host} may ask: set XTOK_API_KEY to a key that clients send")

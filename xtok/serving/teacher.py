@@ -81,6 +81,9 @@ class Teacher:
         tokenizer: the teacher's.
         api_key: what it asks for, if anything; sent as a Bearer token.
         at_once: how many sequences it is asked for at once.
+
+    Raises:
+        XtokError: if the address is none.
     """
 
     kind: Kind
@@ -91,10 +94,9 @@ class Teacher:
     def __init__(
         self, url: str, tokenizer: Tokenizer, *, api_key: str | None = None, at_once: int = 64
     ) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self.tokenizer = tokenizer
         base = url if "://" in url else f"http://{url}"
+        self.url = _address(base)
+        self.tokenizer = tokenizer
         self._client = httpx.AsyncClient(
             base_url=base.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -131,9 +133,10 @@ class Teacher:
             await self._choose(candidates, note)
             if not is_checked:
                 await self._check_names()
-        except TeacherError as error:
+        except (TeacherError, httpx.RequestError) as error:
+            problem = _reason(error) if isinstance(error, httpx.RequestError) else error
             raise XtokError(
-                f"the teacher's server at {self.url}: {error}",
+                f"the teacher's server at {self.url}: {problem}",
                 hint="give the address of a vLLM or SGLang server of the teacher",
                 parameter="teacher_url",
             ) from error
@@ -148,7 +151,7 @@ class Teacher:
                 if response.status_code not in _BUSY:
                     break
                 problem = _words(response)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 problem = _reason(error)
             if asyncio.get_running_loop().time() - begin >= wait:
                 raise TeacherError(problem)
@@ -160,7 +163,8 @@ class Teacher:
         if response.status_code in (401, 403):
             raise TeacherError(f"it refuses the key: {_words(response)}")
         cards = value.get("data") if isinstance(value, dict) else None
-        return cards[0] if isinstance(cards, list) and cards else {}
+        first = cards[0] if isinstance(cards, list) and cards else None
+        return first if isinstance(first, dict) else {}
 
     async def _check_tokenizer(self) -> bool:
         """Compare the server's tokenizer with the teacher's; False if it cannot be asked."""
@@ -244,7 +248,7 @@ class Teacher:
         """Return why the server does not answer; nothing if it does."""
         try:
             response = await self._client.get("/health", timeout=10.0)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return _reason(error)
         return "" if response.is_success else _words(response)
 
@@ -282,7 +286,7 @@ class Teacher:
             topk, ranks = read(content, ids)
             place = StoredRows(topk, {}, [f"the answer of the teacher's server at {self.url}"])
             rows = checked(place, self.tokenizer.vocabulary, renormalized=False, complete=True)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, OverflowError, RecursionError, UnicodeError) as error:
             raise TeacherError(
                 f"{self._route} answered without log-probabilities of the prompt: {error}"
             ) from error
@@ -306,7 +310,7 @@ class Teacher:
                     raise TeacherError(problem, is_request=is_request)
             except httpx.TimeoutException as error:
                 raise TeacherError(_reason(error)) from error
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 problem = _reason(error)
             if pause is None:
                 break
@@ -339,22 +343,28 @@ def _read_sglang(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
     about = msgspec.json.decode(content, type=_Generated).meta_info
     if about.input_token_logprobs is None or about.input_top_logprobs is None:
         raise msgspec.ValidationError("no input_token_logprobs and input_top_logprobs")
+    if [entry[1] for entry in about.input_token_logprobs] != [*ids]:
+        raise msgspec.ValidationError("it is of other ids than it was asked for")
+    if len(about.input_top_logprobs) != len(ids):
+        raise msgspec.ValidationError(f"{len(about.input_top_logprobs)} rows for {len(ids)} ids")
     kept, ranks = [], []
     for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
         row = {i: value for value, i, _ in top or () if value is not None}
         if own[0] is not None:
             row.setdefault(own[1], own[0])
-        ranks.append(list(row).index(own[1]) + 1 if row else 0)
-        kept.append(row)
-    if [entry[1] for entry in about.input_token_logprobs] != [*ids]:
-        raise msgspec.ValidationError("it is of other ids than it was asked for")
+        ranks.append(list(row).index(own[1]) + 1 if own[1] in row else 0)
+        kept.append(row if ranks[-1] else {})
     values = chain.from_iterable(row.values() for row in kept)
     return _topk(ids, _Rows([*map(len, kept)], chain.from_iterable(kept), values, ranks))
 
 
 def _topk(ids: Sequence[int], rows: _Rows) -> tuple[TopK, Any]:
-    if len(rows.counts) != len(ids) or rows.counts[0]:
+    if len(rows.counts) != len(ids):
         raise msgspec.ValidationError(f"{len(rows.counts)} rows for {len(ids)} ids")
+    wrong = [n for n, count in enumerate(rows.counts) if bool(n) != bool(count)]
+    if wrong:
+        what = "nothing" if wrong[0] else "something, with nothing before it,"
+        raise msgspec.ValidationError(f"it says {what} of token {wrong[0]}")
     starts = bounds_of(rows.counts)
     unknown = np.full(len(ids), np.nan, np.float32)
     topk = TopK(
@@ -365,10 +375,28 @@ def _topk(ids: Sequence[int], rows: _Rows) -> tuple[TopK, Any]:
     return topk, np.array(rows.ranks, np.int64)
 
 
+def _address(url: str) -> str:
+    """Return where a server is, without a route or a password."""
+    shown = url.rpartition("@")[2]
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        is_address = False
+    if not is_address:
+        raise XtokError(
+            f"{shown} is no address of a server",
+            hint="give {option} as http://HOST:PORT",
+            parameter="teacher_url",
+        )
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -383,6 +411,6 @@ def _words(response: httpx.Response) -> str:
     return f"{status}: {' '.join(text.split())[:500]}" if text.strip() else status
 
 
-def _reason(error: httpx.TransportError) -> str:
+def _reason(error: httpx.RequestError) -> str:
     """Return what went wrong on the way, in a line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
