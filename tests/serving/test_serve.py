@@ -36,6 +36,7 @@ from xtok.serving.server import Proxy
 from xtok.serving.teacher import Teacher, TeacherError
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
+from xtok.vocab.table import TokenType
 
 TEXT = "In 2014 there were 201 lamps — día tras día 灯, and the keeper’s 42 steps."
 SIDES = [
@@ -145,7 +146,9 @@ def test_each_token_has_a_value_and_sums_are_the_teachers(
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -> None:
     served = start("digits", "digits", kind)
-    ids = served.pair.tokenizers[0].encode(TEXT).ids.tolist()
+    tokenizer = served.pair.tokenizers[0]
+    unused = np.flatnonzero(tokenizer.table.types == TokenType.UNUSED).tolist()
+    ids = [*tokenizer.encode(TEXT).ids.tolist(), unused[0], 5]
     [rows] = served.rows(ids, top_k=7)
     assert served.model.asked[-1] == ids
     expected = served.model.logprobs(ids)

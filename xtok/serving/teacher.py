@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -97,6 +98,7 @@ class Teacher:
         base = url if "://" in url else f"http://{url}"
         self.url = _address(base)
         self.tokenizer = tokenizer
+        self._ids = replace(tokenizer.vocabulary, table=None)  # ids that stand for nothing, too
         self._client = httpx.AsyncClient(
             base_url=base.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -285,7 +287,7 @@ class Teacher:
         try:
             topk, ranks = read(content, ids)
             place = StoredRows(topk, {}, [f"the answer of the teacher's server at {self.url}"])
-            rows = checked(place, self.tokenizer.vocabulary, renormalized=False, complete=True)
+            rows = checked(place, self._ids, renormalized=False, complete=True)
         except (msgspec.MsgspecError, OverflowError, RecursionError, UnicodeError) as error:
             raise TeacherError(
                 f"{self._route} answered without log-probabilities of the prompt: {error}"
