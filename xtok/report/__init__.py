@@ -142,8 +142,9 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def print_note(note: str) -> None:
-    """Print a note on stderr."""
-    print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
+    """Print a note on stderr; if nobody reads it, work goes on."""
+    with suppress(OSError):
+        print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_error(message: str, hint: str, stderr: TextIO) -> None:

@@ -62,7 +62,8 @@ class DistillationCollator:
     that are not targets on both sides are not valid.
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
-    >>> batch["labels"].tolist(), batch["teachers"][0]["alignment"].num_chunks.tolist()
+    >>> [teacher] = batch["teachers"]
+    >>> batch["labels"].tolist(), teacher["alignment"].num_chunks.tolist()
     ([[104, 105], [104, -100]], [2, 1])
 
     Args:
