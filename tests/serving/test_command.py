@@ -111,6 +111,9 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
     ]
     with bound("127.0.0.1", 0) as first, pytest.raises(XtokError, match="cannot be listened at"):
         bound("127.0.0.1", first.getsockname()[1])  # while the first one still starts
+    with pytest.raises(XtokError, match="cannot be listened at: ") as raised:
+        bound("192.0.2.1", 0)
+    assert raised.value.hint == "give another host="
     for name in ("XTOK_API_KEY", "XTOK_TEACHER_API_KEY"):
         done = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
         assert done.returncode == 1

@@ -264,7 +264,7 @@ def test_vllms_other_routes(start: Start) -> None:
     start_of = 6
     sampling = {
         "max_tokens": 1, "prompt_logprob_start": start_of - 1,
-        "prompt_logprob_token_ids": [[i, 2**63, -1] for i in ids[start_of:]],
+        "prompt_logprob_token_ids": [[i, 9, -1] for i in ids[start_of:]],
     }  # fmt: skip
     answer = served.post("/inference/v1/generate", token_ids=ids, sampling_params=sampling)
     matrix = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
@@ -312,6 +312,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("/generate", {"input_ids": [1], "return_logprob": True, "logprob_start_len": 1}, "logprob_s"),
     ("/generate", {"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: 2 values"),
     ("/inference/v1/generate", {"token_ids": [1]}, "Object missing required field `sampling_par"),
+    (
+        "/generate",
+        {"input_ids": [1, 2], "return_logprob": True, "token_ids_logprob": [5, 99999]},
+        "the chosen id 99999 is outside the vocabulary of small-byte-level",
+    ),
+    (
+        "/inference/v1/generate",
+        {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[2**63]]}},
+        "the chosen id 9223372036854775808 is outside",
+    ),
     ("/v1/completions", b'{"x":' + b"[" * 100000, "maximum recursion depth"),
     ("/generate", b'{"input_ids":[1],"x":' + b"[" * 100000, "maximum recursion depth"),
     ("/tokenize", b'{"prompt":"\xff"}', "can't decode byte 0xff"),

@@ -172,13 +172,23 @@ def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
 def _npy(one: Scores, wanted: list[list[int]], about: About) -> str:
     """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`."""
     first = next((n for n, row in enumerate(wanted) if row), len(wanted))
-    rows = chosen(one, wanted, about.vocab_size)[first:]
+    rows = _chosen_values(one, wanted, about)[first:]
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
     for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
         matrix[n, : len(row)] = np.where([i < 0 for i in ids], -np.inf, row)
     file = io.BytesIO()
     np.save(file, matrix)
     return base64.b64encode(file.getvalue()).decode()
+
+
+def _chosen_values(one: Scores, wanted: list[list[int]], about: About) -> list[list[float]]:
+    outside = [max(row) for row in wanted if row and max(row) >= about.vocab_size]
+    if outside:
+        raise BadRequest(
+            f"the chosen id {outside[0]} is outside the vocabulary of {about.model}, "
+            f"0..{about.vocab_size - 1}"
+        )
+    return chosen(one, wanted, about.vocab_size)
 
 
 def _vllm_rows(one: Scores, top_k: int, about: About) -> list[dict[int, Entry] | None]:
@@ -286,7 +296,7 @@ def _sglang_answer(
         meta["input_top_logprobs"] = [None, *_sglang_rows(one, top_k, about)[start + 1 :]]
         meta["output_top_logprobs"] = []
     if wanted is not None:
-        rows = chosen(one, wanted, about.vocab_size)
+        rows = _chosen_values(one, wanted, about)
         meta["input_token_ids_logprobs"] = [
             None,
             *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import itertools
 import os
@@ -434,10 +435,11 @@ def bound(host: str, port: int) -> socket.socket:
         opened.listen(_BACKLOG)  # else a second server could take it, too, until one listens
     except OSError as error:
         opened.close()
+        is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise XtokError(
             f"{host}:{port} cannot be listened at: {error.strerror or error}",
-            hint="give another {option}, or stop what listens there",
-            parameter="port",
+            hint="give another {option}" + ", or stop what listens there" * is_taken,
+            parameter="port" if is_taken else "host",
         ) from error
     return opened
 
