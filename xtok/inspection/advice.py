@@ -1,8 +1,8 @@
 """The one place that recommends a loss, an artefact, a direction, and the next command.
 
-docs/guides/choosing.md says the same, and why: beside cross-entropy, event KL did best whichever
-side had the longer tokens, unless its events leak; a map does better in the direction that leaves
-less open. The share of the vocabularies that is the same decides nothing.
+docs/guides/choosing.md says the same, and why: beside cross-entropy, no loss did better than event
+KL, unless its events leak; a map does better in the direction that leaves less open. The share of
+the vocabularies that is the same decides nothing.
 """
 
 from __future__ import annotations
