@@ -621,7 +621,7 @@ ODD: list[tuple[Any, str]] = [
     ({"choices": [{"prompt_logprobs": [None, {str(2**40): {"logprob": -1}}, None]}]}, "token 2"),
     (
         {"choices": [{"prompt_logprobs": [None, *[{str(2**40): {"logprob": -1}}] * 2]}]},
-        "out of bounds for int32",
+        "1099511627776 is no token id",
     ),
     (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
     (b'{"x":' + b"[" * 100000, "maximum recursion depth"),

@@ -368,11 +368,15 @@ def _topk(ids: Sequence[int], rows: _Rows) -> tuple[TopK, Any]:
         what = "nothing" if wrong[0] else "something, with nothing before it,"
         raise msgspec.ValidationError(f"it says {what} of token {wrong[0]}")
     starts = bounds_of(rows.counts)
+    candidates = np.fromiter(rows.ids, np.int64, starts[-1])
+    outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
+    if len(outside):
+        raise msgspec.ValidationError(f"{outside[0]} is no token id")
     unknown = np.full(len(ids), np.nan, np.float32)
     topk = TopK(
         np.array(ids, np.int32), np.array([0, len(ids)]), starts,
-        np.fromiter(rows.ids, np.int32, starts[-1]),
-        np.fromiter(rows.logprobs, np.float32, starts[-1]), unknown, unknown.copy(),
+        candidates.astype(np.int32), np.fromiter(rows.logprobs, np.float32, starts[-1]),
+        unknown, unknown.copy(),
     )  # fmt: skip
     return topk, np.array(rows.ranks, np.int64)
 
