@@ -13,7 +13,9 @@ command -v uv >/dev/null || fail "uv is not installed" "pip install uv"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset PYTHONPATH
-run uv build --quiet --wheel --out-dir "$work/dist"
+mkdir "$work/tree"
+git archive HEAD | tar -x -C "$work/tree" # without what earlier builds left behind
+run uv build --quiet --wheel --out-dir "$work/dist" "$work/tree"
 
 with=(hypothesis matplotlib pyarrow pytest pytest-xdist scipy zstandard httpx msgspec prometheus-client starlette uvicorn)
 tests=(-q -m 'not real' -p no:cacheprovider)
