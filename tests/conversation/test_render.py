@@ -122,7 +122,7 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
         ("a.json", "[\n{},\n{x}]", "a.json, line 3: no JSON: "),
         ("a.json", "[[], []]", "a.json, conversation 0: it has no messages"),
         ("a.json", lines(CHAT) + "x", "a.json, line 2: no JSON: "),
-        ("a.json", "[" * 100_000, "a.json, line 1: no JSON: maximum recursion depth exceeded"),
+        ("a.json", "[" * 100_000, "a.json, line 1: no JSON: "),
         ("a.json", b'[\n{"role": "\xff"}]', "a.json, line 2: not UTF-8: invalid start byte"),
         ("a.json", "", "a.json: it has no conversations"),
         ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are no list"),

@@ -5,6 +5,7 @@ import ctypes
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ from make import hf_folder_of_ranks, spelled, table_of
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import TokenType
+
+# Newer Pythons say only that a file with too long a name is not there.
+TOO_LONG = "no such file or folder: " if sys.version_info >= (3, 14) else "cannot be looked up: "
 
 
 @pytest.fixture(params=KINDS)
@@ -220,7 +224,7 @@ def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_pat
         ("~/no", "no such file or folder: "), ("./spam:eggs", "no such file or folder: ./spam"),
         ("https://huggingface.co/Qwen/Qwen3-4B/tree/main", "Qwen/Qwen3-4B"),
         ("http://hf.co", "URLs are not supported: http://hf.co"),
-        *((prefix + "a" * 5_000, "cannot be looked up: ") for prefix in ("", "hf:", "spm:")),
+        *((prefix + "a" * 5_000, TOO_LONG) for prefix in ("", "hf:", "spm:")),
         *((prefix + "~no-such-user/a.model", "~no-such-user/a.model cannot be looked up: ")
           for prefix in ("", "hf:", "spm:")),
         ("", "the model's name is empty"), ("hf:", "the model's name is empty"),
