@@ -456,6 +456,12 @@ async def run(app: Starlette, opened: socket.socket, begun: Callable[[], object]
         await asyncio.sleep(0.01)
     if not task.done():
         begun()
+    while not (task.done() or server.force_exit):
+        await asyncio.wait({task}, timeout=0.1)
+    if not task.done():  # since Python 3.12 its end waits for all clients to leave
+        task.cancel()
+        await asyncio.wait({task})
+        return
     await task
 
 
