@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from inspect import signature
+from inspect import getsource, signature
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -415,8 +415,9 @@ def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 400_000)}
 
 
-CHECKS_ITSELF = bool(signature(torch._utils._validate_loaded_sparse_tensors).parameters)
-"""Newer versions of PyTorch check sparse matrices before anybody can measure them."""
+_VALIDATE = torch._utils._validate_loaded_sparse_tensors
+CHECKS_ITSELF = bool(signature(_VALIDATE).parameters) or "is_enabled" not in getsource(_VALIDATE)
+"""Versions of PyTorch, 2.6 and 2.15 among them, that check sparse matrices while they load."""
 
 READ_ALL = f"""{PEAK}
 from xtok.errors import XtokError

@@ -77,6 +77,11 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
                 "it has one",
                 parameter="trust_remote_code",
             ) from error
+        if isinstance(error, PermissionError):
+            raise TokenizerError(
+                f"{error.filename} cannot be read: {error.strerror}",
+                hint="check the path and its permissions",
+            ) from error
         raise TokenizerError(
             f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
             hint="check its tokenizer.json and tokenizer_config.json, or fetch them again",
