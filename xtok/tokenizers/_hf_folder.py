@@ -69,6 +69,8 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
                 use_fast=True,
                 trust_remote_code=trust_remote_code,
             )
+    except PermissionError:  # which the caller names, as of any other file
+        raise
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise TokenizerError(
@@ -76,11 +78,6 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
                 hint="read that code, then allow it with {option}; or give its tokenizer.json, if "
                 "it has one",
                 parameter="trust_remote_code",
-            ) from error
-        if isinstance(error, PermissionError):
-            raise TokenizerError(
-                f"{error.filename} cannot be read: {error.strerror}",
-                hint="check the path and its permissions",
             ) from error
         raise TokenizerError(
             f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
