@@ -82,24 +82,30 @@ def inspect(
     if text and (against is None or models.student_model is None):
         raise typer.BadParameter("--text goes with --against and --student-model")
     check_texts(text, field)
-    m, pair = models.with_map(map_options.load(map_path), name=map_path)
-    report.print_reports(m.reports)
+    projection, pair = models.with_map(map_options.load(map_path), name=map_path)
+    report.print_reports(projection.reports)
     if against is not None:
         other = map_options.load(against)
         comparison = xtok.compare(
-            m, other, text, pair=pair, num_examples=10 if num_examples is None else num_examples,
-            names=[str(map_path), str(against)], field=field,
+            projection, other, text, pair=pair, field=field,
+            num_examples=10 if num_examples is None else num_examples,
+            names=[str(map_path), str(against)],
         )  # fmt: skip
         show(comparison, tables.print_comparison, json=json)
     elif is_listing or is_explaining:
         explanation = xtok.explain(
-            m, [*tokens, *token_id], pair=pair, worst=worst, token_class=token_class, kind=kind
+            projection,
+            [*tokens, *token_id],
+            pair=pair,
+            worst=worst,
+            token_class=token_class,
+            kind=kind,
         )
         show(explanation, tables.print_explanation, json=json)
     else:
         if num_examples is None:
             num_examples = 0 if classes else 5
-        description = xtok.describe(m, num_examples=num_examples, classes=classes)
+        description = xtok.describe(projection, num_examples=num_examples, classes=classes)
         show(description, tables.print_description, json=json)
         if classes and description.coverage is None:
             report.print_notes(["the map carries no tokens, so no classes"])
