@@ -50,7 +50,7 @@ def test_every_student_is_trained_once(
     found = study.results(work)
     runs = list(study.plan(["scarce"], 1, (5e-5, 2e-5)))
     assert sorted(run for run, _ in found) == sorted(runs)
-    assert len(runs) == 5 + 1 + 6 + 3
+    assert len(runs) == 6 + 1 + 5 + 3
     assert table.count("\n| topk-kl | path-64 | 1 | 1 |") == 1
     assert table.count("\n| topk-kl | path-64 | 0.3 | 1 |") == 1
     assert table.count("\n| gold | for-gold | 1 | 1 |") == 1
