@@ -24,8 +24,9 @@ from make import write_documents
 import xtok
 from xtok.counting.prior import prior_edges
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
+from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.pair import Pair
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "data" / "tokenizers"
@@ -105,7 +106,7 @@ def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
 
 @pytest.fixture(scope="session")
 def map_to_digits(pair: Pair) -> ProjectionMap:
-    return xtok.build(pair)
+    return map_of_pair(pair)
 
 
 @pytest.fixture(scope="session")

@@ -18,15 +18,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tiny_models import tiny_model
 
-import xtok
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
 from xtok.progress import silent_note
 from xtok.projecting.back_map import BACK_MAP
 from xtok.serving.scoring import Scorer
 from xtok.serving.server import Proxy, bound
 from xtok.serving.teacher import Teacher
+from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 
 
 class Model:
@@ -189,7 +189,7 @@ def proxied(
 ) -> Iterator[str]:
     """Run xtok's server in front of a teacher's, in a thread; yield its address."""
     note = silent_note if notes is None else notes.append
-    made = back_map or xtok.build(pair.reversed, config=BACK_MAP)
+    made = back_map or map_of_pair(pair.reversed, BACK_MAP)
     servers: list[uvicorn.Server] = []
 
     async def serve(opened: socket.socket) -> None:

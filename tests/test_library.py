@@ -18,6 +18,7 @@ from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
+from xtok.stages.build import map_of_pair
 
 PACKAGE = Path(xtok.__file__).parent
 
@@ -96,7 +97,7 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
         assert same(xtok.reapply_exact(source), xtok.reapply_exact(projection))
         assert same(xtok.sort_cut(source), xtok.sort_cut(projection))
     pair = xtok.pair("bytes", "bytes")
-    extended = xtok.multitoken(pair, initial=xtok.build(pair))
+    extended = xtok.multitoken(pair, initial=map_of_pair(pair))
     xtok.build("bytes", "bytes").save(path)
     assert same(xtok.multitoken(pair, initial=path), extended)
 

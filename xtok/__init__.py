@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from xtok.inspection.evaluate import evaluate as evaluate
     from xtok.inspection.explain import explain as explain
     from xtok.inspection.verify import verify as verify
+    from xtok.maps.admit import pair as pair
     from xtok.maps.convert import convert as convert
     from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
+    from xtok.pairs import Pair as Pair
     from xtok.projecting.files import project as project
     from xtok.serving import serve as serve
     from xtok.stages.build import build as build
@@ -49,10 +51,8 @@ if TYPE_CHECKING:
     from xtok.stages.sort_cut import sort_cut as sort_cut
     from xtok.tokenizers import Tokenizer as Tokenizer
     from xtok.tokenizers import load_tokenizer as load_tokenizer
-    from xtok.tokenizers import pair as pair
     from xtok.training.collator import DistillationCollator as DistillationCollator
     from xtok.training.module import ProjectionModule as ProjectionModule
-    from xtok.vocab.pair import Pair as Pair
     from xtok.vocab.table import TokenTable as TokenTable
 
 # The names and modules of the imports above: type checkers and `__getattr__` read one list.

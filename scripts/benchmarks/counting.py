@@ -11,8 +11,8 @@ import xtok
 from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
 from xtok.counting.encode import EncodedBatch, TextEncoder
 from xtok.counting.pair_text import TextCounter, Wanted
+from xtok.pairs import Pair
 from xtok.threads import available_cores
-from xtok.vocab.pair import Pair
 
 PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))
 

@@ -33,6 +33,7 @@ from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.caches import neutral_table
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import StoredRows, TopK, chosen_rows
+from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 
 PAIRS: tuple[Pair, ...] = (
@@ -195,7 +196,7 @@ class Judge:
         known: dict[tuple[int, int], Sparse],
     ) -> None:  # fmt: skip
         pair = xtok.pair(student, teacher)
-        back_map = xtok.build(pair.reversed, config=BACK_MAP)
+        back_map = map_of_pair(pair.reversed, BACK_MAP)
         self.student, self.teacher, self.ours = student, teacher, ours
         self.sides = Sides(*flat(ours.ids), *flat(theirs.ids))
         bounds = self.sides.t_bounds.tolist()

@@ -35,6 +35,7 @@ from xtok.serving.answers import Scores
 from xtok.serving.scoring import Scorer, Spelled
 from xtok.serving.server import bound
 from xtok.serving.teacher import PROBE
+from xtok.stages.build import map_of_pair
 
 PAIRS = (("llama3", "qwen"), ("qwen", "llama3"))
 K, AT_ONCE, CHARACTERS = 64, 64, 3000
@@ -53,7 +54,7 @@ def serving(options: Namespace) -> Iterator[Row]:
     for label, names in chosen(PAIRS, options):
         pair = xtok.pair(*map(tokenizer, names))
         student, teacher = pair.tokenizers
-        scorer = Scorer(pair, xtok.build(pair.reversed, config=BACK_MAP), 1)
+        scorer = Scorer(pair, map_of_pair(pair.reversed, BACK_MAP), 1)
         rows = [student.encode(text).ids.tolist() for text in some]
         spelled = [scorer.spell(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))

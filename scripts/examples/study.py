@@ -35,6 +35,8 @@ from numpy.typing import NDArray
 
 import xtok
 from xtok.projecting.back_map import BACK_MAP
+from xtok.stages.build import map_of_pair
+from xtok.stages.events import events_of_pair
 from xtok.threads import available_cores
 from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK, prepare
 from xtok.training.losses import BatchLoss, make_loss
@@ -197,16 +199,16 @@ def prepare_seed(args: argparse.Namespace, run: Run, artefacts: Sequence[str]) -
 def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
     """Make a map or an event map; `text` is counted on the training text."""
     if name == "to-project":
-        return xtok.build(pair.reversed, config=BACK_MAP)
+        return map_of_pair(pair.reversed, BACK_MAP)
     if name in ("bytes", "event-text"):
-        return xtok.events(pair, texts=[texts] if name == "event-text" else [])
+        return events_of_pair(pair, texts=[texts] if name == "event-text" else [])
     if name == "recipe":
-        return xtok.build(pair, config=xtok.BuildConfig(scale_trick=False))
+        return map_of_pair(pair, xtok.BuildConfig(scale_trick=False))
     if name == "back":
         config = xtok.BuildConfig.for_loss("p-kl", target="start")
-        return xtok.build(pair.reversed, config=config, texts=[texts])
-    loss: Any = "gold" if name == "for-gold" else "p-kl"
-    return xtok.build(pair, for_loss=loss, texts=[texts] if name == "text" else [])
+        return map_of_pair(pair.reversed, config, texts=[texts])
+    config = xtok.BuildConfig.for_loss("gold" if name == "for-gold" else "p-kl")
+    return map_of_pair(pair, config, texts=[texts] if name == "text" else [])
 
 
 @torch.no_grad()

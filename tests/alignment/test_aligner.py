@@ -19,8 +19,8 @@ from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predic
 from xtok.errors import XtokError
 from xtok.integrations import nemo_rl
 from xtok.maps.admit import pair_of_maps
+from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenType
 
 TEXT = (

@@ -12,8 +12,8 @@ from make import TURNS
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.chats import ChatAlignment, align_chat
+from xtok.pairs import Pair
 from xtok.vocab.display import unescape
-from xtok.vocab.pair import Pair
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

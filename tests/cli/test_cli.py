@@ -28,9 +28,9 @@ from xtok.cli.command import expanded
 from xtok.cli.options import output_path
 from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import require_table
 from xtok.tokenizers import load_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.pair import require_table
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from xtok.counting.encode import EncodedTexts
 from xtok.counting.pair_text import DocumentCounter
 from xtok.counting.smoothing import EPSILON
 from xtok.maps.edges import Edges
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 from xtok.vocab.table import TokenTable, TokenType, Vocabulary
 
 TOKENS = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"c"]

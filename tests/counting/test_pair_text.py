@@ -26,8 +26,8 @@ from xtok.counting import pair_text, texts
 from xtok.counting.pair_text import PairText, TextTotals, Wanted
 from xtok.counting.texts import source_of
 from xtok.errors import XtokError
+from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 
 
 def figures(text: PairText) -> dict[str, Any]:
@@ -106,11 +106,11 @@ def test_a_difference_takes_its_chunk_and_no_more(
     assert text.left_out is not None
     assert text.left_out.sentence == sentence
     config = xtok.BuildConfig(alpha=1, exact_match=False)
-    counted = xtok.build(both, config=config, texts=[path], initial=xtok.multitoken(both))
+    counted = xtok.build(*both.tokenizers, config, texts=[path], initial=xtok.multitoken(both))
     assert sentence in counted.reports[-1].notes
-    assert sentence in xtok.events(both, texts=[path]).reports[-1].notes
+    assert sentence in xtok.events(*both.tokenizers, [path]).reports[-1].notes
     assert sentence in xtok.evaluate(both, counted, [path]).notes
-    [check] = [c for c in xtok.doctor(both, texts=[path]).pair_checks if c.name == "text"]
+    [check] = [c for c in xtok.doctor(*both.tokenizers, [path]).pair_checks if c.name == "text"]
     assert (check.level, check.message) == ("warning", sentence)
 
 

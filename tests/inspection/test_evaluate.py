@@ -209,7 +209,7 @@ def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) ->
         byte_ranks(tmp_path / "t.tiktoken", digits=1),
     )
     (tmp_path / "a.txt").write_text("201 201 201\n" * 20)
-    m = xtok.build(both)
+    m = xtok.build(*both.tokenizers)
     [row] = m.student_ids_of("201")
     rows = np.flatnonzero(m.student_ids == row)
     assert len(rows) == 3

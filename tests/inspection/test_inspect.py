@@ -15,6 +15,7 @@ from naive import rows_of
 from rich.cells import cell_len
 
 import xtok
+from xtok import pairs
 from xtok.config import BuildConfig, SortCutConfig
 from xtok.counting.pair_text import PairText
 from xtok.errors import XtokError
@@ -24,7 +25,6 @@ from xtok.inspection.explain import ExplainedRow, explain
 from xtok.maps.projection_map import ProjectionMap
 from xtok.report.maps import print_comparison
 from xtok.tokenizers import Tokenizer
-from xtok.vocab import pair as pairs
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 Pair = tuple[Tokenizer, Tokenizer]

@@ -13,7 +13,7 @@ from make import GOOD
 from xtok import ProjectionMap, XtokError
 from xtok.maps.convert import convert, nemo_overrides
 from xtok.maps.file import to_safetensors
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,12 @@ from stored_teachers import Row
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
+from xtok.pairs import Pair
 from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.files import Projected
 from xtok.projecting.rows import RowProjector
+from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 MODELS = ("small-digits", "small-byte-level")
@@ -48,7 +49,7 @@ def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
 @pytest.fixture(scope="module")
 def back_map(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("map") / "back.safetensors"
-    xtok.build(pair.reversed, config=BACK_MAP).save(path)
+    map_of_pair(pair.reversed, BACK_MAP).save(path)
     return path
 
 

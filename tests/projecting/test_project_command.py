@@ -18,13 +18,13 @@ from conftest import Cli
 from stored_teachers import Row
 
 import xtok
+from xtok import pairs
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.input_files import parquet_file
 from xtok.projecting import files
 from xtok.projecting.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer
-from xtok.vocab import pair
 from xtok.vocab.table import TokenTable
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
@@ -82,7 +82,7 @@ def test_bytes_and_roles_are_matched_once(
     matched: list[tuple[str, bool]] = []
 
     def counted(name: str) -> Callable[..., dict[int, int]]:
-        match: Callable[..., dict[int, int]] = getattr(pair, name)
+        match: Callable[..., dict[int, int]] = getattr(pairs, name)
 
         def count(ours: TokenTable, theirs: TokenTable) -> dict[int, int]:
             matched.append((name, ours is digits.table))
@@ -91,7 +91,7 @@ def test_bytes_and_roles_are_matched_once(
         return count
 
     for name in ("match_bytes", "match_roles"):
-        monkeypatch.setattr(pair, name, counted(name))
+        monkeypatch.setattr(pairs, name, counted(name))
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     given = back_map if with_map else None
     xtok.project(path, xtok.pair(digits, byte_level), tmp_path / "out.parquet", back_map=given)

@@ -19,11 +19,12 @@ from stored_teachers import Row
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
+from xtok.pairs import Pair
 from xtok.projecting import ray as cluster
 from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.ray import TokenizerSource
+from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")
@@ -64,7 +65,7 @@ def rows(byte_level: Tokenizer) -> list[Row]:
 @pytest.fixture(scope="module")
 def back_map(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("map") / "back.safetensors"
-    xtok.build(pair.reversed, config=BACK_MAP).save(path)
+    map_of_pair(pair.reversed, BACK_MAP).save(path)
     return path
 
 

@@ -29,13 +29,13 @@ from xtok.inspection.pair_facts import Shared
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.pairs import require_table
 from xtok.report import to_json
 from xtok.report._tables import weight
 from xtok.report.alignment import chunks
 from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import require_table
 from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20

@@ -20,9 +20,9 @@ from served_teachers import Model, running
 
 import xtok
 from xtok.errors import XtokError
+from xtok.pairs import Pair
 from xtok.serving.server import bound
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 
 BODY = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
 

@@ -30,13 +30,14 @@ from starlette.routing import Route
 import xtok
 from xtok.conversation import render
 from xtok.errors import XtokError
+from xtok.pairs import Pair
 from xtok.projecting.back_map import BACK_MAP
 from xtok.serving import teacher as teachers
 from xtok.serving.scoring import Scorer
 from xtok.serving.server import Proxy
 from xtok.serving.teacher import Teacher, TeacherError
+from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenType
 
 # What msgspec says of JSON without an end, by how deep Python lets it read
@@ -741,7 +742,7 @@ def test_gzip_and_large_bodies(pair: Pair, digits: Tokenizer) -> None:
         async with aclosing(Teacher(url, digits)) as teacher:
             await teacher.begin()
             await ask_from_both(
-                Proxy(Scorer(pair, xtok.build(pair.reversed, config=BACK_MAP), 1), teacher).app()
+                Proxy(Scorer(pair, map_of_pair(pair.reversed, BACK_MAP), 1), teacher).app()
             )
 
     async def ask_from_both(app: Any) -> None:

@@ -15,8 +15,8 @@ from served_teachers import Model, proxied, running
 from tiny_models import logged, one_torch_thread, save_model, weights_of
 
 import xtok
+from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # what TRL 1.16 and transformers 5 say of one another

@@ -22,11 +22,11 @@ from xtok.counting.texts import source_of
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.stages.build import build
+from xtok.pairs import Pair
+from xtok.stages.build import map_of_pair
 from xtok.stages.counted import wanted_by
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 
 pytestmark = pytest.mark.usefixtures("short_prior")
 
@@ -48,7 +48,7 @@ def made(
     base: ProjectionMap | None = None,
 ) -> ProjectionMap:
     """Count a map on text; by default, without exact rows."""
-    return build(pair, config=config or counting(), texts=texts, initial=base)
+    return map_of_pair(pair, config or counting(), texts=texts, initial=base)
 
 
 def ids(pair: Pair, student: bytes, teacher: bytes) -> tuple[int, int]:
@@ -148,7 +148,7 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
     config = BuildConfig.for_loss(loss)  # type: ignore[arg-type]
     assert (config.weights, config.top_k, config.scale_trick) == ("prior", 8, False)
     assert config.target == ("both" if loss == "p-kl" else "start")
-    found = build(pair, config=config)
+    found = map_of_pair(pair, config)
     matches = [ids(pair, b"2", b"2"), ids(pair, b"e", b"e")]
     assert all(naive.rows_of(found)[s] == [(t, 1.0)] for s, t in matches) == is_exact
     assert max(len(row) for row in naive.rows_of(found).values()) <= 8
@@ -156,7 +156,7 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
 
 
 def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
-    found = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
+    found = map_of_pair(pair, BuildConfig.for_loss("p-kl"), texts=[corpus])
     assert [step["stage"] for step in found.history] == ["count", "count"]
     alone = made(pair, [corpus], counting(target="both"))
     assert mapfile.sha256(found) == mapfile.sha256(alone)

@@ -22,7 +22,7 @@ from make import byte_ranks, two_files
 import xtok
 from xtok import BuildConfig, ProjectionMap, Tokenizer, io
 from xtok.maps.file import sha256
-from xtok.stages.build import difference
+from xtok.stages.build import difference, map_of_pair
 from xtok.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("short_prior")
@@ -36,8 +36,8 @@ from xtok.stages import build as stage
 from xtok.tokenizers import load_tokenizer
 model, path, log, count = *sys.argv[1:4], int(sys.argv[4])
 delay, timeout = map(float, sys.argv[5:])
-tokenizer, build = load_tokenizer(model), stage.build
-expected = file.sha256(build(tokenizer, tokenizer))
+tokenizer, build = load_tokenizer(model), stage.map_of_pair
+expected = file.sha256(stage.build(tokenizer, tokenizer))
 def tell(what):
     with open(log, "a") as file:
         file.write(f"{what.split()[0]} {os.getpid()}\\n")
@@ -45,7 +45,7 @@ def slow(*args, **options):
     tell("builds")
     time.sleep(delay)
     return build(*args, **options)
-stage.build = slow
+stage.map_of_pair = slow
 children = []
 for _ in range(count):
     child = os.fork()
@@ -276,7 +276,7 @@ def test_a_map_of_the_same_options_is_no_other(
 
 def test_how_a_map_differs(small: Path, sentencepiece: Tokenizer, digits: Tokenizer) -> None:
     pair = xtok.pair(sentencepiece, digits)
-    built = xtok.build(pair)
+    built = map_of_pair(pair)
     wide = load_tokenizer(str(small / "small.model"), vocab_size=2000)
     byte = load_tokenizer(str(small / "small-byte-level"), vocab_size=3000)
     narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
@@ -303,7 +303,7 @@ def test_a_map_that_was_counted_on_other_text(
     pair = xtok.pair(sentencepiece, digits)
     text.write_text("one two three\n" * 40)
     initial = xtok.multitoken(pair)
-    built = xtok.build(pair, config=config, texts=[text], initial=initial)
+    built = map_of_pair(pair, config, texts=[text], initial=initial)
     assert difference(built, pair, config, [text], initial) is None
     others = [
         difference(built, pair, config),

@@ -18,7 +18,7 @@ from xtok.vocab.table import TokenTable
 if TYPE_CHECKING:
     import torch
 
-    from xtok.vocab.pair import Pair
+    from xtok.pairs import Pair
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 

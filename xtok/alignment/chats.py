@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation, render
 from xtok.conversation.templates import Message
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 from xtok.vocab.table import byte_offsets
 
 

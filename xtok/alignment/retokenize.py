@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xtok.errors import TokenizerError
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 from xtok.vocab.table import utf8_runs
 
 

@@ -68,7 +68,7 @@ def build(
     names = models.both()
     check_texts(text, field)
     from xtok.maps.names import name_of_map
-    from xtok.stages.build import difference, load_or_build
+    from xtok.stages.build import difference, load_or_build, map_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
@@ -83,8 +83,8 @@ def build(
         report.print_note(SAME)
 
     def make() -> xtok.ProjectionMap:
-        projection = xtok.build(
-            pair, config=config, texts=text, field=field, initial=initial,
+        projection = map_of_pair(
+            pair, config, texts=text, field=field, initial=initial,
             progress=report.progress_bar, text_progress=report.text_progress_bar,
         )  # fmt: skip
         output.require_complete(projection)

@@ -1,6 +1,5 @@
 """`xtok events`."""
 
-import xtok
 from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import (
@@ -37,6 +36,7 @@ def events(
     Without --text, by the tokens' bytes alone; with it, until at most --max-leak is left.
     """
     check_output(output_path(output, "events.safetensors"), (".safetensors",))
+    from xtok.stages.events import events_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
@@ -45,8 +45,8 @@ def events(
     path = output_path(output, name)
     pair = models.pair(widths)
 
-    result = xtok.events(
-        pair, texts=text, config=config, field=field, progress=report.progress_bar,
+    result = events_of_pair(
+        pair, text, config, field=field, progress=report.progress_bar,
         text_progress=report.text_progress_bar,
     )  # fmt: skip
     result.save(path)

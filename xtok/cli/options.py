@@ -19,14 +19,14 @@ from xtok.cli.command import expanded
 from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
 from xtok.errors import XtokError
 from xtok.maps.admit import admit, name_notes, pair_of_map
+from xtok.pairs import SIDES
 from xtok.report.stdout import print_path, print_result
-from xtok.vocab.pair import SIDES
 
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
     from xtok.maps.projection_map import ProjectionMap, StageReport
+    from xtok.pairs import Pair
     from xtok.tokenizers import Tokenizer
-    from xtok.vocab.pair import Pair
 
 M = TypeVar("M", bound="ProjectionMap | EventMap")
 

@@ -22,8 +22,8 @@ from xtok.errors import XtokError
 from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
+    from xtok.pairs import Pair
     from xtok.projecting.ray import TokenizerSource
-    from xtok.vocab.pair import Pair
 
 
 @command

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.counting.encode import EncodedTexts
+from xtok.pairs import Pair
 from xtok.vocab.display import escape, quoted
-from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable
 
 _CONTEXT = 16  # bytes before a difference that are shown, and of it on each side

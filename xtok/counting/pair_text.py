@@ -35,10 +35,10 @@ from xtok.counting.texts import (
 )
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
+from xtok.pairs import Pair
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import plural
-from xtok.vocab.pair import Pair
 
 Paths = str | Path | Sequence[str | Path]
 """A path or glob, or several."""

@@ -30,7 +30,7 @@ from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
-    from xtok.vocab.pair import Pair
+    from xtok.pairs import Pair
 
 
 class Kind(IntEnum):

@@ -20,9 +20,9 @@ from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import examples_of, map_of_edges, reported, undecodable_tokens
+from xtok.pairs import SIDES, Pair
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
-from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 

@@ -13,10 +13,10 @@ from xtok.embeddings.checkpoint import Model, input_layer
 from xtok.embeddings.similarity import Vectors
 from xtok.embeddings.sources import require_finite, require_rows
 from xtok.errors import EmbeddingError
+from xtok.pairs import SIDES, Pair
 from xtok.progress import Progress
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import SIDES, Pair
 
 if TYPE_CHECKING:
     import torch

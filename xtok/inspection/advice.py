@@ -18,8 +18,8 @@ from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.suits import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
+from xtok.pairs import require_table
 from xtok.vocab.display import plural
-from xtok.vocab.pair import require_table
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures

@@ -13,7 +13,7 @@ from xtok.counting.counts import edge_keys
 from xtok.maps.admit import admit, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 
 if TYPE_CHECKING:
     from xtok.counting.pair_text import Paths

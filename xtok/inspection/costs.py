@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from xtok.counting.counts import Counts
 from xtok.counting.pair_text import PerDocument
 from xtok.maps.edges import ranks
+from xtok.pairs import Pair
 from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.pair import Pair
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ from xtok.inspection import Check, Level
 from xtok.inspection.advice import Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
+from xtok.maps.admit import pair as pair_of
 from xtok.maps.results import examples_of
+from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import events
-from xtok.tokenizers import ModelLike, PairLike, Tokenizer, load_tokenizer
-from xtok.tokenizers import pair as pair_of
+from xtok.stages.events import events_of_pair
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.vocab.display import escape, listed, plural, quoted
-from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType, utf8_text
 
 _EXAMPLES = 3
@@ -105,7 +105,7 @@ class Diagnosis:
 
 
 def doctor(
-    student_model: PairLike,
+    student_model: ModelLike,
     teacher_model: ModelLike | None = None,
     texts: str | Path | Sequence[str | Path] = (),
     *,
@@ -119,8 +119,8 @@ def doctor(
     """Look at a tokenizer, or a pair of them, for what makes cross-tokenizer training go wrong.
 
     Args:
-        student_model: a model as `load_tokenizer` takes it, a loaded tokenizer, or a pair.
-        teacher_model: another; None for one model, or with a pair.
+        student_model: a model as `load_tokenizer` takes it, or a loaded tokenizer.
+        teacher_model: another; None for one model.
         texts: with two models, paths and globs of text to measure what they share, both directions
             of a map and the events on.
         names: what commands that are recommended call the models; model ids by default.
@@ -137,12 +137,12 @@ def doctor(
     pair = facts = advice = None
     if teacher_model is not None and teacher_model == student_model:
         student_model = teacher_model = load_tokenizer(teacher_model)
-    if teacher_model is not None or isinstance(student_model, Pair):
+    if teacher_model is not None:
         pair = pair_of(student_model, teacher_model)
         text = of_pair = None
         if texts:
             text = PairText.read(pair, texts, field=field, progress=text_progress)
-            of_pair = events(pair, progress=progress)
+            of_pair = events_of_pair(pair, progress=progress)
         facts = pair_facts(pair, text, of_pair)
         advice = advise(facts, names)
     elif texts:

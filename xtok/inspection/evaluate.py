@@ -44,12 +44,12 @@ from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import with_exact
 from xtok.stages.matches import exact_matches
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.vocab.pair import Pair
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""

@@ -16,8 +16,8 @@ from xtok.maps.admit import admit, at_widths_of, pair_of_maps
 from xtok.maps.edges import row_starts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
+from xtok.pairs import Pair
 from xtok.vocab.classes import TokenClass, classes_named, token_class, token_classes
-from xtok.vocab.pair import Pair
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.measures import entropy_of, kept_of, share_of
+from xtok.pairs import Pair
 from xtok.vocab.classes import num_digits
-from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType
 
 _EXAMPLES = 3

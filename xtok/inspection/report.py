@@ -20,10 +20,10 @@ from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.pairs import Pair, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import events
+from xtok.stages.events import events_of_pair
 from xtok.vocab.display import listed, plural
-from xtok.vocab.pair import Pair, require_table
 
 _MOST_FINDINGS = 6
 _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
@@ -116,7 +116,7 @@ def examine(
         text = PairText.read(pair, texts, wanted, field=field, progress=text_progress)
         named = dict(zip(names, loaded, strict=True))
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
-    of_pair = events(pair, progress=progress) if has_tokenizers else None
+    of_pair = events_of_pair(pair, progress=progress) if has_tokenizers else None
     facts = pair_facts(pair, text, of_pair)
     reports, of_maps = [], []
     for m, name in zip(loaded, names, strict=True):

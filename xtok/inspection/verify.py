@@ -17,8 +17,8 @@ from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.maps.results import examples_of
+from xtok.pairs import Pair
 from xtok.vocab.display import listed, plural
-from xtok.vocab.pair import Pair
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary, differing_ids
 

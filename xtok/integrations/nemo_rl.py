@@ -6,9 +6,8 @@ from os import PathLike
 from typing import Any
 
 from xtok.alignment import aligner
-from xtok.maps.admit import admit, pair_of_map
+from xtok.maps.admit import admit, pair, pair_of_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import pair
 
 
 class TokenAligner(aligner.TokenAligner):

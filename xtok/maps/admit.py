@@ -1,4 +1,4 @@
-"""What a map and a pair have to do with each other: is it a map of it, and how wide are both?"""
+"""Pairs of models and of maps: is a map one of a pair, and how wide are both?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xtok.errors import XtokError
-from xtok.vocab.pair import SIDES, Pair
+from xtok.pairs import SIDES, Pair
 from xtok.vocab.table import Vocabulary, same_tokens
 
 if TYPE_CHECKING:
@@ -16,6 +16,38 @@ if TYPE_CHECKING:
     from xtok.tokenizers import ModelLike
 
 M = TypeVar("M", bound="ProjectionMap | EventMap")
+
+
+def pair(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    *,
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> Pair:
+    """Return two models as a `Pair`, which functions of both take.
+
+    What is known of a pair is computed once, however many functions it is given to.
+
+    >>> xtok.pair("bytes", "bytes").shape
+    (256, 256)
+
+    Args:
+        student_model: the model of the rows, as `load_tokenizer` takes it.
+        teacher_model: the model of the columns.
+        offline: as `load_tokenizer` takes it.
+        trust_remote_code: likewise.
+
+    Raises:
+        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+    """
+    from xtok.tokenizers import load_tokenizer  # which reading a map does not take
+
+    student, teacher = (
+        load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
+        for model in (student_model, teacher_model)
+    )
+    return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
 def pair_of_maps(*maps: ProjectionMap | EventMap) -> Pair:

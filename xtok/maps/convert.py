@@ -15,7 +15,7 @@ from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.map_like import MapLike
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.suits import exact_rows, is_counted
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 
 
 def convert(

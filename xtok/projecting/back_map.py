@@ -7,7 +7,7 @@ from xtok.errors import XtokError
 from xtok.maps.admit import admit, at_widths_of, is_swapped
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 
 BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 """How a map from the teacher to the student is built, where none is given."""

@@ -19,6 +19,7 @@ from xtok.input_files import need
 from xtok.io import check_output, write, writing
 from xtok.maps import file as mapfile
 from xtok.maps.map_like import MapLike
+from xtok.pairs import Pair
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.projecting import caches, distillkit
 from xtok.projecting.back_map import BACK_MAP, admitted
@@ -36,9 +37,8 @@ from xtok.projecting.parts import (
 )
 from xtok.projecting.rows import RowProjector, notes_on
 from xtok.projecting.stored import StoredRows, bounds_of, cache_error, is_renormalized
-from xtok.stages.build import build
+from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import Pair
 from xtok.vocab.roles import slot_candidates
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def project(
     pair, given = admitted(pair, back_map)
     templates = {"student_template": student_template, "teacher_template": teacher_template}
     inputs = _opened(paths, config, pair, templates, note)
-    projection = given or build(pair.reversed, config=BACK_MAP, progress=progress)
+    projection = given or map_of_pair(pair.reversed, BACK_MAP, progress=progress)
     stamps = _stamps(paths)
     job = Job(
         identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),

@@ -28,13 +28,13 @@ from xtok.errors import OutputError, XtokError
 from xtok.input_files import need
 from xtok.io import parents_of, write, writing
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import SIDES, Pair
 from xtok.progress import Note
 from xtok.projecting import caches
 from xtok.projecting.caches import Cache, read_cache
 from xtok.projecting.distillkit import CONFIG
 from xtok.projecting.stored import StoredRows, TopK, checked
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from xtok.alignment.credit import chunk_sums, prefix_weights, shares
 from xtok.alignment.kernels import Predictions
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
 from xtok.projecting.kernels import (
     ID_BITS,
     ROOT,
@@ -28,7 +29,6 @@ from xtok.projecting.kernels import (
 )
 from xtok.projecting.stored import TopK, bounds_of, chosen_rows
 from xtok.threads import available_cores
-from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 
 _ROWS_AT_ONCE = 1 << 16

@@ -19,9 +19,9 @@ from xtok.conversation.files import ChatRecord, chat_record, without_none
 from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import StoredRows, bounds_of, cache_error, chosen_rows
-from xtok.vocab.pair import Pair
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
 

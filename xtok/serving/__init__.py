@@ -9,10 +9,10 @@ from pathlib import Path
 from xtok.config import ServeConfig
 from xtok.errors import XtokError, install_hint
 from xtok.maps.map_like import MapLike
+from xtok.pairs import Pair
 from xtok.progress import Note, Progress, silent, silent_note
 from xtok.projecting.back_map import BACK_MAP, admitted
-from xtok.stages.build import build
-from xtok.vocab.pair import Pair
+from xtok.stages.build import map_of_pair
 
 NEEDED = "starlette uvicorn httpx msgspec prometheus-client"
 
@@ -65,7 +65,7 @@ def serve(
         def make_scorer() -> scoring.Scorer:
             return scoring.Scorer(
                 pair,
-                given or build(pair.reversed, config=BACK_MAP, progress=progress),
+                given or map_of_pair(pair.reversed, BACK_MAP, progress=progress),
                 chat=config.chat,
                 templates=(student_template, teacher_template),
             )

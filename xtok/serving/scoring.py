@@ -15,10 +15,10 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, read_back, render
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import TopK, bounds_of, chosen_rows, rows_of
 from xtok.serving.answers import LEAST_REST, Scores
-from xtok.vocab.pair import Pair
 
 
 class Spelled(NamedTuple):

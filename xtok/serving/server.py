@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from xtok.config import ServeConfig
 from xtok.errors import XtokError
+from xtok.pairs import Pair
 from xtok.progress import Note, silent_note
 from xtok.serving.answers import Scores
 from xtok.serving.dialects import (
@@ -45,7 +46,6 @@ from xtok.serving.dialects import (
 )
 from xtok.serving.scoring import Scorer, Spelled
 from xtok.serving.teacher import PROBE, Teacher, TeacherError
-from xtok.vocab.pair import Pair
 
 LARGEST_BODY = 64 << 20
 AT_ONCE = 1 << 16

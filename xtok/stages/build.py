@@ -17,23 +17,23 @@ from xtok.errors import XtokError
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.admit import pair as pair_of
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
+from xtok.pairs import SIDES, Pair
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.stages.counted import counted, wanted_by
 from xtok.stages.exact import used_options, with_exact
 from xtok.stages.matches import exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
-from xtok.vocab.pair import SIDES, Pair
+from xtok.tokenizers import ModelLike
 
 
 def build(
-    student_model: PairLike,
-    teacher_model: ModelLike | None = None,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     config: BuildConfig | None = None,
     *,
     for_loss: Loss | None = None,
@@ -54,8 +54,8 @@ def build(
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
-            it, or a loaded tokenizer (to give a width, revision or pattern); or a pair of both.
-        teacher_model: the model of the columns; None with a pair.
+            it, or a loaded tokenizer (to give a width, revision or pattern).
+        teacher_model: the model of the columns.
         config: the options; the defaults if None.
         for_loss: take the options that suit a loss, instead of `config`.
         texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
@@ -72,16 +72,32 @@ def build(
         ValueError: for `initial` without texts, both a config and a loss, or counts for other
             options.
     """
-    config = _config_of(config, for_loss)
     earlier = None if initial is None else as_map(initial)
-    pair = _pair_of(student_model, teacher_model, earlier)
+    return map_of_pair(
+        _pair_of(student_model, teacher_model, earlier), _config_of(config, for_loss), texts=texts,
+        field=field, initial=earlier, progress=progress, text_progress=text_progress,
+    )  # fmt: skip
+
+
+def map_of_pair(
+    pair: Pair,
+    config: BuildConfig | None = None,
+    *,
+    texts: TextLike = (),
+    field: str = "text",
+    initial: ProjectionMap | None = None,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> ProjectionMap:
+    """Build the map of a pair that is made already, with its tokenizers; see `build`."""
+    config = BuildConfig.or_default(config)
     if initial is not None and not texts:
         raise ValueError("initial goes with texts; multitoken extends a map")
     if config.target != "start" and not (texts or config.weights == "prior"):
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
     if texts:
         config = config.for_text()
-        base = None if earlier is None else admit(pair, earlier)
+        base = None if initial is None else admit(pair, initial)
         text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
         projection = counted(pair, config, text, base, progress=progress)
         if config.exact_match:
@@ -108,7 +124,7 @@ def build(
 
 
 def _pair_of(
-    student_model: PairLike, teacher_model: ModelLike | None, initial: ProjectionMap | None
+    student_model: ModelLike, teacher_model: ModelLike, initial: ProjectionMap | None
 ) -> Pair:
     pair = pair_of(student_model, teacher_model)
     return pair if initial is None else at_widths_of(pair, initial)
@@ -121,8 +137,8 @@ def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
 
 
 def get_map(
-    student_model: PairLike,
-    teacher_model: ModelLike | None = None,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     config: BuildConfig | None = None,
     *,
     path: str | PathLike[str] | None = None,
@@ -142,7 +158,7 @@ def get_map(
     locks, each of them builds the same file.
 
     Args:
-        student_model: the model of the rows, or a pair, as `build` takes it.
+        student_model: the model of the rows, as `build` takes it.
         teacher_model: the model of the columns.
         config: the options; the defaults if None.
         path: the map's file; another map in it is replaced. By default it is in xtok's cache
@@ -171,8 +187,8 @@ def get_map(
     target = _cached(**asked) if path is None else Path(path)
 
     def make() -> ProjectionMap:
-        projection = build(
-            pair, config=config, texts=texts, field=field, initial=earlier, progress=progress,
+        projection = map_of_pair(
+            pair, config, texts=texts, field=field, initial=earlier, progress=progress,
             text_progress=text_progress,
         )  # fmt: skip
         projection.save(target)

@@ -27,10 +27,10 @@ from xtok.maps.results import (
     unspelled_note,
     without_ignored,
 )
+from xtok.pairs import Pair
 from xtok.progress import Progress, silent
 from xtok.stages.matches import compared, relaxed_edges, special_edges
 from xtok.vocab.display import plural
-from xtok.vocab.pair import Pair
 
 
 def wanted_by(config: BuildConfig) -> Wanted:

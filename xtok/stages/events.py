@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from xtok.config import EventsConfig
 from xtok.counting.measures import entropy_of, share_of
 from xtok.counting.pair_text import TextLike, counts_of
+from xtok.maps.admit import pair as pair_of
 from xtok.maps.events import EventMap
 from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
+from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
-from xtok.vocab.pair import Pair
+from xtok.tokenizers import ModelLike
 
 Ids = NDArray[np.int64]
 
 
 def events(
-    student_model: PairLike,
-    teacher_model: ModelLike | None = None,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     texts: TextLike = (),
     config: EventsConfig | None = None,
     *,
@@ -47,7 +47,7 @@ def events(
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
 
     Args:
-        student_model: the model of the student, or a pair, as `build` takes it.
+        student_model: the model of the student, as `build` takes it.
         teacher_model: the teacher's.
         texts: paths and globs of text, as `build` takes them; none for the bytes alone.
         config: the options; the defaults if None.
@@ -58,8 +58,23 @@ def events(
     Raises:
         XtokError: if a text cannot be read, or there is nothing to count in it.
     """
+    return events_of_pair(
+        pair_of(student_model, teacher_model), texts, config, field=field, progress=progress,
+        text_progress=text_progress,
+    )  # fmt: skip
+
+
+def events_of_pair(
+    pair: Pair,
+    texts: TextLike = (),
+    config: EventsConfig | None = None,
+    *,
+    field: str = "text",
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> EventMap:
+    """Cut the vocabularies of a pair that is made already, with its tokenizers; see `events`."""
     config = EventsConfig.or_default(config)
-    pair = pair_of(student_model, teacher_model)
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
     if texts:

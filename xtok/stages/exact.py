@@ -15,8 +15,8 @@ from xtok.maps.edges import Edges, heaviest
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
+from xtok.pairs import Pair
 from xtok.stages.matches import ExactMatches, exact_matches, matching_options
-from xtok.vocab.pair import Pair
 
 
 def reapply_exact(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from xtok.config import MultitokenConfig
 from xtok.maps.edges import Edges, single_edges
-from xtok.vocab.pair import Pair
+from xtok.pairs import Pair
 from xtok.vocab.roles import match_names
 
 

@@ -23,9 +23,9 @@ from xtok.maps.results import (
     unspelled_note,
     without_ignored,
 )
+from xtok.pairs import Pair
 from xtok.progress import Progress, silent
 from xtok.stages.matches import compared, relaxed_edges, special_edges
-from xtok.vocab.pair import Pair
 
 
 def multitoken(

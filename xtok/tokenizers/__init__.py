@@ -21,7 +21,6 @@ from xtok.tokenizers._tekken import is_tekken, load_tekken
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.pair import Pair
 
 __all__ = [
     "Backend",
@@ -30,15 +29,11 @@ __all__ = [
     "from_transformers",
     "load_tokenizer",
     "model_id",
-    "pair",
 ]
 
 
 ModelLike = str | PathLike[str] | Tokenizer
 """What functions take for a model: what `load_tokenizer` takes, or a loaded tokenizer."""
-
-PairLike = ModelLike | Pair
-"""What functions of two models take for the first one: the student's, or a `Pair` of both."""
 
 
 # By prefix: what reads a kind of file, and what tells it from its first 4 kB; the last one takes
@@ -125,43 +120,6 @@ def load_tokenizer(
             revision=(files.commit or files.revision) if files else None,
             vocab_size=vocab_size,
         )
-
-
-def pair(
-    student_model: PairLike,
-    teacher_model: ModelLike | None = None,
-    *,
-    offline: bool = False,
-    trust_remote_code: bool = False,
-) -> Pair:
-    """Return two models as a `Pair`, which functions of both take.
-
-    What is known of a pair is computed once, however many functions it is given to.
-
-    >>> xtok.pair("bytes", "bytes").shape
-    (256, 256)
-
-    Args:
-        student_model: the model of the rows, as `load_tokenizer` takes it; a pair is returned.
-        teacher_model: the model of the columns; None with a pair.
-        offline: as `load_tokenizer` takes it.
-        trust_remote_code: likewise.
-
-    Raises:
-        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
-        ValueError: for one model alone, or a pair and a model.
-    """
-    if isinstance(student_model, Pair):
-        if teacher_model is not None:
-            raise ValueError("a pair has both models: give it alone")
-        return student_model
-    if teacher_model is None:
-        raise ValueError("there is no teacher model: give two models, or a pair")
-    student, teacher = (
-        load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
-        for model in (student_model, teacher_model)
-    )
-    return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
 _OWN = "tokenizer.json"  # stands for its folder

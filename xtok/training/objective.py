@@ -15,12 +15,12 @@ from xtok.errors import XtokError
 from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.event_kl import EventIndex
 from xtok.training.losses.named import BatchLoss, LossName, loss_named, make_loss
 from xtok.training.module import ProjectionModule
-from xtok.vocab.pair import Pair
 
 Loss = LossName | BatchLoss
 Projection = ProjectionMap | ProjectionModule | EventMap | str | PathLike[str]

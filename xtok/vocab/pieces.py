@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable
 
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
+Spell = Callable[[Sequence[bytes]], list[list[int] | None]]
+"""What spells byte strings: the pieces of each, None where it cannot be spelled."""
 
 _CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
@@ -30,8 +31,8 @@ class Spellings:
     A map of Llama 3's and Qwen's tokens needs the spelling of one in seven of the student's.
     """
 
-    def __init__(self, table: TokenTable, tokenizer: Tokenizer) -> None:
-        self._table, self._tokenizer = table, tokenizer
+    def __init__(self, table: TokenTable, spell: Spell, label: str) -> None:
+        self._table, self._spell_batch, self._label = table, spell, label
         # Of each token, where its pieces begin and how many they are; −1 if it was not spelled yet.
         self._starts = np.zeros(len(table), np.int64)
         self._counts = np.full(len(table), -1, np.int64)
@@ -48,13 +49,12 @@ class Spellings:
         return Pieces(self._ids[places], counts)
 
     def _spell(self, token_ids: NDArray[np.int64], progress: Progress) -> None:
-        tokens, tokenizer = self._table.tokens(), self._tokenizer
+        tokens = self._table.tokens()
         counts, ids = np.zeros(len(token_ids), np.int64), [self._ids]
-        label = f"spelling tokens in {tokenizer.vocabulary.model_id}"
-        with progress(label, len(token_ids)) as advance:
+        with progress(self._label, len(token_ids)) as advance:
             for start in range(0, len(token_ids), _CHUNK):
                 chunk = token_ids[start : start + _CHUNK].tolist()
-                spelled = tokenizer.segment_batch([tokens[i] for i in chunk])
+                spelled = self._spell_batch([tokens[i] for i in chunk])
                 counts[start : start + len(chunk)] = [len(pieces or ()) for pieces in spelled]
                 ids.append(np.fromiter(chain.from_iterable(filter(None, spelled)), np.int32))
                 advance(len(chunk))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.edges import ranks
 from xtok.maps.projection_map import ProjectionMap
-from xtok.vocab.pair import SIDES, Pair
+from xtok.pairs import SIDES, Pair
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:

@@ -11,10 +11,12 @@ import pytest
 from make import byte_ranks
 
 import xtok
+from xtok import pairs as module
 from xtok.inspection.report import examine
 from xtok.report.page.search import pack
+from xtok.stages.build import map_of_pair
+from xtok.stages.events import events_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab import pair as module
 
 
 def test_each_fact_is_computed_once(
@@ -31,25 +33,17 @@ def test_each_fact_is_computed_once(
 
         monkeypatch.setattr(module, name, counted)
     pair = xtok.pair(byte_level, digits)
-    m = xtok.build(pair)
-    xtok.events(pair)
+    m = map_of_pair(pair)
+    events_of_pair(pair)
     xtok.reapply_exact(m, pair)
     assert sorted(calls) == ["match_bytes"] * 2 + ["match_roles"] * 2
-    assert xtok.pair(pair) is pair
 
 
-def test_functions_take_a_pair_for_two_models(byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_a_map_of_a_pair_is_that_of_its_models(byte_level: Tokenizer, digits: Tokenizer) -> None:
     pair = xtok.pair(byte_level, digits)
-    ours, theirs = xtok.build(pair), xtok.build(byte_level, digits)
+    ours, theirs = map_of_pair(pair), xtok.build(byte_level, digits)
     assert (ours.weights == theirs.weights).all()
     assert (ours.teacher_ids == theirs.teacher_ids).all()
-
-
-def test_one_model_alone_or_beside_a_pair(byte_level: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="no teacher model"):
-        xtok.pair(byte_level)
-    with pytest.raises(ValueError, match="has both models"):
-        xtok.pair(xtok.pair(byte_level, byte_level), byte_level)
 
 
 def test_pieces_are_those_of_the_tokens_asked_for_in_their_order(tmp_path: Path) -> None:
@@ -80,10 +74,10 @@ def test_each_token_is_spelled_once(
 
     monkeypatch.setattr(Tokenizer, "segment_batch", counted)
     pair = xtok.pair(byte_level, sentencepiece)
-    m = xtok.build(pair)
+    m = map_of_pair(pair)
     xtok.multitoken(pair)
-    xtok.events(pair)
-    xtok.build(pair, config=xtok.BuildConfig.for_loss("h-kl"))
+    events_of_pair(pair)
+    map_of_pair(pair, xtok.BuildConfig.for_loss("h-kl"))
     pack(examine([m], pair=pair))
     tables = {side.vocabulary.model_id: side.table for side in pair.tokenizers}
     assert spelled.keys() >= {

@@ -109,7 +109,9 @@ class Pair:
 
     @functools.cached_property
     def _spellings(self) -> Spellings:
-        return Spellings(self.tables[0], self.teacher_tokenizer or self.tokenizers[1])
+        teacher = self.teacher_tokenizer or self.tokenizers[1]
+        label = f"spelling tokens in {teacher.vocabulary.model_id}"
+        return Spellings(self.tables[0], teacher.segment_batch, label)
 
     @property
     def is_same(self) -> bool:
