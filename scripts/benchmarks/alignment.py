@@ -104,7 +104,7 @@ def split(values: NDArray[Any], side: Flat) -> list[NDArray[Any]]:
 def kernel(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
     """Return a call of the bare kernel, on one core."""
     num_documents = len(s[1]) - 1
-    chunks = kernels.Chunks(
+    chunks = kernels.Walk(
         student=np.full(len(s[0]), -1, np.int32),
         teacher=np.full(len(t[0]), -1, np.int32),
         correct=np.zeros(len(s[0]), np.bool_),

@@ -40,7 +40,7 @@ def memory(options: Namespace) -> Iterator[Row]:
     with TextEncoder(*both.tokenizers) as encoder:
         tokens = count(both, encoder, texts).totals.student_tokens
         counter = count(both, encoder, texts, int(100_000_000 * options.size / tokens) + 1)
-    pairs = sum(len(tally.counts().keys) for tally in counter.tallies.values())
+    pairs = sum(len(tally.counts().keys) for tally in (counter.counts, counter.held_out))
     tokens = counter.totals.student_tokens
     yield {"pair": " → ".join(PAIRS[0]), "tokens": tokens, "different pairs": pairs}
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from xtok.alignment.aligner import TokenAligner
+from xtok.alignment.sequences import FlatIds
 from xtok.counting import counts as counting
 from xtok.counting.aligned import AlignedTexts, TextAligner
 from xtok.counting.counts import ChunkCounts, MapRows, PairCounts, Tally
-from xtok.counting.encode import EncodedTexts
 from xtok.counting.pair_text import DocumentCounter
 from xtok.counting.smoothing import EPSILON
 from xtok.maps.edges import Edges
@@ -72,11 +72,11 @@ def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 def aligned(documents: Documents) -> AlignedTexts:
     sides = [
-        EncodedTexts(
+        FlatIds(
             np.array([i for ids in side for i in ids], np.int32), np.cumsum([0, *map(len, side)])
         )
         for side in zip(*documents, strict=True)
-    ] or [EncodedTexts(np.zeros(0, np.int32), np.zeros(1, np.int64))] * 2
+    ] or [FlatIds(np.zeros(0, np.int32), np.zeros(1, np.int64))] * 2
     return ALIGNER.align(*sides)
 
 
@@ -128,10 +128,9 @@ def test_what_is_counted_is_the_chunks_of_align(
             ("chunk", chunks_in, skipped),
             ("both", chunks_in + unit, skipped),
         ):
-            tally, merged = Tally(target), Tally(target)  # type: ignore[arg-type]
+            tally = Tally(target)  # type: ignore[arg-type]
             assert [tally.add(text) for _ in range(2)] == [left_out] * 2
-            merged.add_counts(tally.counts())
-            keys, amounts = merged.counts().pairs(rows_of(weights) if weights else None)
+            keys, amounts = tally.counts().pairs(rows_of(weights) if weights else None)
             assert keys.tolist() == sorted(key for key, n in expected.items() if n)
             assert amounts.tolist() == [2 * expected[key] for key in keys.tolist()]
 

@@ -34,7 +34,7 @@ def figures(text: PairText) -> dict[str, Any]:
     """All that a text's counts say, without the order of chunks."""
     parts = {
         part: [array.tolist() for array in getattr(text, part).pairs()]
-        for part in ("counted", "held")
+        for part in ("counts", "held_out")
     }
     tokens = [array.tolist() for array in text.tokens]
     return {**parts, "tokens": tokens, "totals": asdict(text.totals), "sources": text.sources}
@@ -57,7 +57,7 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
     targets = {"start": starts, "chunk": chunks, "both": both}
     for target, expected in targets.items():
         text = PairText.read(pair, path, Wanted(target=target))
-        keys, amounts = text.counted.pairs()
+        keys, amounts = text.counts.pairs()
         found = dict(zip(keys.tolist(), amounts.tolist(), strict=True))
         assert found == {s << 32 | t: n for (s, t), n in expected.items()}
         assert text.totals == TextTotals(

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xtok
+from xtok.alignment.sequences import FlatIds
 from xtok.config import BuildConfig, Target
 from xtok.counting import prior
-from xtok.counting.encode import EncodedTexts, TextEncoder
+from xtok.counting.encode import TextEncoder
 from xtok.counting.prior import Kind, kind_of, prior_edges
 from xtok.maps.edges import Edges
 from xtok.stages.counted import counted
@@ -124,7 +125,7 @@ def test_each_text_is_encoded_once_though_one_side_changes_all(
     encoded: list[str] = []
     start_encoding = TextEncoder.start_encoding
 
-    def recorded(self: TextEncoder, texts: Sequence[str]) -> Callable[[], list[EncodedTexts]]:
+    def recorded(self: TextEncoder, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
         encoded.extend(texts)
         return start_encoding(self, texts)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.kernels import CONTROL, Chunks, Side, align_documents, align_rest
+from xtok.alignment.kernels import CONTROL, Side, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
 from xtok.kernels import in_python
 from xtok.vocab.table import TokenTable
@@ -194,7 +194,7 @@ class TokenAligner:
             Side(rows.ids, rows.bounds, table.symbols, table.offsets)
             for rows, table in ((student, self.student), (teacher, self.teacher))
         )
-        chunks = Chunks(
+        chunks = Walk(
             student=np.full(len(s.ids), -1, np.int32),
             teacher=np.full(len(t.ids), -1, np.int32),
             correct=np.zeros(len(s.ids), np.bool_),

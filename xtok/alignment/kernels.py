@@ -34,7 +34,7 @@ class Side(NamedTuple):
     offsets: NDArray[np.int64]  # [V + 1]
 
 
-class Chunks(NamedTuple):
+class Walk(NamedTuple):
     """What the walk writes; chunks are numbered per document."""
 
     student: NDArray[np.int32]  # [student tokens], the number of each token's chunk; −1 for none
@@ -313,10 +313,43 @@ def _align_stretch(  # type: ignore[no-untyped-def]
     if n == 0 or m == 0:
         return k
     max_comb_len = min(max_comb_len, max(n, m))  # so that a step fits into its int32
+    step, low = _best_steps(x, s_starts[: n + 1], y, t_starts[: m + 1], max_comb_len)
+    matches = _matches(step, low, m, max_comb_len)
+    # Write the matches in order, with what is left between them.
+    s_end = t_end = np.int64(0)
+    for index in range(len(matches), -1, -1):
+        to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
+        a, a_end = _text_between(x, s_starts, s_end, to_i)
+        b, b_end = _text_between(y, t_starts, t_end, to_j)
+        if 0 < a_end - a <= max_comb_len and 0 < b_end - b <= max_comb_len:
+            s_stop, t_stop = s_tokens[a_end - 1] + 1, t_tokens[b_end - 1] + 1
+            _emit(s, s_tokens[a], s_stop, t, t_tokens[b], t_stop, k, chunks)
+            k += 1
+        if index > 0:
+            s_end, t_end = matches[index - 1, 1], matches[index - 1, 3]
+            s_stop, t_stop = s_tokens[s_end - 1] + 1, t_tokens[t_end - 1] + 1
+            _emit(s, s_tokens[to_i], s_stop, t, t_tokens[to_j], t_stop, k, chunks)
+            chunks.correct[base + k] = True
+            k += 1
+    return k
+
+
+@inner_kernel
+def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-untyped-def]
+    """Fill the table of a stretch: the best last step of the first i and j tokens of both sides.
+
+    A row is a token of the student's; it costs `width * max_comb_len**2` looks at the table, and a
+    comparison of symbols for the few of them that would be better.
+
+    Returns:
+        int32 `[n + 1, width]`: 0 leaves out a token of the student's, 1 one of the teacher's, else
+        a group; and int64 `[n + 1]`, the band's first column in each row.
+    """
+    n, m = len(s_starts) - 1, len(t_starts) - 1
     width = min(m, BAND + max_comb_len) + 1
     score = np.zeros((n + 1, width), np.int64)
-    step = np.zeros((n + 1, width), np.int32)  # 0: from above, 1: from the left, else a group
-    low = np.empty(n + 1, np.int64)  # the band's first column, row by row
+    step = np.zeros((n + 1, width), np.int32)
+    low = np.empty(n + 1, np.int64)
     for i in range(n + 1):
         low[i] = max(0, min(m + 1 - width, i * m // n - width // 2))
         for c in range(width):
@@ -338,7 +371,16 @@ def _align_stretch(  # type: ignore[no-untyped-def]
                         ):  # fmt: skip
                             best, step[i, c] = gain, 2 + num_s * (max_comb_len + 1) + num_t
             score[i, c] = max(best, 0)
-    # Walk back, and write the matches in order, with what is left between them.
+    return step, low
+
+
+@inner_kernel
+def _matches(step, low, m, max_comb_len):  # type: ignore[no-untyped-def]
+    """Walk the table back, and return the groups that match, the last one first.
+
+    int64 `[matches, 4]`: the first of the student's tokens and their end, then of the teacher's.
+    """
+    n, width = len(low) - 1, step.shape[1]
     matches = np.empty((min(n, m) + 1, 4), np.int64)
     count = 0
     i, j = n, m
@@ -357,26 +399,11 @@ def _align_stretch(  # type: ignore[no-untyped-def]
             j -= 1
         else:
             i -= 1
-    s_end = t_end = np.int64(0)
-    for index in range(count, -1, -1):
-        to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
-        a, a_end = _text_between(x, s_starts, s_end, to_i)
-        b, b_end = _text_between(y, t_starts, t_end, to_j)
-        if 0 < a_end - a <= max_comb_len and 0 < b_end - b <= max_comb_len:
-            s_stop, t_stop = s_tokens[a_end - 1] + 1, t_tokens[b_end - 1] + 1
-            _emit(s, s_tokens[a], s_stop, t, t_tokens[b], t_stop, k, chunks)
-            k += 1
-        if index > 0:
-            s_end, t_end = matches[index - 1, 1], matches[index - 1, 3]
-            s_stop, t_stop = s_tokens[s_end - 1] + 1, t_tokens[t_end - 1] + 1
-            _emit(s, s_tokens[to_i], s_stop, t, t_tokens[to_j], t_stop, k, chunks)
-            chunks.correct[base + k] = True
-            k += 1
-    return k
+    return matches[:count]
 
 
 @kernel
-def weigh_by_prefix(s, t, by_bytes, given, chunks, sums, weights):  # type: ignore[no-untyped-def]
+def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type: ignore[no-untyped-def]
     """Weigh student tokens by −log of how likely the teacher goes on with their bytes.
 
     A row of K candidates costs K looks at a first byte, and two binary searches for each end of a
@@ -386,7 +413,7 @@ def weigh_by_prefix(s, t, by_bytes, given, chunks, sums, weights):  # type: igno
         s: the student's `Side`.
         t: the teacher's.
         by_bytes: int64, the teacher's ids that have symbols, in the order of these.
-        given: the teacher's `Predictions`.
+        predictions: the teacher's `Predictions`.
         chunks: of those to weigh, int64: the places of the student's tokens, chunk after chunk;
             where each chunk begins there, and the last one ends; the same for the teacher's.
         sums: float64 `[chunks]`, the log-probability of each chunk's teacher tokens.
@@ -397,7 +424,7 @@ def weigh_by_prefix(s, t, by_bytes, given, chunks, sums, weights):  # type: igno
         ours = s_places[s_bounds[c] : s_bounds[c + 1]]
         theirs = t_places[t_bounds[c] : t_bounds[c + 1]]
         ends = np.cumsum(s.offsets[s.ids[ours] + 1] - s.offsets[s.ids[ours]])
-        reached = _reached(ends, theirs, t, by_bytes, given)
+        reached = _reached(ends, theirs, t, by_bytes, predictions)
         weights[ours] = 1.0  # equal shares, where nothing is known
         if reached[-1] == 0.0 or not np.isfinite(sums[c]):
             continue
@@ -411,7 +438,7 @@ def weigh_by_prefix(s, t, by_bytes, given, chunks, sums, weights):  # type: igno
 
 
 @inner_kernel
-def _reached(ends, places, t, by_bytes, given):  # type: ignore[no-untyped-def]
+def _reached(ends, places, t, by_bytes, predictions):  # type: ignore[no-untyped-def]
     """Return how likely the teacher goes on with a chunk's bytes, up to each end but the last.
 
     Candidates that begin with these bytes count as they are; the rest is shared equally by all
@@ -426,23 +453,23 @@ def _reached(ends, places, t, by_bytes, given):  # type: ignore[no-untyped-def]
             size += 1
     path, begin = 1.0, np.int64(0)
     for place in places:
-        first, stop = given.starts[place], given.starts[place + 1]
+        first, stop = predictions.starts[place], predictions.starts[place + 1]
         if begin >= ends[-2]:
             break
         if first == stop:
             reached[:] = 0.0
             break
         own = t.ids[place]
-        p_own = np.exp(np.float64(given.realized_logprob[place]))
-        rest = np.exp(np.float64(given.rest_logprob[place]))
+        p_own = np.exp(np.float64(predictions.realized_logprob[place]))
+        rest = np.exp(np.float64(predictions.rest_logprob[place]))
         rest = 0.0 if np.isnan(rest) else rest
         fits[:] = 0
         is_listed, others = False, len(by_bytes)
         for k in range(first, stop + 1):  # and the token itself, if it is no candidate
             i, p = own, p_own
             if k < stop:
-                i = given.ids[k]
-                p = p_own if i == own else np.exp(np.float64(given.logprobs[k]))
+                i = predictions.ids[k]
+                p = p_own if i == own else np.exp(np.float64(predictions.logprobs[k]))
                 is_listed |= i == own
             elif not is_listed:
                 rest = max(0.0, rest - p_own)

@@ -14,10 +14,15 @@ from xtok.vocab.table import TokenTable, TokenType
 
 
 class FlatIds(NamedTuple):
-    """Checked ids of many documents: document d is `ids[bounds[d]:bounds[d + 1]]`."""
+    """Ids of many documents, one after another: document d is `ids[bounds[d]:bounds[d + 1]]`."""
 
     ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]
+    bounds: NDArray[np.int64]  # [documents + 1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents."""
+        return int(self.bounds[-1] - self.bounds[0])
 
 
 class SymbolTable:

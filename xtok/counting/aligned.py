@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
-from xtok.counting.encode import EncodedTexts
 from xtok.pairs import Pair
 from xtok.vocab.display import escape, quoted
 from xtok.vocab.table import TokenTable
@@ -33,8 +32,8 @@ class AlignedTexts(NamedTuple):
     in no chunk.
     """
 
-    student: EncodedTexts
-    teacher: EncodedTexts
+    student: FlatIds
+    teacher: FlatIds
     # int64 [4, chunks]: the first token and the end in the student's ids, then in the teacher's
     spans: NDArray[np.int64]
     documents: NDArray[np.int64]  # [chunks], rising
@@ -106,11 +105,11 @@ class TextAligner:
         self.tables = pair.tables
         self._aligner = TokenAligner(pair)
 
-    def align(self, student: EncodedTexts, teacher: EncodedTexts) -> AlignedTexts:
+    def align(self, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
         """Align documents; a chunk with a token without bytes, such as an unknown one, is none."""
         from xtok.counting.kernels import chunk_spans
 
-        alignment = self._aligner.align_sequences(FlatIds(*student), FlatIds(*teacher))
+        alignment = self._aligner.align_sequences(student, teacher)
         num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
         spans = np.empty((4, len(is_chunk)), np.int64)
         sides = (student, alignment.student_chunk_id), (teacher, alignment.teacher_chunk_id)

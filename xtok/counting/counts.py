@@ -97,7 +97,7 @@ class PairCounts:
         return self._keys[used][order], self._counts[used][order]
 
 
-class Chunks(NamedTuple):
+class DistinctChunks(NamedTuple):
     """Different chunks, and how often each occurs.
 
     How the student tokens of a chunk share its teacher tokens depends on a map.
@@ -108,12 +108,12 @@ class Chunks(NamedTuple):
     widths: NDArray[np.int64]  # how many of its tokens are the student's
     counts: NDArray[np.int64]
 
-    def take(self, chosen: NDArray[np.bool_]) -> Chunks:
+    def take(self, chosen: NDArray[np.bool_]) -> DistinctChunks:
         """Return the chosen chunks, bool `[chunks]`."""
         lengths = np.diff(self.bounds)
         bounds = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
         ids = self.ids[np.repeat(chosen, lengths)]
-        return Chunks(ids, bounds, self.widths[chosen], self.counts[chosen])
+        return DistinctChunks(ids, bounds, self.widths[chosen], self.counts[chosen])
 
     @property
     def keys(self) -> NDArray[np.int64]:
@@ -171,16 +171,16 @@ class ChunkCounts:
                 self.add_chunks(before)
         return places
 
-    def add_chunks(self, chunks: Chunks) -> None:
+    def add_chunks(self, chunks: DistinctChunks) -> None:
         """Add what was counted elsewhere, or before."""
         starts, middles = chunks.bounds[:-1], chunks.bounds[:-1] + chunks.widths
         spans = np.stack([starts, middles, middles, chunks.bounds[1:]])
         self.add(spans, chunks.ids, chunks.ids, chunks.counts)
 
-    def chunks(self) -> Chunks:
+    def chunks(self) -> DistinctChunks:
         """Return the counts so far."""
         size = self._size
-        return Chunks(
+        return DistinctChunks(
             self._ids[: self._bounds[size]].copy(),
             self._bounds[: size + 1].copy(),
             self._widths[:size].copy(),
@@ -196,7 +196,7 @@ class Counts(NamedTuple):
 
     keys: NDArray[np.int64]  # pairs, in rising order
     counts: NDArray[np.int64]
-    chunks: Chunks
+    chunks: DistinctChunks
 
     def pairs(
         self, predicted: MapRows | None = None
@@ -218,11 +218,12 @@ class Counts(NamedTuple):
         pairs.add(self.keys, self.counts)
         rows = _NO_ROWS if predicted is None else predicted
         for start in range(0, len(all_counts), _CHUNKS_AT_ONCE):
-            some = slice(start, start + _CHUNKS_AT_ONCE)
-            bounds, widths = all_bounds[start : some.stop + 1], all_widths[some]
+            stop = start + _CHUNKS_AT_ONCE
+            bounds, widths = all_bounds[start : stop + 1], all_widths[start:stop]
             num_pairs = int((widths * (np.diff(bounds) - widths)).sum())
             keys, amounts = np.empty((2, num_pairs), np.int64)
-            chunk_pairs(ids, bounds, widths, all_counts[some], UNIT, *rows, keys, amounts)
+            counts = all_counts[start:stop]
+            chunk_pairs(ids, bounds, widths, counts, UNIT, *rows, keys, amounts)
             used = amounts > 0
             pairs.add(keys[used], amounts[used])
         return pairs.arrays()
@@ -250,11 +251,6 @@ class Tally:
         is_long = is_too_long(spans[1] - spans[0], spans[3] - spans[2])
         self._chunks.add(spans[:, ~is_long], aligned.student.ids, aligned.teacher.ids)
         return int(is_long.sum())
-
-    def add_counts(self, counts: Counts) -> None:
-        """Add what was counted elsewhere, or before."""
-        self._pairs.add(counts.keys, counts.counts)
-        self._chunks.add_chunks(counts.chunks)
 
     def counts(self) -> Counts:
         """Return the counts so far."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.alignment.sequences import FlatIds
 from xtok.threads import available_cores
 
 if TYPE_CHECKING:
@@ -21,28 +22,13 @@ _WAITING = 3
 """Batches that are encoded while one is worked on."""
 
 
-class EncodedTexts(NamedTuple):
-    """Documents as ids of one tokenizer: document d is `ids[bounds[d]:bounds[d + 1]]`.
-
-    `ids` is int32, `bounds` int64 `[documents + 1]`.
-    """
-
-    ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all documents."""
-        return int(self.bounds[-1] - self.bounds[0])
-
-
 class EncodedBatch(NamedTuple):
     """Documents that are worked on together, as ids of several tokenizers; see `texts.Batch`."""
 
     texts: list[str]
     groups: list[str]
     shard: int
-    sides: list[EncodedTexts]
+    sides: list[FlatIds]
 
 
 def _ignore(size: int, tokens: int) -> None:
@@ -87,7 +73,7 @@ class TextEncoder:
             XtokError: as `texts.read_batches`.
         """
         consumed = 0
-        waiting: deque[tuple[Batch, Callable[[], list[EncodedTexts]]]] = deque()
+        waiting: deque[tuple[Batch, Callable[[], list[FlatIds]]]] = deque()
         for batch in chain(batches, repeat(None)):
             if batch is not None:
                 waiting.append((batch, self.start_encoding(batch.texts)))
@@ -101,11 +87,11 @@ class TextEncoder:
                 yield EncodedBatch(done.texts, done.groups, done.shard, sides)
         advance(total - consumed, 0)
 
-    def encode(self, texts: Sequence[str]) -> list[EncodedTexts]:
+    def encode(self, texts: Sequence[str]) -> list[FlatIds]:
         """Encode documents as in the middle of a text; control tokens in them are plain text."""
         return self.start_encoding(texts)()
 
-    def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[EncodedTexts]]:
+    def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
         """Encode documents in other threads; what is returned waits for the result of `encode`."""
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]
@@ -118,6 +104,6 @@ class TextEncoder:
         return lambda: [_joined(row for job in side for row in job.result()) for side in jobs]
 
 
-def _joined(rows: Iterable[NDArray[np.int32]]) -> EncodedTexts:
+def _joined(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
     arrays = [*rows, np.zeros(0, np.int32)]  # the last, so that there is one to concatenate
-    return EncodedTexts(np.concatenate(arrays), np.cumsum([0, *map(len, arrays[:-1])]))
+    return FlatIds(np.concatenate(arrays), np.cumsum([0, *map(len, arrays[:-1])]))

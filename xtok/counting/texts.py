@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from xtok.errors import XtokError
 from xtok.input_files import compression_of, decompressed, parquet_file, reading
+from xtok.vocab.display import listed
 
 Format = Literal["text", "jsonl", "parquet"]
 
@@ -354,7 +355,7 @@ def _problem_of(value: Any, shard: TextShard) -> str:
     if not isinstance(value, dict):
         return "no JSON object"
     if shard.field not in value:
-        texts = ", ".join(sorted(k for k, v in value.items() if isinstance(v, str))[:8])
+        texts = listed(sorted(k for k, v in value.items() if isinstance(v, str)), 8)
         return f"no field {shard.field!r}; fields with text: {texts or 'none'}"
     text = value[shard.field]
     if not isinstance(text, str):
@@ -373,7 +374,7 @@ def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:
     for column, parameter in parameters.items():
         if column not in names:
             raise XtokError(
-                f"{shard.path} has no column {column!r}, but: {', '.join(names[:8]) or 'none'}",
+                f"{shard.path} has no column {column!r}, but: {listed(names, 8) or 'none'}",
                 hint="name one of its columns with {option}",
                 parameter=parameter,
             )

@@ -138,7 +138,7 @@ def _edges_of_counts(
     Chunks are shared as `predicted` says, equally without.
     """
     unit = unit_of(config.target)
-    pairs, held = text.counted.pairs(predicted), text.held.pairs(predicted)
+    pairs, held = text.counts.pairs(predicted), text.held_out.pairs(predicted)
     alpha = config.alpha
     if alpha is None:
         alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
