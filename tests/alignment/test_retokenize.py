@@ -95,7 +95,7 @@ def test_a_teacher_that_normalizes_reads_what_its_library_reads(
 def test_a_teacher_that_cannot_spell(ranks: Tokenizer) -> None:
     words = xtok.load_tokenizer("null:5")
     rows = [ranks.segment(b""), ranks.segment(b"The keeper")]
-    with pytest.raises(XtokError, match=r"^null:5 cannot spell 'The keeper', which the student"):
+    with pytest.raises(XtokError, match="cannot spell"):
         Retokenizer(xtok.pair(ranks, words))(rows)
 
 

@@ -26,7 +26,6 @@ import xtok
 from xtok.cli import COMMANDS, make_app
 from xtok.cli.command import expanded
 from xtok.cli.options import output_path
-from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import require_table
 from xtok.tokenizers import load_tokenizer
@@ -572,12 +571,3 @@ def test_a_hint_names_options_that_the_command_has(
     done = cli(*args)
     assert done.returncode == 1
     assert hint in done.stderr.splitlines()[-1]
-
-
-def test_a_hint_names_the_parameter_in_python() -> None:
-    with pytest.raises(TokenizerError) as caught:
-        load_tokenizer("bytes", vocab_size=10)
-    assert str(caught.value) == (
-        "the vocabulary size 10 of bytes (as given) does not hold its largest token id 255 "
-        "(give the width of the model's logits, at least 256, with vocab_size=)"
-    )

@@ -370,29 +370,6 @@ def test_turns_without_a_control_token_at_their_end(byte_level: Tokenizer) -> No
     assert of_ids(byte_level, suffix.tolist()) == "<|im_start|>toolfour"
 
 
-def test_a_tool_suffix_that_cannot_be_told_is_refused(byte_level: Tokenizer) -> None:
-    def suffix(template: str, *messages: dict[str, Any]) -> Callable[[], Any]:
-        return lambda: tool_suffix(byte_level, messages or TOOLS[2:3], template=template)
-
-    merged = "{% for m in messages %}{{ m.content + ' t' }}{% endfor %}"
-    cat = [CHAT[3], CHAT[4], {"role": "tool", "content": "he cat"}]
-    assert "message 1, the assistant's, does not end with a" in error_of(suffix(merged, *cat))
-    drops = "{% for m in messages if m.role != 'tool' %}{{ m.role + '<|im_end|>' }}{% endfor %}"
-    assert "message 2, the tool's: the template drops its content" in error_of(suffix(drops))
-    empty = {"role": "tool", "content": ""}
-    assert "message 2, the tool's, is not in the text" in error_of(suffix(drops, empty))
-    within = (
-        "{% for m in messages if m.role != 'tool' %}{{ m.role }}<|im_end|>"
-        "{% if not loop.first %}{{ messages[loop.index].content + m.content }}{% endif %}"
-        "{% endfor %}"
-    )
-    chat = [CHAT[3], CHAT[4], TOOLS[2]]
-    assert "message 1, the assistant's, goes on after" in error_of(suffix(within, *chat))
-    assert "message 0 has no role" in error_of(suffix(drops, {"content": "four"}))
-    with pytest.raises(ValueError, match="messages is empty"):
-        tool_suffix(byte_level, [], template=drops)
-
-
 # Bad input
 
 
@@ -416,18 +393,12 @@ RAISES = each(
 @pytest.mark.parametrize(
     ("messages", "template", "problem"),
     [
-        ([{"role": "judge", "content": ""}], "chatml", "message 0 has the role 'judge'"),
-        ([{"role": "assistant", "content": "a <image>"}], "chatml", "image placeholder <image>"),
-        ([{"role": "user", "content": None}], "chatml", "message 0 is not plain text"),
         (TOOLS, "chatml", "message 1 is not plain text"),
-        ([{"content": "x"}], "chatml", "message 0 has no role"),
         ([{"role": "us\ud83d", "content": "x"}], "chatml", "message 0 has no role"),
         (["x"], "chatml", "message 0 has no role"),
         ([CHAT[0], {"role": "user", "content": "a\ud83d"}], "chatml", "message 1 has '\\ud83d', "),
         (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
-        (CHAT, None, "has no chat template"),
-        (CHAT, "no.jinja", "no.jinja cannot be read"),
         (CHAT, "nemotron6-moe", "nemotron6-moe cannot be read"),  # its text is not public
         (CHAT, "{{ '\udc00' }}", "has '\\udc00', half of"),
         (CHAT, "{{ cycler() }}", "raises: "),
@@ -439,7 +410,6 @@ RAISES = each(
             "{% for a in [1] %}" * 40 + "{% endfor %}" * 40,
             "is not a Jinja template: too many",
         ),
-        (CHAT, "{% for %}", "is not a Jinja template: line 1: "),
         (CHAT, "{{ " + "(" * 5_000 + ")" * 5_000 + " }}", "template: maximum recursion"),
         # No file, and no attribute of Python's own.
         (CHAT, "{% include '/etc/passwd' %}", "no loader"),

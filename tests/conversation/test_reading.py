@@ -257,7 +257,7 @@ def test_what_is_no_conversation_is_none(qwen: Tokenizer, byte_level: Tokenizer)
                  "<|im_start|>nobody\nx<|im_end|>\n"):  # fmt: skip
         assert read_back(qwen, qwen.encode(text).ids.tolist()) is None
     assert read_back(qwen, []) is None
-    with pytest.raises(XtokError, match="has no chat template"):
+    with pytest.raises(XtokError):
         read_back(byte_level, [1])
 
 

@@ -143,16 +143,6 @@ def test_files_that_are_no_conversations(
     assert "\n" not in caught.value.message
 
 
-def test_parquet_without_the_column(tmp_path: Path) -> None:
-    table = pyarrow.table({"text": ["x"], "id": [1]})
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(XtokError, match="there is no column 'messages', but: text, id"):
-        list(read_conversations(tmp_path / "a.parquet"))
-    pyarrow.parquet.write_table(pyarrow.table({"messages": [CHAT, None]}), tmp_path / "a.parquet")
-    with pytest.raises(XtokError, match=r"a\.parquet, row 1: no messages, but: nothing"):
-        list(read_conversations(tmp_path / "a.parquet"))
-
-
 # Writing
 
 

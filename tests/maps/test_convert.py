@@ -11,6 +11,7 @@ from conftest import Cli
 from make import GOOD
 
 from xtok import ProjectionMap, XtokError
+from xtok.errors import OutputError
 from xtok.maps.convert import convert, nemo_overrides
 from xtok.maps.file import to_safetensors
 from xtok.pairs import Pair
@@ -63,12 +64,10 @@ def test_a_map_without_tokens_takes_those_of_its_pair(
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(XtokError) as caught:
-        convert(GOOD, tmp_path / "map.csv")
-    assert "map.csv" in caught.value.message
     (tmp_path / "file").touch()
-    with pytest.raises(XtokError, match="is a file"):
-        convert(GOOD, tmp_path / "file" / "map.pt")
+    for path in (tmp_path / "map.csv", tmp_path / "file" / "map.pt"):
+        with pytest.raises(OutputError):
+            convert(GOOD, path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

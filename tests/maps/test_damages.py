@@ -142,24 +142,11 @@ def test_truncated_files_are_errors(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_hint_to_normalize_is_for_what_training_changes(tmp_path: Path) -> None:
-    trained = edited({"weights": np.full(7, 0.5, np.float32)})
-    with pytest.raises(MapFileError) as caught:
-        load_bytes(trained, tmp_path)
-    assert caught.value.hint == "if its weights were trained, convert the map once with normalize="
-    with pytest.raises(MapFileError) as caught:
-        load_bytes(edited(student__backend=["> 0 sums to"]), tmp_path)
-    assert "normalize" not in caught.value.hint
-    with pytest.raises(MapFileError) as caught:
-        load_bytes(edited(format_version="sums to 2"), tmp_path)
-    assert "sums to" in caught.value.message
-    assert "normalize" not in caught.value.hint
-
-
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(MapFileError, match=r"cannot be read: No such file"):
-        ProjectionMap.load(tmp_path / "none.pt")
-    with pytest.raises(MapFileError, match=r"cannot be read: Is a directory"):
-        ProjectionMap.load(tmp_path)
+    """Whatever the words of a message are."""
+    for other in ({"student__backend": ["> 0 sums to"]}, {"format_version": "sums to 2"}):
+        with pytest.raises(MapFileError) as caught:
+            load_bytes(edited(**other), tmp_path)
+        assert caught.value.parameter == ""
 
 
 def error_or_valid(data: bytes, folder: Path) -> None:
@@ -459,8 +446,3 @@ def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
         if CHECKS_ITSELF and path.stem.startswith("sparse, "):
             continue
         assert peak << 10 <= most, path.name
-
-
-def test_a_header_that_could_not_be_read_is_not_written() -> None:
-    with pytest.raises(XtokError, match="metadata take"):
-        mapfile.to_safetensors(replace(TINY, method="x" * MAX_HEADER))

@@ -245,11 +245,12 @@ def test_a_map_of_another_pair_is_not_extended(
     student: Tokenizer, teacher: Tokenizer, byte_level: Tokenizer
 ) -> None:
     first = multitoken(xtok.pair(student, teacher))
-    with pytest.raises(XtokError, match="has other tokens than small-byte-level"):
+    with pytest.raises(XtokError, match="other tokens"):
         multitoken(xtok.pair(student, byte_level), initial=first)
     other = load_like(teacher, 270)
-    with pytest.raises(XtokError, match=r"teacher of the map \(teacher\.tiktoken\) is 265 wide"):
+    with pytest.raises(XtokError) as caught:
         multitoken(xtok.pair(student, other), initial=first)
+    assert caught.value.parameter == "teacher_vocab_size"
 
 
 # reapply_exact and sort_cut
@@ -293,10 +294,7 @@ def test_the_slot_stays_last_when_a_row_is_cut(student: Tokenizer, teacher: Toke
     assert projection.is_slot.sum() == 2
 
 
-def test_nothing_beside_the_slot_is_an_error(student: Tokenizer, teacher: Tokenizer) -> None:
-    projection = multitoken(xtok.pair(student, teacher))
-    with pytest.raises(XtokError, match=r"no room beside its scale slot .*top_k= of 2"):
-        sort_cut(projection, SortCutConfig(top_k=1))
+def test_a_row_of_one_entry(student: Tokenizer, teacher: Tokenizer) -> None:
     sort_cut(multitoken(xtok.pair(student, teacher), NO_SLOT), SortCutConfig(top_k=1)).check()
 
 
@@ -325,9 +323,9 @@ def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tok
     bare = replace(
         full, student=replace(full.student, table=None), teacher=replace(full.teacher, table=None)
     )
-    with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken") as caught:
+    with pytest.raises(XtokError) as caught:
         reapply_exact(bare)
-    assert caught.value.hint == "give both models with pair="
+    assert caught.value.parameter == "pair"
     pair = xtok.pair(student, teacher)
     for given in (reapply_exact(admit(pair, bare)), reapply_exact(bare, pair)):
         assert sha256(given) == sha256(reapply_exact(full))

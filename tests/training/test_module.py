@@ -210,11 +210,3 @@ def test_compiled(columns: Tensor | None) -> None:
         projected.square().sum().backward()
         results.append((projected, probs.grad))
     torch.testing.assert_close(results[0], results[1])
-
-
-def test_a_module_needs_to_know_how_wide_the_logits_are() -> None:
-    known = random_map(4, 6)
-    unsure = replace(known, teacher=replace(known.teacher, width_source="ids"))
-    with pytest.raises(XtokError, match="the teacher's logits") as e:
-        ProjectionModule(unsure)
-    assert "teacher_vocab_size=" in e.value.hint

@@ -22,8 +22,6 @@ def test_the_table() -> None:
                 make_loss(name)
         else:
             assert make_loss(name).count is row.count
-    with pytest.raises(XtokError, match="event-kl needs an event map"):
-        make_loss("event-kl", module=ProjectionModule(GOOD))
     with pytest.raises(ValueError, match="the loss is 'kl', and must be one of p-kl, event-kl"):
         make_loss("kl")  # type: ignore[arg-type]
 

@@ -1,0 +1,599 @@
+"""Every error of a user's, word for word: what causes it, its message, and its hint.
+
+Elsewhere, tests name the kind of an error and the parameter at fault, or a word of its message. A
+`…` at the end stands for what another library says, and for lists that grow.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from make import FOREIGN, GOOD, TINY, edited, pt_bytes, with_layer
+from numpy.typing import NDArray
+from pyarrow.parquet import write_table
+from safetensors.torch import save as safetensors
+
+import xtok
+from xtok import ProjectionMap, ProjectionModule, XtokError, losses
+from xtok.conversation import render, tool_suffix
+from xtok.conversation.files import read_conversations
+from xtok.conversation.formats import FORMATS
+from xtok.counting.texts import find_texts, read_batches, shards
+from xtok.embeddings.checkpoint import Model, input_layer
+from xtok.integrations import nemo_rl
+from xtok.maps.events import EventMap
+from xtok.maps.file import check_output, to_nemo, to_safetensors
+from xtok.pairs import Pair
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.training.objective import make_objective
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+
+Cause = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, in which `small` has the small tokenizers."""
+    monkeypatch.chdir(tmp_path)
+    Path("small").symlink_to(small)
+
+
+def file(name: str, content: str | bytes = "") -> str:
+    """Write a file, and return its name."""
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+CTC = {"type": "CTC", "pad_token": "", "word_delimiter_token": "|", "cleanup": True}
+OWN: dict[str, Any] = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+
+
+def there(name: str, make: Callable[[str], object]) -> str:
+    make(name)
+    return name
+
+
+def folder(stem: str, content: str | None = None, **parts: object) -> str:
+    """Copy a tokenizer's folder, with other content or other parts of a JSON file."""
+    shutil.copytree("small/small-digits", "model")
+    path = Path("model", f"{stem}.json")
+    path.write_text(content or json.dumps({**json.loads(path.read_text()), **parts}))
+    return "model"
+
+
+@cache
+def small_one(name: str = "small-byte-level") -> Tokenizer:
+    return load_tokenizer(f"small/{name}")
+
+
+@cache
+def bytes_pair() -> Pair:
+    return xtok.pair("bytes", "bytes")
+
+
+@cache
+def of_bytes() -> ProjectionMap:
+    return xtok.build("bytes", "bytes")
+
+
+@cache
+def to_pieces() -> Pair:
+    return xtok.pair("bytes", small_one("small.model"))
+
+
+def read_map(content: bytes, name: str = "map.safetensors", **options: Any) -> ProjectionMap:
+    return ProjectionMap.load(file(name, content), **options)
+
+
+def read_text(name: str, content: str | bytes, **columns: str) -> object:
+    return batches(Path(file(name, content)), **columns)
+
+
+def batches(path: Path, field: str = "text", group_by: str = "") -> object:
+    return list(read_batches(shards(path, field, group_by=group_by)))
+
+
+def parquet(**columns: object) -> Path:
+    write_table(pyarrow.table(columns), "a.parquet")
+    return Path("a.parquet")
+
+
+def read_chats(name: str, content: str | bytes) -> object:
+    return list(read_conversations(Path(file(name, content))))
+
+
+MATRIX = torch.zeros(4, 2)
+
+
+def model_of(content: torch.Tensor | bytes, index: object = None, name: str = "wte.weight") -> Path:
+    """Write a checkpoint of one matrix, or of these bytes, and an index if there is one."""
+    data = content if isinstance(content, bytes) else safetensors({name: content})
+    if index is not None:
+        file("model/model.safetensors.index.json", json.dumps({"weight_map": index}))
+    return Path(file("model/model.safetensors", data)).parent
+
+
+def layer(*content: Any, **name: Any) -> object:
+    """Look for the input embeddings of a model."""
+    return input_layer(Model(model_of(*content, **name)))
+
+
+def generate(embedding: str | None, student: str | Path = "bytes", **options: Any) -> object:
+    pair = xtok.pair(student, "small/small-digits")
+    return xtok.generate(pair, embedding, xtok.GenerateConfig(**options), offline=True)
+
+
+def weights(matrix: NDArray[np.float32]) -> str:
+    return f"input:{with_layer(Path('model'), Path('small/small-digits'), matrix)}"
+
+
+ASK = {"role": "user", "content": "x"}
+ANSWER = {"role": "assistant", "content": "y"}
+TOLD = {"role": "tool", "content": "four"}
+DROPS = "{% if m.role != 'tool' %}{{ m.role }}<|im_end|>{% endif %}"
+WITHIN = "{% if m.role != 'tool' %}{{ m.role }}<|im_end|>{% if not loop.first %}"
+WITHIN += "{{ messages[loop.index].content + m.content }}{% endif %}{% endif %}"
+
+
+def chat(messages: list[Any], template: str | None = "chatml", **options: Any) -> object:
+    return render(small_one(), messages, template=template, **options)
+
+
+def suffix(body: str, *messages: dict[str, str]) -> object:
+    return tool_suffix(small_one(), messages or [TOLD], template=each(body))
+
+
+def each(body: str) -> str:
+    """A template that writes the same for each message `m`."""
+    return f"{{% for m in messages %}}{body}{{% endfor %}}"
+
+
+def instead(module: str, cause: Cause, other: object = None) -> object:
+    """Do something where a package is another one, or not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module, other)
+        return cause()
+
+
+RENEW = "fetch the file again"
+AGAIN = "the file is damaged or of another kind: fetch it again"
+WIDTH = "give the width of the model's logits with vocab_size="
+TYPES = "fetch the model's config.json or tokenizer_config.json into it"
+TRAILER = "the tokenizer's files are damaged: fetch them again"
+TEXTS = (
+    "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
+    "'corpus/*.jsonl.gz'"
+)
+READABLE = "check the path and its permissions; fetch a damaged file again"
+LINES = (
+    "give one JSON object per line, and the name of its text field with field=; plain text needs "
+    "a name that ends in .txt"
+)
+CHAT = (
+    'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
+    '"tools": […]}'
+)
+FORMAT = "change the message, or give a chat template that takes it"
+TEMPLATE = "give a Jinja file with template=, or one of …"
+OTHER = "change the messages to what the template takes, or give another with template="
+SUFFIX = "give a template that knows tools and ends turns with control tokens, with template="
+MAP = "make the map again, or give another file"
+PATHS = "give another path"
+BOTH = "give both models with pair="
+FOLDER = "give the path of a model's folder, or a repo id"
+DEVICE = "give cpu, cuda or cuda:0 with device="
+FLOATS = "give the checkpoint that is not quantized, or fetch it again"
+WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes one"
+FETCH = "the checkpoint is damaged: fetch it again"
+EACH = "give one for each teacher, as projection= of a trainer or module= of make_loss"
+COLLATE = "topk-kl goes with a TopKCollator, every other loss with a DistillationCollator"
+
+ERRORS: list[tuple[Cause, str, str]] = [
+    # Tokenizers
+    (lambda: load_tokenizer("./none"), "no such file or folder: ./none",
+     "give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B"),
+    (lambda: load_tokenizer("none.model"), "no such file or folder: none.model",
+     "check the path; if it is a repo on the hub, give hf:none.model"),
+    (lambda: load_tokenizer("org/none", offline=True),
+     "org/none is no file or folder here and not in the local cache, and the hub is not asked "
+     "(offline)",
+     "check the spelling; to fetch the repo where there is a network: hf download org/none "
+     "--include 'tokenizer*' --include '*config.json'"),
+    (lambda: load_tokenizer(""), "the model's name is empty",
+     "give a repo id, a folder, or a file"),
+    (lambda: load_tokenizer("https://huggingface.co/Qwen/Qwen3-4B/tree/main"),
+     "URLs are not supported: https://huggingface.co/Qwen/Qwen3-4B/tree/main",
+     "give the repo id, such as Qwen/Qwen3-4B"),
+    (lambda: load_tokenizer("spam:eggs"), "spam: is not a prefix of a tokenizer",
+     "the prefixes are hf:, tekken:, tiktoken:, spm:, bytes:, null:; a file whose name has a "
+     "colon is given as ./spam:eggs"),
+    (lambda: load_tokenizer("~nobody-at-all/a.model"),
+     "~nobody-at-all/a.model cannot be looked up: …", "check the path, and its permissions"),
+    (lambda: load_tokenizer(there("empty", os.mkdir)),
+     "empty has no tokenizer.json, so no fast tokenizer",
+     "make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or give the "
+     ".model or .tiktoken file itself"),
+    (lambda: load_tokenizer(file("a.model")), "a.model is empty", RENEW),
+    (lambda: load_tokenizer(f"spm:{file('a.model')}"), "a.model is empty", RENEW),
+    (lambda: load_tokenizer(file("a.model",
+         "version https://git-lfs.github.com/spec/v1\noid sha256:1\n")),
+     "a.model is a pointer of Git LFS, not the file itself",
+     "git lfs pull, in the repository that it is in"),
+    (lambda: load_tokenizer(file("a.gguf", b"GGUF\3\0\0\0" + bytes(64))),
+     "a.gguf is a .gguf file, which xtok does not read",
+     "give the repo or folder of the model that it was made from"),
+    (lambda: load_tokenizer(file("a.json", '[{"rank": 0, "token_bytes": "AA=="}]')),
+     "a.json is a vocabulary of Megatron, without its pattern and special tokens",
+     "give the model's Hugging Face repo or folder, or its tekken.json"),
+    (lambda: load_tokenizer(file("a.json", "{}")),
+     "a.json is JSON, but neither a tokenizer.json nor a tekken file: …",
+     "give a tokenizer's file, or the folder of a Hugging Face tokenizer"),
+    (lambda: load_tokenizer(file("a.model", "hello")),
+     "a.model is not a SentencePiece model, nor a tiktoken file: …",
+     "give a .model, .tiktoken or tekken.json file, or a Hugging Face folder"),
+    (lambda: load_tokenizer("small/small.tiktoken"),
+     "small/small.tiktoken is a tiktoken file of an unknown family: its split pattern is needed",
+     "give its tokenizer's regular expression after the name, in single quotes: "
+     "'small/small.tiktoken@REGEX'"),
+    (lambda: load_tokenizer("small/small.tiktoken@("),
+     "the pattern for small/small.tiktoken is not a regular expression that splits text: …",
+     "in a shell, put single quotes around it: 'small/small.tiktoken@\\p{L}+|\\s+'"),
+    (lambda: load_tokenizer("small/small.model@x"), "small/small.model takes no @x",
+     "@ is for a repo's revision, or the split pattern of a tiktoken file"),
+    (lambda: load_tokenizer(f"{file('a.tiktoken', 'YWI= 0')}@x"),
+     "a.tiktoken lacks 256 of the 256 single bytes", AGAIN),
+    (lambda: load_tokenizer(f"tekken:{file('tekken.json', '{}')}"),
+     "tekken.json is not a tekken file: KeyError('config')", AGAIN),
+    (lambda: load_tokenizer("bytes:1"), "bytes:1 is not a tokenizer: bytes takes no argument",
+     "give bytes alone; for more ids than 256 give vocab_size="),
+    (lambda: load_tokenizer("bytes", vocab_size=10),
+     "the vocabulary size 10 of bytes (as given) does not hold its largest token id 255",
+     "give the width of the model's logits, at least 256, with vocab_size="),
+    (lambda: load_tokenizer("bytes", vocab_size=2**24 + 1),
+     "the vocabulary size 16777217 of bytes (as given) is not in 1..16777216", WIDTH),
+    (lambda: load_tokenizer(small_one(), vocab_size=3000),
+     "small-byte-level is loaded already, with 1280 ids",
+     "give the width of the model's logits where it is loaded"),
+    (lambda: load_tokenizer("null:none"),
+     "null:none is not a tokenizer: none is not a number in 1..16777216",
+     "give null:32000, say, or null alone for 131072"),
+    (lambda: load_tokenizer("null:100").encode("5 100"),
+     "null takes ids below 100, not the text '5 100'", "give numbers, as in '5 17 3'"),
+    (lambda: load_tokenizer("null:5").segment(b"x"), "null:5 cannot spell the bytes b'x'",
+     "use a tokenizer with byte tokens or a byte-level vocabulary"),
+    (lambda: load_tokenizer(folder("tokenizer", "{")),
+     "model is not a tokenizer that AutoTokenizer loads: …",
+     "check its tokenizer.json and tokenizer_config.json, or fetch them again"),
+    (lambda: load_tokenizer(folder("tokenizer", decoder=None)),
+     "model has no decoder: what bytes its tokens stand for is not said",
+     "use a byte-level or SentencePiece-style tokenizer"),
+    (lambda: load_tokenizer(folder("tokenizer", decoder=CTC)),
+     "model has a CTC decoder: its text is not the concatenation of its tokens",
+     "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
+    (lambda: load_tokenizer(folder("config", "{}")),
+     "the config.json of model has no vocabulary size: …", WIDTH),
+    (lambda: load_tokenizer(folder("generation_config", "[1]")),
+     "model/generation_config.json is not a generation config", "fix it, or remove it"),
+    (lambda: load_tokenizer(folder("tokenizer_config", **OWN)),
+     "model requires custom tokenizer code",
+     "read that code, then allow it with trust_remote_code=; or give its tokenizer.json, if it "
+     "has one"),
+    (lambda: load_tokenizer(Path(file("words/vocab.txt", "a b")).parent),
+     "words has vocab.txt, and no config.json that names the tokenizer's class", TYPES),
+    (lambda: load_tokenizer(Path(file("words/merges.txt", "a b")).parent),
+     "words has merges.txt, and no config.json that names the tokenizer's class", TYPES),
+    (lambda: nemo_rl.TokenAligner(3, "bytes"),
+     "tokenizer is int, not a fast Hugging Face tokenizer",
+     "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True"),
+    (lambda: decode_vocabulary([Entry(6, TokenType.NORMAL, b"x")], width=6),
+     "token id 6 ('x') of the vocabulary is outside its size 6", TRAILER),
+    (lambda: decode_vocabulary([Entry(3, TokenType.NORMAL, b"x")] * 2, width=6),
+     "token id 3 ('x') is duplicated in the vocabulary", TRAILER),
+    (lambda: decode_vocabulary([Entry(0, TokenType.UNKNOWN, b"<" * 1025)], width=1),
+     "the special token 0 has a name of 1,025 bytes",
+     "names may have 1,024: fix the tokenizer's files"),
+    # Texts
+    (lambda: find_texts("none-*.txt"), "there is no file none-*.txt", TEXTS),
+    (lambda: find_texts(there("folder", os.mkdir)), "folder is a folder", TEXTS),
+    (lambda: read_text("a.txt", "Es war schön".encode("latin1")),
+     "the text a.txt is not UTF-8: byte 0xf6 at offset 10, in line 1",
+     "convert the text, if it is latin1, with: iconv -f latin1 -t UTF-8"),
+    (lambda: read_text("a.txt", "the text".encode("utf-16-le")),
+     "the text a.txt is not UTF-8: 8 of 16 bytes at offset 0 are zero",
+     "convert the text, if it is UTF-16LE, with: iconv -f UTF-16LE -t UTF-8"),
+    (lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
+     "the text a.txt.gz cannot be read: …", READABLE),
+    (lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
+     "a.jsonl, line 2: no field 'text'; fields with text: body", LINES),
+    (lambda: read_text("a.jsonl", '{"text": 3}'),
+     "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
+    (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: no JSON: …", LINES),
+    (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: no JSON object", LINES),
+    (lambda: read_text("a.txt", "x", group_by="lang"),
+     "a.txt is plain text, and has no field 'lang' to group by",
+     "group by files: give each group a file of its own, and no field"),
+    (lambda: read_text("a.jsonl", '{"text": "x"}', group_by="lang"),
+     "a.jsonl, line 1: no field 'lang' to group by", LINES),
+    (lambda: batches(parquet(id=[1], body=["x"])), "a.parquet has no column 'text', but: id, body",
+     "name one of its columns with field="),
+    (lambda: batches(parquet(id=[1], body=["x"]), field="body", group_by="lang"),
+     "a.parquet has no column 'lang', but: id, body", "name one of its columns with group_by="),
+    (lambda: batches(parquet(id=[1]), field="id"), "a.parquet: the column 'id' holds no text",
+     "name the column that holds the text with field="),
+    (lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
+     "a.parquet: the column 'text' is not UTF-8: …", "write it again, as UTF-8"),
+    (lambda: read_text("a.parquet", "one two three four"), "the text a.parquet cannot be read: …",
+     READABLE),
+    (lambda: instead("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
+     "a.txt.zst needs the package pyarrow, which is not installed",
+     "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
+    (lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
+     "nothing can be counted: 0 documents, 0 bytes of text",
+     "give text, not empty, that both tokenizers can spell; xtok align shows how they differ"),
+    # Conversations
+    (lambda: read_chats("a.jsonl", '[{"role": "user", "content": "x"}]\n{"mess'),
+     "a.jsonl, line 2: no JSON: …", CHAT),
+    (lambda: read_chats("a.jsonl", '[{}] [{}]'), "a.jsonl, line 1: more than one JSON value", CHAT),
+    (lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
+     "a.parquet: there is no column 'messages', but: text, id", CHAT),
+    (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
+    (lambda: read_chats("a.json", "3"), "a.json: its messages are no list", CHAT),
+    (lambda: read_chats("a.json", '[{"role": "\xff"}]'.encode("latin1")),
+     "a.json, line 1: not UTF-8: …", CHAT),
+    (lambda: chat([{"content": "x"}]), "message 0 has no role",
+     'a message is an object such as {"role": "user", "content": "Hello"}'),
+    (lambda: chat([{"role": "judge", "content": ""}]),
+     "message 0 has the role 'judge'; it knows system, user, assistant, tool, which the format "
+     "chatml does not allow", FORMAT),
+    (lambda: chat([{"role": "user", "content": None}]),
+     "message 0 is not plain text, which the format chatml does not allow", FORMAT),
+    (lambda: chat([{"role": "assistant", "content": "a <image>"}]),
+     "message 0 is the assistant's and has the image placeholder <image>, which the format "
+     "chatml does not allow", FORMAT),
+    (lambda: chat([{"role": "user", "content": "a\ud83d"}]),
+     "message 0 has '\\ud83d', half of a surrogate pair, which is no text",
+     "write the whole pair, or the character itself"),
+    (lambda: chat([{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]),
+     "message 0 is nested more than 100 deep", "give its content as text, or as a list of parts"),
+    (lambda: chat([ASK], None), "small-byte-level has no chat template", TEMPLATE),
+    (lambda: chat([ASK], "none.jinja"),
+     "the chat template none.jinja cannot be read: No such file or directory", TEMPLATE),
+    (lambda: chat([ASK], "{% for %}"),
+     "the chat template of small-byte-level is not a Jinja template: line 1: …",
+     "fix it, or give another with template="),
+    (lambda: chat([ASK], each("{{ raise_exception('no') }}")),
+     "the chat template of small-byte-level raises at message 0, the user's: no", OTHER),
+    (lambda: chat([ASK], each("{{ m.role }}")),
+     "message 0, the user's: the template drops its content",
+     "give a template that writes it, with template=, or leave it out"),
+    (lambda: chat([ASK], "mistral-v1"),
+     "small-byte-level has no </s>, which the format mistral-v1 needs", "take another format (…"),
+    (lambda: render(small_one("small.model"), [{"role": "system", "content": "s"}],
+         template="mistral"),
+     "the format mistral of small.model raises: there is no user message that the system text "
+     "could be in", OTHER),
+    (lambda: FORMATS["llama3"].pad_id(small_one(r"small.tiktoken@\w+|\W+").table),
+     "the vocabulary has no padding token for the format llama3",
+     "it is one of <|finetune_right_pad_id|>, <|finetune_right_pad|>; give a pad_id of your own"),
+    (lambda: suffix("{{ m.content + ' t' }}", ASK, ANSWER, {"role": "tool", "content": "he cat"}),
+     "message 1, the assistant's, does not end with a token", SUFFIX),
+    (lambda: suffix(DROPS, {"role": "tool", "content": ""}),
+     "message 2, the tool's, is not in the text", SUFFIX),
+    (lambda: suffix(WITHIN, ASK, ANSWER, TOLD),
+     "message 1, the assistant's, goes on after what the tools say", SUFFIX),
+    # Maps
+    (lambda: read_map(b""), "the map map.safetensors is empty", MAP),
+    (lambda: ProjectionMap.load("none.pt"),
+     "the map none.pt cannot be read: No such file or directory",
+     "give the path of a .safetensors or .pt map; xtok build makes one of two models"),
+    (lambda: ProjectionMap.load(there("folder", os.mkdir)),
+     "the map folder cannot be read: Is a directory",
+     "give the path of a .safetensors or .pt map; xtok build makes one of two models, xtok "
+     "doctor compares them"),
+    (lambda: ProjectionMap.load("nul\0.pt"), "the map nul\x00.pt has a NUL in its name", PATHS),
+    (lambda: read_map(b"not a map"), "map.safetensors is not a whole safetensors file: …", MAP),
+    (lambda: read_map(b"PK", "map.pt"), "map.pt is not a whole .pt file: …", MAP),
+    (lambda: read_map(safetensors({"weights": torch.zeros(3)})),
+     "map.safetensors is a safetensors file, but not an xtok map", MAP),
+    (lambda: read_map(edited({"weights": None})),
+     "map.safetensors is not a valid map: it lacks 'weights'", MAP),
+    (lambda: read_map(edited({"weights": np.full(7, 0.5, np.float32)})),
+     "map.safetensors is not a valid map: row 0 sums to 0.5, not 1",
+     "if its weights were trained, convert the map once with normalize="),
+    (lambda: read_map(edited(format_version=2)),
+     "map.safetensors is not a valid map: format version 2 is not 1, which this xtok reads", MAP),
+    (lambda: read_map(pt_bytes({**FOREIGN, "x": print}), "map.pt"),
+     "map.pt is damaged, or holds more than tensors, which could run code",
+     "save only tensors, numbers and strings in it, or a dict of counts {(student_id, "
+     "teacher_id): number}, or make it again"),
+    (lambda: read_map(to_safetensors(TINY), teacher_vocab_size=5),
+     "map.safetensors is 4 wide on the teacher's side, not 5",
+     "is it the map of this pair? It is of org/student and org/teacher; else leave out "
+     "teacher_vocab_size="),
+    (lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2),
+     "map.pt has the teacher id 3, and is not 2 wide",
+     "give the width of its logits with teacher_vocab_size=, at least 4"),
+    (lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2**30),
+     "map.pt cannot be 1073741824 wide", "give teacher_vocab_size= up to 16777216"),
+    (lambda: read_map(pt_bytes(FOREIGN), "map.pt")["ab"],
+     "the map carries no tokens: xtok did not write it", "give the token's id instead"),
+    (lambda: TINY["abc"], "the student has no token 'abc'",
+     "a space is part of a token, as in ' the'; bytes are written like '\\xe4'"),
+    (lambda: TINY[-1], "there is no student id -1: the map has rows 0 to 5",
+     "give another id, or the token itself"),
+    (lambda: xtok.reapply_exact(GOOD), "the map carries no tokens of m: xtok did not write it",
+     BOTH),
+    (lambda: xtok.reapply_exact(xtok.multitoken(bytes_pair(),
+         xtok.MultitokenConfig(token_form="raw"))),
+     "the map was made with the token form raw, and carries no display strings", BOTH),
+    (lambda: xtok.reapply_exact(replace(TINY, history=({"stage": "multitoken",
+         "options": {"special_tokens": "x"}},))),
+     "the map's history names options that this xtok does not know: special_tokens is 'x', and "
+     "must be one of ('roles', 'fuzzy', 'off')",
+     "build the map anew, or take the version of xtok that it was made with"),
+    (lambda: xtok.sort_cut(TINY, xtok.SortCutConfig(top_k=1)),
+     "a row of one entry has no room beside its scale slot",
+     "give top_k= of 2 or more, or build the map without the scale trick"),
+    (lambda: xtok.explain(GOOD, token_class="digits"),
+     "the map carries no tokens, so no classes: xtok did not write it",
+     "list its rows by kind alone"),
+    (lambda: xtok.explain(TINY, token_class="digit"), "there is no class of tokens 'digit'",
+     "give one of: …"),
+    (lambda: xtok.explain(TINY, kind="none"), "there is no kind of row 'none'",
+     "give one of: empty, exact, pieces, role, similar, counted, mixed, relaxed"),
+    (lambda: xtok.explain(of_bytes(), 1, pair=to_pieces()),
+     "the teacher of the map (bytes) has other tokens than small.model",
+     "give the models, or the maps, of one pair, student first; xtok inspect shows the pair of "
+     "a map"),
+    (lambda: xtok.explain(xtok.build(*to_pieces().tokenizers), 1, pair=to_pieces().reversed),
+     "the sides are swapped: the map is of the student bytes and the teacher small.model",
+     "give the student first, as the map has them, or build the map the other way"),
+    (lambda: xtok.multitoken(bytes_pair(), initial=GOOD),
+     "the student of the map (m) is 4 wide, bytes 256",
+     "give the map of this pair; xtok inspect shows the pair of a map; if it is this pair, give "
+     "the width 256 with student_vocab_size="),
+    (lambda: xtok.build("bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))),
+     "there is no teacher id 256 to ignore: bytes is 256 wide",
+     "give ids from 0 to 255 with ignore_teacher_ids="),
+    (lambda: to_nemo(replace(TINY, top_k=2**30)),
+     "a .pt of 6 rows of 1073741824 columns would take 6 times 12 GiB",
+     "cut the map first with xtok sort-cut, or write .safetensors"),
+    (lambda: to_safetensors(replace(TINY, method="x" * (8 << 20))),
+     "a map of org/student and org/teacher cannot be written: its metadata take 8389383 bytes, "
+     "and may take 8388608", "shorten the names of the special tokens in the tokenizer's files"),
+    (lambda: check_output("map.txt"), "the output map.txt does not end in .safetensors or .pt",
+     "name it map.safetensors, or map.txt/ if that is a folder"),
+    (lambda: check_output("Llama-3.2"), "the output Llama-3.2 does not end in .safetensors or .pt",
+     "name it Llama-3.2.safetensors, or Llama-3.2/ if that is a folder"),
+    (lambda: check_output(f"{file('a-file')}/no/map.pt"),
+     "the folder of the output, a-file, is a file", "give a path in a folder"),
+    (lambda: check_output(there("folder.pt", os.mkdir)), "the output folder.pt is a folder",
+     "name a file in it"),
+    (lambda: TINY.save("nul\0.pt"), "the output nul\x00.pt has a NUL character", PATHS),
+    (lambda: TINY.save(there("loop.pt", lambda name: os.symlink(name, name))),
+     "the output loop.pt is a symbolic link that leads to itself",
+     "remove it, or give another path"),
+    (lambda: TINY.save(there("pipe.pt", os.mkfifo)), "the output pipe.pt is not a regular file",
+     PATHS),
+    (lambda: ProjectionMap.load(there("e.safetensors", xtok.events("bytes", "bytes").save)),
+     "e.safetensors is an event map, not a projection map",
+     "xtok verify checks it, xtok evaluate measures it; xtok build makes a map"),
+    (lambda: EventMap.load(there("m.safetensors", TINY.save)), "m.safetensors is not an event map",
+     "xtok events makes one"),
+    (lambda: xtok.evaluate(bytes_pair(), [of_bytes(), xtok.events("bytes", "bytes")], file("a.txt",
+         "x")), "event maps are measured neither beside maps nor for a loss",
+     "evaluate the event maps alone, without a loss"),
+    # Embeddings
+    (lambda: generate("small/small-digits"),
+     "the embedding model small/small-digits does not say what to take of it",
+     "give sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "
+     "layer, own for the two models' own layers, or spelling for none"),
+    (lambda: generate("input:./none"), "no such folder: ./none", FOLDER),
+    (lambda: generate("input:none/body@v1"),
+     "none/body at revision v1 is no file or folder here and not in the local cache, and the "
+     "hub is not asked (offline)",
+     "check the spelling; to fetch the repo where there is a network: hf download none/body"),
+    (lambda: generate(f"input:{file('a-file')}"), "no such folder: a-file", FOLDER),
+    (lambda: generate(f"input:{there('empty', os.mkdir)}"), "empty has no model.safetensors",
+     WEIGHTS),
+    (lambda: generate(f"input:{model_of(MATRIX)}"),
+     "model has no tokenizer.json to cut tokens into its pieces with",
+     "give a folder that holds the model's tokenizer as well"),
+    (lambda: generate(weights(np.zeros((9, 4), np.float32))),
+     "model.embed_tokens.weight of model has 9 rows, and its tokenizer 800 ids",
+     "give a checkpoint and a tokenizer that belong together"),
+    (lambda: generate(weights(np.full((896, 4), np.nan, np.float32))),
+     "embeddings by model are not finite: of 128 tokens: 0 '\\x00', 1 '\\x01', 2 '\\x02', …",
+     "check the checkpoint, or give float32 with dtype="),
+    (lambda: generate("own"), "bytes is a tokenizer file: it has no embeddings of its own",
+     "give the model's folder or repo id, or another embedding_model="),
+    (lambda: generate("own", "small/small-byte-level"),
+     "small/small-byte-level has no model.safetensors", WEIGHTS),
+    (lambda: generate(None, device="tpu"), "the device tpu cannot be used: there is no such device",
+     DEVICE),
+    (lambda: generate(None, device="cpu:"), "the device cpu: cannot be used: …", DEVICE),
+    (lambda: generate(None, device="cuda:\u0663"), "the device cuda:٣ cannot be used: …", DEVICE),
+    (lambda: generate("spelling", top_k=4000),
+     "top_k 4000 is more than the 896 tokens of the teacher", "give a smaller top_k="),
+    (lambda: instead("sentence_transformers", lambda: generate("sentence:small/small-digits")),
+     "sentence embeddings need sentence-transformers",
+     "pip install sentence-transformers, or in a clone of xtok: pip install -e '.[sentence]'"),
+    (lambda: instead("sentence_transformers", lambda: generate("sentence:small/small-digits"),
+         SimpleNamespace()),
+     "small/small-digits has no modules.json, so it is no sentence-transformers model",
+     "give input:small/small-digits for its input-embedding layer, or another model"),
+    (lambda: layer(torch.zeros(4)),
+     "wte.weight of model/model.safetensors is torch.float32 [4], not a matrix of floats", FLOATS),
+    (lambda: layer(MATRIX, name="other"),
+     "none of the 1 tensors of model is an input-embedding layer that xtok knows",
+     "give another model; known names are model.embed_tokens.weight, transformer.wte.weight, "
+     "embeddings.word_embeddings.weight and their like"),
+    (lambda: layer(b"x"), "model/model.safetensors is not a whole safetensors file: …", FETCH),
+    (lambda: layer(safetensors({"wte.weight": MATRIX})[:-1]),
+     "model/model.safetensors is not a whole safetensors file: …", FETCH),
+    (lambda: layer((3).to_bytes(8, "little") + b"[1]"),
+     "model/model.safetensors is not a whole safetensors file: …", FETCH),
+    (lambda: layer(MATRIX.to(torch.int8)),
+     "wte.weight of model/model.safetensors is torch.int8 [4, 2], not a matrix of floats", FLOATS),
+    (lambda: layer(MATRIX, {"model.embed_tokens.weight": "model.safetensors"}),
+     "model/model.safetensors is not a whole safetensors file: …", FETCH),
+    (lambda: layer(MATRIX, []), "model has no model.safetensors", WEIGHTS),
+    (lambda: layer(b"x", [1]), "the model.safetensors.index.json of model is damaged", FETCH),
+    (lambda: layer(b"x", {"wte.weight": "none.safetensors"}),
+     "model lacks none.safetensors, which its model.safetensors.index.json names", FETCH),
+    # Alignment
+    (lambda: xtok.project_logprobs(xtok.TokenAligner(bytes_pair()), [*b"12"], [*b"7"], [-1.0]),
+     'the texts part at byte 0, after "": the student has "12", the teacher "7"',
+     "score the text that the student wrote, or give partial=True to leave out what differs"),
+    (lambda: xtok.Retokenizer(xtok.pair("bytes", "null:5"))([[*b"The keeper"]]),
+     "null:5 cannot spell 'The keeper', which the student has written",
+     "use a teacher whose tokenizer has byte tokens or is byte-level"),
+    # Training
+    (lambda: losses.make_loss("p-kl"), "p-kl needs a map", EACH),
+    (lambda: losses.make_loss("event-kl", module=ProjectionModule(GOOD)),
+     "event-kl needs an event map", EACH),
+    (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
+    (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions",
+     COLLATE),
+    (lambda: make_objective([bytes_pair()], "p-kl", ProjectionModule(of_bytes(), learnable=True)),
+     "the map is learnable, and a trainer optimizes only its model",
+     "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
+     "`to_map` returns"),
+    (lambda: ProjectionModule(of_bytes())(torch.zeros(1, 1, 5)),
+     "the student's logits are 5 wide, the map's student 256",
+     "give a map of this student, or build it 5 wide with vocab_size="),
+    (lambda: ProjectionModule(read_map(pt_bytes(FOREIGN), "map.pt")),
+     "the map's file does not tell the width of the teacher's logits, only ids up to 3",
+     "load or convert the map with teacher_vocab_size="),
+]  # fmt: skip
+
+
+def says(found: str, expected: str) -> bool:
+    return found.startswith(expected[:-1]) if expected.endswith("…") else found == expected
+
+
+@pytest.mark.parametrize(("cause", "message", "hint"), ERRORS)
+def test_an_error_says_what_is_wrong_and_what_to_do(
+    small: Path, tmp_path: Path, cause: Cause, message: str, hint: str
+) -> None:
+    with pytest.raises(XtokError) as caught:
+        cause()
+    for found, expected in ((caught.value.message, message), (caught.value.hint, hint)):
+        found = found.replace(f"{tmp_path}/", "").replace(str(small), "small")
+        assert says(found, expected), found
+        assert "\n" not in found
