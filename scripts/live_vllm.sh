@@ -31,20 +31,18 @@ if [ ! -x "$vllm/bin/vllm" ]; then
   sed -i 's/^Name: .*/Name: vllm/; s/^Version: .*/Version: 0.32.0+cpu/' "$about/METADATA"
 fi
 
-free_port() {
-  python -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
-
-port=$(free_port) own=$(free_port)
+port=$(python -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
   "$vllm/bin/vllm" serve $teacher --served-model-name gemma3-270m --dtype float32 \
   --max-model-len 2048 --enforce-eager --max-logprobs 64 --no-enable-prefix-caching \
   --port "$port" > "$folder/vllm.log" 2>&1 &
-servers=$!
-trap 'kill $servers 2> /dev/null || true; wait; [ -d "${1:-}" ] || rm -rf "$folder"' EXIT
-xtok serve $student $teacher --teacher-url "http://127.0.0.1:$port" --port "$own" \
-  > "$folder/serve.log" 2>&1 &
-servers="$servers $!"
-python -W ignore scripts/examples/live_trl.py "http://127.0.0.1:$own" "http://127.0.0.1:$port" \
-  --student $student --teacher $teacher || { tail -n 20 "$folder"/*.log >&2; exit 1; }
-cat "$folder/serve.log"
+server=$!
+trap 'kill $server 2> /dev/null || true; wait; [ -d "${1:-}" ] || rm -rf "$folder"' EXIT
+cat tests/small_corpus/*.txt |
+  python -c 'import json, sys; print(json.dumps({"text": sys.stdin.read()}))' |
+  gzip > "$folder/texts.jsonl.gz"
+rm -f "$folder/results.jsonl"
+python -W ignore scripts/examples/live_trl.py --steps 4 --work "$folder" \
+  --texts "$folder/texts.jsonl.gz" --held-out "$folder/texts.jsonl.gz" \
+  --student $student --teacher $teacher --teacher-url "http://127.0.0.1:$port" \
+  || { tail -n 20 "$folder/vllm.log" >&2; exit 1; }

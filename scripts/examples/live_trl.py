@@ -1,96 +1,144 @@
-"""Teach a student on policy with TRL from a teacher behind `xtok serve`, and say what came of it.
+"""Teach a student on policy with TRL through `xtok serve`, and measure what comes of it.
 
-    python scripts/examples/live_trl.py http://127.0.0.1:8100 http://127.0.0.1:8000 \
-        --student data/models/smollm2-135m --teacher data/models/gemma3-270m
+    python scripts/examples/live_trl.py --texts de.train.jsonl.gz --held-out de.valid.jsonl.gz \
+        --work runs/policy --credit prefix
 
-`scripts/live_vllm.sh` starts the servers before. The first address is xtok's, the second the
-teacher's own.
+The student writes on from the beginnings of texts, and learns from what the teacher says of its
+tokens. The teacher's server is the one at `--teacher-url`, or one of Transformers, started here.
+`--credit equal` shares a chunk's log-probability equally among the student's tokens instead, to see
+what the shares of `xtok serve` are worth.
+
+Before training, half-way and at the end: bits per byte of held-out texts, and the reverse KL
+on what the student samples from their beginnings, in bits per byte of that. `results.jsonl` in the
+work folder has a line for each measurement; `--report` shows the table of those that are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-import tempfile
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import study
+import torch
 
-import xtok
+from xtok.training.collator import DistillationCollator
 
 TEXT = "The lighthouse was built in 1852 — its lamp, 201 steps up, burned whale oil until 1886."
-PROMPTS = (
-    "The lighthouse keeper wrote in his log that",
-    "To bake bread, you first",
-    "In the year 2014, the city of",
-    "The difference between a frog and a toad is",
-)
+BEGINNING = 100  # characters of a prompt
+NEW_TOKENS = 32
+SAMPLES = 2  # of each held-out prompt
+MEASUREMENTS = 2  # of a run, evenly
+OF_RUN = ("credit", "beta", "learning_rate", "batch_size", "seed")
+
+# The command with equal shares: nothing is known of how the teacher goes on inside a chunk.
+EQUAL = """
+import numpy, xtok.projecting.project as project
+project.prefix_weights = lambda aligner, student, *_: numpy.ones(len(student.ids))
+from xtok.__main__ import program
+program()
+"""
 
 
-def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Compare the sums of one text, then train; return the losses."""
+def main() -> None:
+    """Train a student, unless only the report is asked for, and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("url")
-    parser.add_argument("teacher_url")
-    parser.add_argument("--student", required=True)
-    parser.add_argument("--teacher", required=True)
-    parser.add_argument("--steps", type=int, default=4)
-    options = parser.parse_args(argv)
-    wait_for(options.url)
-    compare(options)
-    losses = train(options)
-    if not all(map(math.isfinite, losses)):
-        raise SystemExit(f"a loss is not finite: {losses}")
-    return losses
+    add = parser.add_argument
+    for name in ("texts", "held-out", "work"):
+        add(f"--{name}", type=Path, required=True)
+    for name, folder in (("student", "smollm2-135m"), ("teacher", "gemma3-270m")):
+        add(f"--{name}", default=str(study.DATA / folder), help="default: %(default)s")
+    add("--teacher-url", help="its server; default: one of Transformers, started here")
+    add("--credit", choices=("prefix", "equal"), default="prefix")
+    add("--beta", type=float, default=1.0, help="TRL's: 1 is reverse KL, 0 forward KL of 16")
+    add("--steps", type=int, default=100)
+    add("--batch-size", type=int, default=4)
+    add("--learning-rate", type=float, default=2e-5)
+    add("--seed", type=int, default=0)
+    add("--autocast", action="store_true", help="bfloat16, where the processor has it")
+    add("--report", action="store_true", help="only show the results so far")
+    args = parser.parse_args()
+    if not args.report:
+        args.work.mkdir(parents=True, exist_ok=True)
+        with served(args) as (url, teacher_url):
+            compare(args, url, teacher_url)
+            train(args, url)
+    report(args.work)
 
 
-def wait_for(url: str) -> None:
-    """Wait until a server answers, for ten minutes at most."""
-    for _ in range(600):
+@contextmanager
+def served(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Start the servers; yield the addresses of `xtok serve` and of the teacher's own."""
+    with started([str(Path(__file__).with_name("teacher_server.py")), args.teacher, "--port", "0"],
+                 args.teacher_url) as teacher_url:  # fmt: skip
+        program = ["-c", EQUAL] if args.credit == "equal" else ["-m", "xtok"]
+        serve = ["serve", args.student, args.teacher, "--teacher-url", teacher_url, "--port", "0"]
+        with started([*program, *serve]) as url:
+            yield url, teacher_url
+
+
+@contextmanager
+def started(command: Sequence[str], running: str | None = None) -> Iterator[str]:
+    """Run a server with this Python unless one is running; yield its address."""
+    if running is not None:
+        yield running
+        return
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as server:
         try:
-            if httpx.get(f"{url}/health", timeout=10).is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(1)
-    raise SystemExit(f"{url} does not answer")
+            url = server.stdout.readline().strip() if server.stdout else ""
+            if not url:
+                raise SystemExit(f"{command[-1]}: the server has ended")
+            yield url
+        finally:
+            server.terminate()
 
 
-def compare(options: Any) -> None:
+def compare(args: argparse.Namespace, url: str, teacher_url: str) -> None:
     """Print what both servers say of one text: the same in sum, but for the first token."""
-    pair = xtok.pair(options.student, options.teacher)
+    pair = study.sides(args.student, args.teacher)
     student, teacher = pair.tokenizers
     ids = student.encode(TEXT).ids.tolist()
     bos = list(teacher.table.roles.get("bos", ())[:1])
     asked = [*bos, *teacher.segment(TEXT)]
-    start = time.perf_counter()
-    values = own(options.url, ids)
-    took = time.perf_counter() - start
-    theirs = own(options.teacher_url, asked)
+    [values], [theirs] = own(url, [ids]), own(teacher_url, [asked])
     first = len(teacher.segment(student.table[ids[0]]))  # of the student's first token
     print(
         f"{len(ids)} student tokens, {len(asked)} of the teacher's: {sum(values):.4f} nats after "
-        f"the first token, the teacher's own server says {sum(theirs[first:]):.4f} "
-        f"({took:.2f} s)"
+        f"the first token, the teacher's own server says {sum(theirs[first:]):.4f}"
     )
 
 
-def own(url: str, ids: list[int]) -> list[float]:
-    """Return the log-probability of each token after the first."""
-    body = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": 1}
+def own(url: str, sequences: list[list[int]]) -> list[list[float]]:
+    """Return the log-probability of each token of sequences after the first."""
+    found = []
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-    answer = httpx.post(f"{url}/v1/completions", json={"model": model, **body}, timeout=600)
-    answer.raise_for_status()
-    rows = answer.json()["choices"][0]["prompt_logprobs"]
-    return [rows[n][str(i)]["logprob"] for n, i in enumerate(ids) if n]
+    for ids in sequences:
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 1}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600)
+        answer.raise_for_status()
+        rows = answer.json()["choices"][0]["prompt_logprobs"]
+        found.append([rows[n][str(i)]["logprob"] for n, i in enumerate(ids) if n])
+    return found
 
 
-def train(options: Any) -> list[float]:
-    """Train some steps on what the student writes; return the losses."""
+def beginning(text: str) -> str:
+    """Return a prompt: whole words of a text's beginning."""
+    return text[:BEGINNING].rsplit(maxsplit=1)[0]
+
+
+def train(args: argparse.Namespace, url: str) -> None:
+    """Train on what the student writes, and append the measurements."""
     from datasets import Dataset
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, TrainerCallback
     from trl.experimental.server_distillation import (
         ServerDistillationConfig,
         ServerDistillationTrainer,
@@ -98,24 +146,124 @@ def train(options: Any) -> list[float]:
     from trl.generation import vllm_client
 
     vllm_client.is_vllm_available = lambda *_: True  # it moves weights, which is not asked for
-    tokenizer = AutoTokenizer.from_pretrained(options.student)
-    with tempfile.TemporaryDirectory() as folder:
-        config = ServerDistillationConfig(
-            output_dir=folder, teacher_model_server_url=options.url, beta=0.0, loss_top_k=16,
-            max_steps=options.steps, per_device_train_batch_size=4, max_completion_length=32,
-            learning_rate=2e-5, logging_steps=1, report_to="none", use_cpu=True, bf16=False,
-            disable_tqdm=True, save_strategy="no", lr_scheduler_type="constant", seed=1,
-        )  # fmt: skip
-        data = Dataset.from_list([{"prompt": text} for text in PROMPTS * options.steps])
-        trainer: Any = ServerDistillationTrainer(
-            options.student, args=config, train_dataset=data, processing_class=tokenizer
-        )
-        start = time.perf_counter()
-        trainer.train()
+    tokenizer = AutoTokenizer.from_pretrained(args.student)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    config = ServerDistillationConfig(
+        output_dir=str(args.work / "trl"), teacher_model_server_url=url, beta=args.beta,
+        loss_top_k=1 if args.beta else 16, max_steps=args.steps, logging_steps=1,
+        per_device_train_batch_size=args.batch_size, max_completion_length=NEW_TOKENS,
+        learning_rate=args.learning_rate, lr_scheduler_type="constant", seed=args.seed,
+        bf16=args.autocast, use_cpu=not torch.cuda.is_available(), gradient_checkpointing=False,
+        report_to="none", disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    texts = study.texts_of(args.texts, args.seed, args.steps * args.batch_size)
+    trainer: Any = ServerDistillationTrainer(
+        args.student, args=config, processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": beginning(text)} for text in texts]),
+    )  # fmt: skip
+    held_out = study.texts_of(args.held_out, 0, study.HELD_OUT, one_each=True)
+    collate = DistillationCollator(*study.sides(args.student, args.teacher).tokenizers, bos=False)
+    measured_at = [args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)]
+    lengths = collate.student.table.lengths
+    begun, seconds = 0.0, list[float]()
+
+    def measure(step: int) -> None:
+        line = {
+            **{name: getattr(args, name) for name in OF_RUN}, "step": step,
+            "seconds": float(np.median(seconds)) if seconds else 0.0,
+            "bits": study.bits(trainer.model, held_out, collate),
+            "bytes": [len(text.encode()) for text in held_out],
+            **reverse_kl(trainer.model, tokenizer, url, [*map(beginning, held_out)], lengths),
+        }  # fmt: skip
+        with (args.work / "results.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"step {step}: {rate(line):.3f} bits per byte, reverse KL {rate(line, 'kl'):.3f}",
+              flush=True)  # fmt: skip
+
+    class Measure(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            nonlocal begun
+            begun = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seconds.append(time.perf_counter() - begun)
+            if state.global_step in measured_at:
+                measure(state.global_step)
+
+    trainer.add_callback(Measure())
+    measure(0)
+    trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    print(f"{len(losses)} steps of 4 x 32 tokens in {time.perf_counter() - start:.0f} s, losses:")
-    print(" ".join(f"{loss:.3f}" for loss in losses))
-    return losses
+    print("losses:", " ".join(f"{loss:.3f}" for loss in losses))
+    if not all(map(math.isfinite, losses)):
+        raise SystemExit("a loss is not finite")
+
+
+@torch.no_grad()
+def reverse_kl(
+    model: Any, tokenizer: Any, url: str, prompts: list[str], lengths: Any
+) -> dict[str, Any]:
+    """Sample from prompts; return how many bits more than the teacher the student gives to that.
+
+    Returns:
+        `kl` and `kl_bytes`, for each prompt, summed over its samples.
+    """
+    model.eval()
+    bits, num_bytes = np.zeros(len(prompts)), np.zeros(len(prompts), int)
+    given = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    width = given["input_ids"].shape[1]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for _ in range(SAMPLES):
+            made = model.generate(
+                **given.to(model.device), max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0,
+                output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+            logprobs = torch.stack(made.logits, 1).float().log_softmax(-1)
+            for n, (ids, mask) in enumerate(
+                zip(made.sequences, given["attention_mask"], strict=True)
+            ):
+                prompt, written = ids[:width][mask.bool()].tolist(), ids[width:].tolist()
+                if tokenizer.eos_token_id in written:
+                    written = written[: written.index(tokenizer.eos_token_id) + 1]
+                [theirs] = own(url, [[*prompt, *written]])
+                ours = logprobs[n, range(len(written)), written].tolist()
+                bits[n] += (sum(ours) - sum(theirs[len(prompt) - 1 :])) / math.log(2)
+                num_bytes[n] += int(lengths[written].sum())  # bytes of each token
+    model.train()
+    return {"kl": bits.tolist(), "kl_bytes": num_bytes.tolist()}
+
+
+def rate(line: dict[str, Any], what: str = "bits", drawn: Any = slice(None)) -> Any:
+    """Return a measurement in bits per byte, of all texts or of those drawn."""
+    num_bytes = line["bytes" if what == "bits" else "kl_bytes"]
+    return np.array(line[what])[drawn].sum(-1) / np.array(num_bytes)[drawn].sum(-1)
+
+
+def report(work: Path) -> None:
+    """Print a table: a row for each run, and what it has less at its end than at its start.
+
+    Brackets: 95 % over held-out texts (bootstrap).
+    """
+    lines = [json.loads(line) for line in (work / "results.jsonl").open(encoding="utf-8")]
+    runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        runs.setdefault(tuple(line[name] for name in OF_RUN), []).append(line)
+    print("| credit | beta | steps | bits per byte | less | reverse KL | less | seconds a step |")
+    print("|---" * 8 + "|")
+    for measured in runs.values():
+        first, last = measured[0], measured[-1]
+        drawn = np.random.default_rng(0).integers(
+            len(first["bits"]), size=(2000, len(first["bits"]))
+        )
+        shown = [last["credit"], f"{last['beta']:g}", ", ".join(str(x["step"]) for x in measured)]
+        for what in ("bits", "kl"):
+            less = rate(first, what, drawn) - rate(last, what, drawn)
+            low, high = np.quantile(less, (0.025, 0.975))
+            shown.append(", ".join(f"{rate(line, what):.3f}" for line in measured))
+            gain = rate(first, what) - rate(last, what)
+            shown.append(f"{gain:.3f} ({low:.3f} to {high:.3f})")
+        print(f"| {' | '.join(shown)} | {last['seconds']:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
-"""Serve predictions from a file as vLLM would: a student reads its teacher through any client.
+"""Serve a teacher's predictions as vLLM would, from a file or from a model.
 
     xtok project teacher.parquet STUDENT TEACHER --to vllm -o student.jsonl
     python scripts/examples/teacher_server.py student.jsonl --port 8000
 
 TRL's trainers with a served teacher (`ServerDistillationTrainer`, `AsyncDistillationTrainer`) take
 the address as their teacher's: the answers have the student's own ids. Only sequences that are in
-the file can be asked for, so this is for training on the text that the teacher has seen. It answers
-GET /health, GET /v1/models and POST /v1/completions, on this machine only.
+the file can be asked for, so this is for training on the text that the teacher has seen.
+
+    python scripts/examples/teacher_server.py data/models/gemma3-270m --port 8000
+
+The folder of a model is served with Transformers, where there is no vLLM: `xtok serve` takes the
+address as its teacher's. It answers GET /health, GET /v1/models and POST /v1/completions, on this
+machine only.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 Line = dict[str, Any]
 
@@ -28,33 +35,72 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-class Answers:
-    """What a server knows: a choice for each sequence of ids."""
+class Answers(Protocol):
+    """What a server says of prompts."""
+
+    model: str
+
+    def of(self, prompt: list[int], top: int) -> Line:
+        """Return the choice of a prompt, with `top` candidates; LookupError if it is not known."""
+
+
+class StoredAnswers:
+    """Choices of the sequences that are in a file."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self.model = lines[0]["model"]
+        self.model: str = lines[0]["model"]
         choices = [choice for line in lines for choice in line["choices"]]
         self._choice_of = {tuple(choice["prompt_token_ids"]): choice for choice in choices}
 
-    def completion(self, request: Line) -> Line:
-        """Answer a request with one sequence of ids, or several; KeyError for an unknown one."""
-        prompts = request["prompt"]
-        prompts = [prompts] if prompts and isinstance(prompts[0], int) else prompts
-        top = request.get("prompt_logprobs") or 0
-        choices = [
-            {**choice, "index": n, "prompt_logprobs": [
-                row and {i: e for i, e in row.items() if e["rank"] <= top or i == str(own)}
-                for own, row in zip(prompt, choice["prompt_logprobs"], strict=True)
-            ]}
-            for n, prompt in enumerate(prompts)
-            for choice in [self._choice_of[tuple(prompt)]]
-        ]  # fmt: skip
-        return {"object": "text_completion", "model": self.model, "choices": choices}
+    def of(self, prompt: list[int], top: int) -> Line:
+        """Return the choice of a sequence that is in the file."""
+        choice = self._choice_of[tuple(prompt)]
+        rows = [
+            row and {i: e for i, e in row.items() if e["rank"] <= top or i == str(own)}
+            for own, row in zip(prompt, choice["prompt_logprobs"], strict=True)
+        ]
+        return {**choice, "prompt_logprobs": rows}
 
 
-def server(lines: Sequence[Line], port: int = 0) -> ThreadingHTTPServer:
-    """Return a server of these lines on this machine; port 0 takes a free one."""
-    answers = Answers(lines)
+class ModelAnswers:
+    """What a causal language model predicts, in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = folder.name
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model = model.eval()
+        self._one_at_a_time = threading.Lock()
+
+    @torch.no_grad()
+    def of(self, prompt: list[int], top: int) -> Line:
+        """Return the log-probabilities of a prompt's tokens after the first."""
+        with self._one_at_a_time:
+            logits = self._model(input_ids=torch.tensor([prompt])).logits[0, :-1]
+        logprobs = logits.log_softmax(-1)
+        rows: list[Line | None] = [None]
+        best = zip(*(found.tolist() for found in logprobs.topk(top)), strict=True)
+        for own, values, (best_values, ids) in zip(prompt[1:], logprobs, best, strict=True):
+            rank = 1 + int((values > values[own]).sum())
+            row = {str(own): {"logprob": float(values[own]), "rank": rank}}
+            for n, (token_id, value) in enumerate(zip(ids, best_values, strict=True), start=1):
+                row.setdefault(str(token_id), {"logprob": value, "rank": n})
+            rows.append(row)
+        return {"prompt_logprobs": rows}
+
+
+def completion(answers: Answers, request: Line) -> Line:
+    """Answer a request with one sequence of ids, or several; LookupError for unknown ones."""
+    prompts = request["prompt"]
+    prompts = [prompts] if prompts and isinstance(prompts[0], int) else prompts
+    top = request.get("prompt_logprobs") or 0
+    choices = [{**answers.of(prompt, top), "index": n} for n, prompt in enumerate(prompts)]
+    return {"object": "text_completion", "model": answers.model, "choices": choices}
+
+
+def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
+    """Return a server on this machine; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -63,10 +109,12 @@ def server(lines: Sequence[Line], port: int = 0) -> ThreadingHTTPServer:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path != "/v1/completions":
+                return self._answer(404, {})
             try:
-                self._answer(200, answers.completion(json.loads(body)))
-            except KeyError:
-                self._answer(400, {"error": {"message": "a sequence that is not in the file"}})
+                self._answer(200, completion(answers, json.loads(body)))
+            except LookupError:
+                self._answer(400, {"error": {"message": "a sequence that is not known here"}})
 
         def _answer(self, code: int, value: Line) -> None:
             data = json.dumps(value).encode()
@@ -85,7 +133,7 @@ def server(lines: Sequence[Line], port: int = 0) -> ThreadingHTTPServer:
 @contextmanager
 def serving(lines: Sequence[Line]) -> Iterator[str]:
     """Serve lines in another thread, and yield the address."""
-    with server(lines) as made:
+    with server(StoredAnswers(lines)) as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{made.server_address[1]}"
@@ -94,12 +142,16 @@ def serving(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve a file until it is interrupted."""
+    """Serve a file or a model until it is interrupted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path, help="what xtok project --to vllm has written")
+    what = "what xtok project --to vllm has written, or a model's folder"
+    parser.add_argument("source", type=Path, help=what)
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(argv)
-    made = server(read(options.file), options.port)
+    source: Path = options.source
+    made = server(
+        ModelAnswers(source) if source.is_dir() else StoredAnswers(read(source)), options.port
+    )
     print(f"http://127.0.0.1:{made.server_address[1]}", flush=True)
     made.serve_forever()
 
