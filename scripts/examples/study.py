@@ -45,7 +45,7 @@ from xtok.training.projected import ProjectedTeacher
 DATA = Path(__file__).resolve().parents[2] / "data" / "models"
 CHARACTERS = 450  # of a text
 SETTINGS = ("scarce", "plenty")  # scarce texts are read several times, plenty of them once
-MEASUREMENTS = 4  # of a run, evenly
+MEASUREMENTS = 8  # of a run, evenly
 HELD_OUT, FORGOTTEN = 20, 8  # documents
 PROJECTED = ("path-64", "map-64", "path-512")
 COUNTED = ("text", "back", "event-text")  # artefacts of the training text; the others are shared
@@ -182,7 +182,7 @@ def saved(args: argparse.Namespace, run: Run) -> Path:
 
 
 def prepare_seed(args: argparse.Namespace, run: Run, artefacts: Sequence[str]) -> None:
-    """Write what the runs of a seed take and is not there: texts, hidden states, artefacts."""
+    """Write what the runs of a seed take and is not there: texts, predictions, artefacts."""
     folder = folder_of(args, run)
     folder.mkdir(exist_ok=True)
     texts = folder / "texts.jsonl"
@@ -190,8 +190,9 @@ def prepare_seed(args: argparse.Namespace, run: Run, artefacts: Sequence[str]) -
         count = args.steps * args.batch_size // (args.passes if run.setting == "scarce" else 1)
         drawn = texts_of(args.texts, run.seed, count)
         texts.write_text("".join(json.dumps({"text": x}) + "\n" for x in drawn), encoding="utf-8")
-    if not (folder / "teacher.pt").exists():
-        read_once(args, run)
+    taken = dict.fromkeys(x if x in PROJECTED else "teacher" for x in artefacts if x != "none")
+    if missing := [name for name in taken if not (folder / f"{name}.pt").exists()]:
+        read_once(args, run, missing)
     for name in {*artefacts} - {"none", *PROJECTED}:
         saved(args, run._replace(artefact=name))
 
@@ -212,8 +213,8 @@ def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
 
 
 @torch.no_grad()
-def read_once(args: argparse.Namespace, run: Run) -> None:
-    """Let the teacher read each text, after its own bos; keep what it said, and candidates."""
+def read_once(args: argparse.Namespace, run: Run, names: Sequence[str]) -> None:
+    """Let the teacher read each text, after its own bos; keep what it said, or candidates."""
     pair = sides(args.student, args.teacher)
     model = distill.load_model(args.teacher, pair.tokenizers[1]).to(args.device).eval()
     collate = DistillationCollator(*pair.tokenizers, bos=False)
@@ -224,16 +225,18 @@ def read_once(args: argparse.Namespace, run: Run) -> None:
         name: ProjectedTeacher(
             pair, back_map, top_k=int(name.split("-")[1]), along_path=name.startswith("path")
         )
-        for name in PROJECTED
+        for name in names
+        if name != "teacher"
     }
-    kept: dict[str, list[Any]] = {name: [] for name in (*PROJECTED, "teacher")}
+    kept: dict[str, list[Any]] = {name: [] for name in names}
     for text in distill.read_texts([folder / "texts.jsonl"]):
         batch = collate([text])
         [side] = batch["teachers"]
         ids = torch.cat([begin, side["input_ids"]], 1).to(args.device)
         hidden = model.model(input_ids=ids).last_hidden_state[:, begin.shape[1] :]
         logits = model.get_output_embeddings()(hidden).cpu()
-        kept["teacher"].append(logits[0].half() if run.setting == "scarce" else hidden[0].cpu())
+        if "teacher" in kept:
+            kept["teacher"].append(logits[0].half() if run.setting == "scarce" else hidden[0].cpu())
         for name, projector in projectors.items():
             row = vars(projector(logits, batch, side))
             kept[name].append({key: value[0] for key, value in row.items()})
@@ -315,7 +318,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     autocast = partial(
         torch.autocast, torch.device(args.device).type, torch.bfloat16, enabled=args.autocast
     )
-    measured_at = [args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)]
+    measured_at = sorted({args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)})
     measured_at = measured_at[run.loss != "ce" :]  # all begin alike
     measured, seconds = [], []
     if 0 in measured_at:
