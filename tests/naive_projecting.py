@@ -117,7 +117,7 @@ class Projection:
     def at(self, place: int, inside: int) -> dict[int, float] | None:
         """What is predicted for the student's token `inside` bytes into the teacher's token."""
         realized, row = self.ids[place], self.rows[place]
-        so_far = self.tokens[realized][:inside]
+        so_far = self.before = self.tokens[realized][:inside]
         fits = {c: p for c, p in row.items() if self.tokens[c].startswith(so_far)}
         if not sum(fits.values()):
             return None
@@ -153,7 +153,16 @@ class Projection:
         if token is not None and self.back.get(token):
             self.spread(token, p)
         else:
-            self.found[self.student.segment(text)[0]] += p
+            self.found[self.first(text)] += p
+
+    def first(self, text: bytes) -> int:
+        """The student's first token of a text behind what the realized token has before it."""
+        begin = 0
+        for s in self.student.segment(self.before + text):
+            if begin == len(self.before):
+                return s
+            begin += len(self.student.table[s])
+        return self.student.segment(text)[0]
 
     def token_of(self, text: bytes) -> int | None:
         return self.tokens.index(text) if text in self.tokens else None

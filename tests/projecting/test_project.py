@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ import xtok
 from xtok.projecting.kernels import ID_BITS, ROOT
 from xtok.projecting.project import Projector, seams
 from xtok.projecting.stored import TopK
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 
 QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink takes minutes, and helps little
 PLAIN = xtok.BuildConfig(scale_trick=False)
@@ -209,6 +211,23 @@ def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> No
     assert np.exp(found.rest_logprob[1:]) == pytest.approx([0, 0, 0.25], abs=1e-6)
     assert found.valid.tolist() == [False, True, True, True]
     assert np.exp(found.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
+
+
+def test_inside_a_token_what_is_before_it_tells_how_the_student_splits(tmp_path: Path) -> None:
+    r"""`(a` is one token, but after `!` the letters are a word of their own."""
+    ranks = [*(bytes([byte]) for byte in range(256)), b"(a", b"ab"]
+    path = tmp_path / "ranks.tiktoken"
+    path.write_bytes(b"".join(b"%s %d\n" % (b64encode(x), i) for i, x in enumerate(ranks)))
+    student = load_tokenizer(rf"{path}@[^\s\p{{L}}]?\p{{L}}+|[^\s\p{{L}}]+")
+    teacher = small([*(bytes([letter]) for letter in b"!(abc"), b"!("])
+    a, c, both = (teacher.table.tokens().index(x) for x in (b"a", b"c", b"!("))
+    text = [c, both, a]
+    rows: list[Row] = [{}, {both: 1.0}, {a: 0.5, c: 0.5}]
+    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
+    assert student.segment(b"c!(a") == [*b"c!(a"]
+    assert student.segment(b"(a") == [256]
+    found = projector.project(top_k([text], rows, None), *flat([[*b"c!(a"]]), 9)
+    assert_close(rows_of(found)[2], {ord("("): 1.0})
 
 
 def test_rows_are_not_valid_where_the_texts_differ() -> None:

@@ -45,7 +45,8 @@ class Projector:
     that the text really has goes along the path: its bytes and each candidate at the next place are
     spelled by the student, and so on while a token of the student's may still grow over them. Where
     the student's token begins inside the teacher's, the candidates that go on as the text did count
-    by what is left of them; the share of what is not known stays what it was.
+    by what is left of them, spelled as after the bytes before it; the share of what is not known
+    stays what it was.
 
     Everything unknown goes to the rest: cut candidates, unspellable ones, and continuations nobody
     asked for. Of two equal tokenizers, predictions stay what they are.
@@ -88,6 +89,7 @@ class Projector:
         self._tokens = theirs.tokens()
         self._id_of = theirs.canonical_ids()
         self._student = _spellings(ours)
+        self._lengths = ours.lengths.tolist()
         self._is_utf8 = np.array([len(utf8_runs(token)) == 1 for token in self._tokens])
         self._forget()
 
@@ -236,7 +238,8 @@ class Projector:
         """Add stems; see `Stems`.
 
         A token after a stem changes the stem's first token only if one of the student's reaches
-        over the seam, or if the stem may be split in another way: only then are both spelled.
+        over the seam, or if the stem may be split in another way: only then are both spelled, as
+        the student does after the bytes of the teacher's token that are before the stem.
         """
         size = self._size + len(keys)
         old = self._stems
@@ -255,10 +258,11 @@ class Projector:
         left = other[is_root]
         # The stem of each key: what is left of a token and nothing more, or one with a token more.
         numbers, of = np.unique(np.where(is_root, -1, other), return_inverse=True)
-        stems = [self._bytes(e - 1) if e > 0 else b"" for e in numbers.tolist()]
-        of[is_root] = len(stems) + np.arange(len(left))
+        spelled = [self._spelled(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
+        of[is_root] = len(spelled) + np.arange(len(left))
         roots = zip(token[is_root].tolist(), left.tolist(), strict=True)
-        stems += [self._tokens[t][x:] for t, x in roots]
+        spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
+        stems = [text for _, text in spelled]
         data, offsets = self._teacher[:2]
         begins = offsets[token + is_root]
         is_spelled = np.empty(len(keys), np.bool_)
@@ -267,17 +271,17 @@ class Projector:
         find_seams(self._student, both, more, is_spelled, grows[new])
         grows[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
-        is_spelled |= np.array([may_split(stem) for stem in stems])[of]
+        is_spelled |= np.array([may_split(before + text) for before, text in spelled])[of]
         asked = np.flatnonzero(is_spelled)
         texts = [
-            stems[stem] + data[begin:end].tobytes()
+            (spelled[stem][0], stems[stem] + data[begin:end].tobytes())
             for stem, begin, end in zip(
                 of[asked].tolist(), begins[asked].tolist(), offsets[token[asked] + 1].tolist(),
                 strict=True,
             )
         ]  # fmt: skip
         first[new] = first[other - 1]
-        first[new][asked] = [ids[0] if ids else -1 for ids in self.student.segment_batch(texts)]
+        first[new][asked] = self._first_tokens(texts)
         whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
         whole = np.where(left == 0, token[is_root], whole)
         has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
@@ -286,12 +290,40 @@ class Projector:
         add_stems(self._stems.slots, all_keys[:size], self._size)
         self._size = size
 
-    def _bytes(self, stem: int) -> bytes:
+    def _spelled(self, stem: int) -> tuple[bytes, bytes]:
+        """Return the bytes of the teacher's token that are before a stem, and those of the stem."""
         key = int(self._stems.keys[stem])
         token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
         if key >> ROOT:
-            return token[other - (1 << ROOT - ID_BITS) :]
-        return self._bytes(other - 1) + token
+            inside = other - (1 << ROOT - ID_BITS)
+            return token[:inside], token[inside:]
+        before, text = self._spelled(other - 1)
+        return before, text + token
+
+    def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        r"""Return the student's first token of each text after what is before it; −1 for none.
+
+        What is before may change it: of `(a`, many tokenizers have `(a` in one, but `(` behind a
+        `\`. Where no token begins with the text, it is spelled as if nothing were before it.
+        """
+        whole = self.student.segment_batch([before + text for before, text in texts])
+        first = [
+            self._begins_at(len(before), ids) for (before, _), ids in zip(texts, whole, strict=True)
+        ]
+        rest = [n for n, token in enumerate(first) if token < 0 and texts[n][0]]
+        alone = self.student.segment_batch([texts[n][1] for n in rest])
+        for n, ids in zip(rest, alone, strict=True):
+            first[n] = self._begins_at(0, ids)
+        return first
+
+    def _begins_at(self, byte: int, ids: Sequence[int] | None) -> int:
+        """Return the token that begins at a byte of a spelling; −1 if none does."""
+        begin = 0
+        for token in ids or ():
+            if begin >= byte:
+                return token if begin == byte else -1
+            begin += self._lengths[token]
+        return -1
 
 
 def _no_stems(room: int) -> Stems:
