@@ -23,11 +23,29 @@ _EOS = {
 _STOPS = {"glm4moe": ["<|endoftext|>", "<|user|>", "<|observation|>"]}
 """Of the generation configs; no token ends the turns of GLM 4.5 but the next one's first."""
 NAMES = tuple(sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "123456789",
+            "type": "function",
+            "function": {"name": "add", "arguments": {"a": 2, "b": "zwei"}},
+        }
+    ],
+}
+TOLD = {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"}
 
 
-def write(name: str, library: Any, folder: Path) -> Any:
-    """Give a Transformers tokenizer a template and its control tokens, and save it; return it."""
-    template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+def write(name: str, source: Path, folder: Path, templates: Path = TEMPLATES) -> Any:
+    """Give the tokenizer of a folder a template and its control tokens, and save it in another.
+
+    Return it, as Transformers has it.
+    """
+    from transformers import AutoTokenizer
+
+    library: Any = AutoTokenizer.from_pretrained(str(source))
+    template = (templates / f"{name}.jinja").read_text(encoding="utf-8")
     eos = _EOS.get(name, "<|end_of_text|>")
     stops = _STOPS.get(name, [])
     names = sorted({*_CONTROLS.findall(template), eos, *stops})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from xtok.cli import make_app
-from xtok.errors import TokenizerError
+from xtok.errors import XtokError
 from xtok.tokenizers import load_tokenizer
 
 T = TypeVar("T")
@@ -26,13 +26,18 @@ def known(value: T | None) -> T:
     return value
 
 
-def error_of(model: str | Path, **options: Any) -> str:
-    with pytest.raises(TokenizerError) as caught:
-        load_tokenizer(str(model), **options)
-    assert "\n" not in caught.value.message
-    assert "\n" not in caught.value.hint
+def error_of(call: Callable[[], object]) -> str:
+    """Return what a call says is wrong; it says in a line what to do about it, too."""
+    with pytest.raises(XtokError) as caught:
+        call()
+    assert "\n" not in caught.value.message + caught.value.hint
     assert caught.value.hint
     return caught.value.message
+
+
+def not_loaded(model: str | Path, **options: Any) -> str:
+    """Return why a tokenizer cannot be loaded."""
+    return error_of(lambda: load_tokenizer(str(model), **options))
 
 
 def fails(done: subprocess.CompletedProcess[str], message: str, hint: str = "") -> None:

@@ -7,6 +7,8 @@ import io
 import json
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -315,6 +317,14 @@ def alignment(student: Any, teacher: Any, valid: Any = None, correct: Any = None
         teacher_chunk_id=t,
         num_chunks=pair_valid.sum(1),
     )
+
+
+def run_python(code: str, *args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python in a process of its own."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    given = {"capture_output": True, "text": True, "check": False, **options}
+    done: subprocess.CompletedProcess[str] = subprocess.run(command, **given)
+    return done
 
 
 def two_files(small: Path) -> list[str]:

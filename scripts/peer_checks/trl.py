@@ -201,19 +201,15 @@ _DIFFER = {
 
 def _templates(work: Path) -> Checks:
     """Its tool suffix and its prefix predicate beside ours, on every template in data/."""
-    import copy
-
-    from transformers import AutoTokenizer
     from trl import GRPOTrainer
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
     from xtok.conversation import is_prefix_preserving, tool_suffix
 
     small_tokenizers.byte_level_bpe(work / "small", vocab_size=400, digits=1)
-    base = AutoTokenizer.from_pretrained(str(work / "small"))
     for name in chat_families.NAMES:
         folder = work / "templates" / name
-        library = chat_families.write(name, copy.deepcopy(base), folder)
+        library = chat_families.write(name, work / "small", folder)
         tokenizer = xtok.load_tokenizer(str(folder))
         trainer = SimpleNamespace(
             processing_class=library, _tokenizer=library, _is_vlm=False,

@@ -87,12 +87,7 @@ CUTS = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] 
 @pytest.mark.parametrize(
     ("messages", "student", "teacher", "text"),
     [
-        (
-            CHAT,
-            "chatml",
-            TURNS,
-            "Be briefWhat is the token 2014 of the text?The text: 東京okok",
-        ),
+        (CHAT, "chatml", TURNS, "Be briefWhat is the token 2014 of the text?The text: 東京okok"),
         (THOUGHT, KEEPS, CUTS, "why the text?the answer"),
         (
             TOOLS,
@@ -135,8 +130,7 @@ def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("student", "teacher"),
-    [("llama3_training", "qwen3"), ("qwen3", "gemma3")],
+    ("student", "teacher"), [("llama3_training", "qwen3"), ("qwen3", "gemma3")]
 )
 def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
     folder = REAL / "chat-templates"

@@ -73,9 +73,7 @@ def test_without_candidates_shares_are_equal(digits: tuple[Tokenizer, Tokenizer]
         assert found.logprobs.tolist() == [-1, -2, -2, -2]
 
 
-def test_what_is_impossible_is_finite_where_the_sum_is(
-    digits: tuple[Tokenizer, Tokenizer],
-) -> None:
+def test_what_is_impossible_is_finite_where_the_sum_is(digits: tuple[Tokenizer, Tokenizer]) -> None:
     """A server's floor, −9999, and a token that cannot be: all that is left of nothing."""
     aligner = TokenAligner(xtok.pair(*digits))
     topk = [[3, 1]], np.log([[0.5, 0.5]])

@@ -14,7 +14,7 @@ import torch
 from conftest import KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import byte_ranks
+from make import byte_ranks, run_python
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
@@ -363,9 +363,6 @@ def test_every_token_of_a_real_student_is_valid(load_real: Any, pair: tuple[str,
 
 def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
     """NumPy in, NumPy out: torch is not imported."""
-    import subprocess
-    import sys
-
     script = (
         "import sys, xtok\n"
         "aligner = xtok.TokenAligner(xtok.pair('bytes', 'bytes'))\n"
@@ -373,4 +370,4 @@ def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
         "assert found.logprobs.tolist() == [-1.0]\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
+    run_python(script, cwd=tmp_path, check=True, timeout=300)

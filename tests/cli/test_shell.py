@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Cli
-from make import HEAVY, two_files
+from make import HEAVY, run_python, two_files
 
 from xtok import __version__, report
 from xtok.cli import make_app
@@ -74,13 +74,9 @@ def files(tmp_path: Path) -> Path:
     ],
 )
 def test_completion(
-    files: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    shell: str,
-    line: str,
-    expected: list[str],
-) -> None:
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    shell: str, line: str, expected: list[str],
+) -> None:  # fmt: skip
     monkeypatch.chdir(files)
     monkeypatch.setenv("COLUMNS", "10000")  # as `program` has it
     for name, value in completing(shell, line).items():
@@ -107,10 +103,8 @@ def test_completion_is_quick(files: Path) -> None:
         "from xtok.__main__ import program\n"
         "program()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=files, capture_output=True, text=True, check=True,
-        env={**os.environ, **completing("bash", "xtok inspect ")},
-    )  # fmt: skip
+    env = {**os.environ, **completing("bash", "xtok inspect ")}
+    done = run_python(code, cwd=files, check=True, env=env)
     assert len(done.stdout.splitlines()) > 2
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -215,42 +209,25 @@ atexit.register(lambda: os.kill(os.getpid(), stop))
 STOPS = [("SIGINT", 130, "interrupted\n"), ("SIGTERM", 143, "terminated\n")]
 
 
-def killed(
-    code: str, stop: str, args: list[str], folder: Path, **options: object
-) -> subprocess.CompletedProcess[str]:
+def killed(code: str, stop: str, args: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run `xtok`, with code that sends it a signal."""
-    return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        [sys.executable, "-c", KILLED.format(code=code), stop, *args],
-        cwd=folder, capture_output=True, text=True, check=False, **options,
-    )  # fmt: skip
+    return run_python(KILLED.format(code=code), stop, *args, cwd=folder)
 
 
 @pytest.mark.parametrize(("stop", "code", "line"), STOPS)
-def test_a_signal_while_threads_compute(
+def test_a_signal_while_threads_compute_or_a_map_is_written(
     small: Path, tmp_path: Path, stop: str, code: int, line: str
 ) -> None:
-    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
-    args = ["doctor", str(small / "small.model"), "bytes", "--text", "text.txt"]
-    done = killed(IN_A_THREAD, stop, args, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
-
-
-@pytest.mark.parametrize(("stop", "code", "line"), STOPS)
-def test_a_signal_while_a_map_is_written(
-    small: Path, tmp_path: Path, stop: str, code: int, line: str
-) -> None:
-    args = ["build", *two_files(small), "--output", "new/map.safetensors", "--quiet"]
-    done = killed(WHILE_WRITING, stop, args, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
-    assert not list(tmp_path.iterdir())
-
-
-def test_sigterm_ends_a_background_job_that_ignores_ctrl_c(small: Path, tmp_path: Path) -> None:
-    args = ["build", *two_files(small), "--output", "map.safetensors", "--quiet"]
-    ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    done = killed(ignoring + WHILE_WRITING, "SIGTERM", args, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (143, "", "terminated\n")
-    assert not list(tmp_path.iterdir())
+    """SIGTERM also ends a background job, which ignores Ctrl-C."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat and the dog\n" * 50)
+    computing = ["doctor", str(small / "small.model"), "bytes", "--text", "text.txt"]
+    writing = ["build", *two_files(small), "--output", "new/map.safetensors", "--quiet"]
+    ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)" * (stop == "SIGTERM")
+    for program, args in ((IN_A_THREAD, computing), (ignoring + WHILE_WRITING, writing)):
+        done = killed(program, stop, args, tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
+        assert [*tmp_path.iterdir()] == [text]
 
 
 @pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])

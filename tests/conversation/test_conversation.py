@@ -12,6 +12,7 @@ from typing import Any
 import chat_families
 import numpy as np
 import pytest
+from checks import error_of, known
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,18 +40,8 @@ CHAT: list[dict[str, Any]] = [
 ]
 TOOLS: list[dict[str, Any]] = [
     {"role": "user", "content": "add 2 and 2"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {
-                "id": "123456789",
-                "type": "function",
-                "function": {"name": "add", "arguments": {"a": 2, "b": "zwei"}},
-            }
-        ],
-    },
-    {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"},
+    chat_families.CALL,
+    chat_families.TOLD,
     {"role": "assistant", "content": "It is 4"},
 ]
 
@@ -100,10 +91,8 @@ def check(conversation: Conversation, messages: list[dict[str, Any]], tokenizer:
                 assert conversation.bounds[start] <= stretch.bytes[0]
                 assert conversation.bounds[end] >= stretch.bytes[1]
         if span.verbatim:
-            assert span.content is not None
-            assert span.source is not None
-            text = conversation.text[slice(*span.content.chars)]
-            assert text == message["content"][slice(*span.source)]
+            text = conversation.text[slice(*known(span.content).chars)]
+            assert text == message["content"][slice(*known(span.source))]
 
 
 def test_chatml_exactly(byte_level: Tokenizer) -> None:
@@ -141,8 +130,7 @@ def test_the_generation_prompt_is_nobodys(
     check(found, CHAT, byte_level)
     assert found.text.endswith("<|im_start|>assistant\n") == asked
     assert targets(found) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
-    last = found.message_spans[-1].whole
-    assert last is not None
+    last = known(found.message_spans[-1].whole)
     assert found.text[slice(*last.chars)].strip() == "<|im_start|>assistant\n201<|im_end|>"
 
 
@@ -222,8 +210,7 @@ def test_any_contents_are_found_where_they_are(
     found = render(byte_level, chat, template=name)
     for message, span in zip(chat, found.message_spans, strict=True):
         if message["content"]:
-            assert span.content is not None
-            assert found.text[slice(*span.content.chars)] == message["content"]
+            assert found.text[slice(*known(span.content).chars)] == message["content"]
             assert span.source == (0, len(message["content"]))
 
 
@@ -364,21 +351,13 @@ def test_the_next_prompt_is_prompt_and_answer_and_suffix(byte_level: Tokenizer) 
 
 
 def test_turns_without_a_control_token_at_their_end(byte_level: Tokenizer) -> None:
-    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}{% endfor %}"
+    template = each("{{ '<|im_start|>' + m.role + m.content }}")
     chat = [CHAT[3], {"role": "assistant", "content": "<|im_end|> four"}]
     suffix = tool_suffix(byte_level, [*chat, TOOLS[2]], template=template)
     assert of_ids(byte_level, suffix.tolist()) == "<|im_start|>toolfour"
 
 
 # Bad input
-
-
-def error_of(call: Callable[[], Any]) -> str:
-    with pytest.raises(XtokError) as caught:
-        call()
-    assert "\n" not in caught.value.message
-    assert caught.value.hint
-    return caught.value.message
 
 
 DROPS = each(
@@ -405,11 +384,7 @@ RAISES = each(
         (CHAT, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: "),
         (CHAT, "{% break %}", "'break' outside loop"),
         (CHAT, "{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many"),
-        (
-            CHAT,
-            "{% for a in [1] %}" * 40 + "{% endfor %}" * 40,
-            "is not a Jinja template: too many",
-        ),
+        (CHAT, "{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "Jinja template: too many"),
         (CHAT, "{{ " + "(" * 5_000 + ")" * 5_000 + " }}", "template: maximum recursion"),
         # No file, and no attribute of Python's own.
         (CHAT, "{% include '/etc/passwd' %}", "no loader"),
@@ -440,14 +415,10 @@ def test_what_cannot_be_rendered(
 def test_a_template_that_drops_a_message_is_an_error(
     byte_level: Tokenizer, keep: str, calls: bool, culprit: str
 ) -> None:
-    whole = render(
-        byte_level, TOOLS, template=DROPS, variables={"keep": "user assistant tool", "calls": True}
-    )
+    make = partial(render, byte_level, TOOLS, template=DROPS)
+    whole = make(variables={"keep": "user assistant tool", "calls": True})
     assert whole.message_spans[2].content is not None
-    variables = {"keep": keep, "calls": calls}
-    assert culprit in error_of(
-        partial(render, byte_level, TOOLS, template=DROPS, variables=variables)
-    )
+    assert culprit in error_of(lambda: make(variables={"keep": keep, "calls": calls}))
 
 
 @pytest.mark.parametrize("depth", [99, 900, 100_000])
@@ -470,18 +441,11 @@ def test_a_vocabulary_that_a_format_does_not_fit(byte_level: Tokenizer, ranks: T
     assert "no padding token" in error_of(lambda: FORMATS["llama3"].pad_id(ranks.table))
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}",
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-    ],
-)
-def test_a_header_without_a_generation_prompt_is_no_target(
-    byte_level: Tokenizer, template: str
-) -> None:
+def test_a_header_without_a_generation_prompt_is_no_target(byte_level: Tokenizer) -> None:
     chat = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "201."}]
-    assert targets(render(byte_level, chat, template=template)) == ["201.\n"]  # ".\n" is one token
+    for body in ("{{ m.role + ': ' + m.content + '\n' }}", "{{ m.role }}: {{ m.content }}\n"):
+        found = render(byte_level, chat, template=each(body))
+        assert targets(found) == ["201.\n"]  # ".\n" is one token
 
 
 def test_attributes_of_pythons_own_are_not_there() -> None:
@@ -492,7 +456,7 @@ def test_attributes_of_pythons_own_are_not_there() -> None:
 # Notes
 
 
-DATED = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+DATED = each("{{ m.content }}<|im_end|>")
 LLAMA_DATE = (
     "{% if not date_string is defined %}{% if strftime_now is defined %}"
     "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{% endif %}{{ date_string }}"
@@ -722,30 +686,27 @@ ANSWERS = {
 """The targets of `TOOLS`; the other templates refuse tools, or drop what they say."""
 
 
+Family = Callable[..., tuple[Any, Tokenizer]]
+
+
 @pytest.fixture(scope="module")
-def family(
-    small: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[Any, Tokenizer]]:
+def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
     """A tokenizer with a template and its control tokens, as Transformers and xtok have it."""
 
-    def make(name: str) -> tuple[Any, Tokenizer]:
-        from transformers import AutoTokenizer
-
+    def make(name: str, *templates: Path) -> tuple[Any, Tokenizer]:
         folder = tmp_path_factory.mktemp(name)
-        base = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
-        library = chat_families.write(name, base, folder)
+        library = chat_families.write(name, small / "small-byte-level", folder, *templates)
         return library, load_tokenizer(folder)
 
     return make
 
 
 LEFT_OUT_BY_TRL = {"gemma4_v2": "\n", "diffusion_gemma_training": "<|tool_response>"}
-every_template = pytest.mark.parametrize("name", chat_families.NAMES)
 
 
 @pytest.mark.real
-@every_template
-def test_real_templates(name: str, family: Callable[[str], tuple[Any, Tokenizer]]) -> None:
+@pytest.mark.parametrize("name", chat_families.NAMES)
+def test_real_templates(name: str, family: Family) -> None:
     """Transformers' own ids; every content where it is; targets that the assistant wrote."""
     library, tokenizer = family(name)
     parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in CHAT[1:]]
@@ -773,9 +734,7 @@ def test_real_templates(name: str, family: Callable[[str], tuple[Any, Tokenizer]
             assert (NO_END_OF_TURN in found.notes) == (name == "glm4moe")
         elif chat is not parts:
             answers = [m["content"].strip() for m in chat if m["role"] == "assistant"]
-            assert [a in text for a, text in zip(answers, targets(found), strict=True)] == [
-                True
-            ] * 2
+            assert all(a in text for a, text in zip(answers, targets(found), strict=True))
 
 
 def or_error(call: Callable[[], Any]) -> Any:
@@ -789,17 +748,12 @@ def or_error(call: Callable[[], Any]) -> Any:
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")  # of TRL's import
 @pytest.mark.parametrize("name", [*chat_families.NAMES, *LEFT_OUT_BY_TRL])
-def test_tool_suffixes_are_those_of_trl(
-    name: str, family: Callable[[str], tuple[Any, Tokenizer]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tool_suffixes_are_those_of_trl(name: str, family: Family) -> None:
     trl = pytest.importorskip("trl")
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
-    if name in LEFT_OUT_BY_TRL:
-        monkeypatch.setattr(
-            chat_families, "TEMPLATES", Path(trl.__file__).parent / "chat_templates"
-        )
-    library, tokenizer = family(name)
+    of_trl = [Path(trl.__file__).parent / "chat_templates"] * (name in LEFT_OUT_BY_TRL)
+    library, tokenizer = family(name, *of_trl)
     trainer = SimpleNamespace(
         processing_class=library, _tokenizer=library, _is_vlm=False,
         chat_template=library.chat_template, chat_template_kwargs={},
@@ -814,9 +768,8 @@ def test_tool_suffixes_are_those_of_trl(
             assert found == [*tokenizer.encode(LEFT_OUT_BY_TRL[name]).ids, *expected]
         elif name == "qwen3":  # TRL refuses it: before the tool's message, it has <think> there
             assert expected is None
-            assert of_ids(tokenizer, found or []).startswith(
-                "\n<|im_start|>user\n<tool_response>\nfour\n"
-            )
+            begin = "\n<|im_start|>user\n<tool_response>\nfour\n"
+            assert of_ids(tokenizer, found or []).startswith(begin)
         else:
             assert found == expected
     keeps = or_error(lambda: is_chat_template_prefix_preserving(library))
@@ -825,9 +778,7 @@ def test_tool_suffixes_are_those_of_trl(
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["qwen3", "gemma4", "gptoss", "llama3_1"])
-def test_characters_that_a_normalizer_changes(
-    name: str, family: Callable[[str], tuple[Any, Tokenizer]], tmp_path: Path
-) -> None:
+def test_characters_that_a_normalizer_changes(name: str, family: Family, tmp_path: Path) -> None:
     """The library's ids, masks and spans by its offsets."""
     from tokenizers import AddedToken, normalizers
 
@@ -851,9 +802,7 @@ def test_characters_that_a_normalizer_changes(
 
 
 @pytest.mark.real
-def test_qwen3_cuts_the_thinking_out_of_earlier_turns(
-    family: Callable[[str], tuple[Any, Tokenizer]],
-) -> None:
+def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
     library, tokenizer = family("qwen3")
     thinking: list[dict[str, Any]] = [{"content": "<think>\nhm\n</think>\n\nfour"}]
     keys = "reasoning_content", "thinking", "reasoning"
@@ -866,9 +815,7 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(
         found = render(tokenizer, [*chat, CHAT[3]])
         assert targets(found) == ["four<|im_end|>"]
         assert contents(found)[1] == "four"
-        source = found.message_spans[1].source
-        assert source is not None
-        assert message["content"][slice(*source)] == "four"
+        assert message["content"][slice(*known(found.message_spans[1].source))] == "four"
 
 
 @pytest.mark.real

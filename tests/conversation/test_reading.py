@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import chat_families
 import numpy as np
 import pytest
+from chat_families import CALL, TOLD
+from checks import known
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,18 +27,6 @@ ANSWER = {"role": "assistant", "content": "201 steps 🌊."}
 MORE = {"role": "user", "content": "again\n\nplease"}
 LAST = {"role": "assistant", "content": "201, as I said"}
 THOUGHT = {"role": "assistant", "content": "It is 4", "reasoning_content": "two and\n\ntwo"}
-CALL: dict[str, Any] = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": "123456789",
-            "type": "function",
-            "function": {"name": "add", "arguments": {"a": 2, "b": "zwei"}},
-        }
-    ],
-}
-TOLD = {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"}
 PARAMETERS = {
     "type": "object",
     "properties": {"a": {"type": "number", "description": "x"}, "b": {"type": "string"}},
@@ -95,8 +86,7 @@ def outcome(tokenizer: Tokenizer, case: str) -> str:
         return NOT_WRITTEN
     ids, expected = chat.ids, plain(messages)
     if "cut off" in case:
-        content = chat.message_spans[-1].content
-        assert content is not None
+        content = known(chat.message_spans[-1].content)
         ids = ids[: content.tokens[1] - 2]
         data = chat.text.encode()[content.bytes[0] : chat.bounds[len(ids)]]
         expected[-1]["content"] = data.decode()
@@ -125,19 +115,19 @@ def proved(tokenizer: Tokenizer, ids: Any, found: ReadBack) -> None:
     assert found.conversation.assistant_mask.tolist() == mask
 
 
+Family = Callable[[str], Tokenizer]
+TRL = find_spec("trl")
+TEMPLATES = Path(TRL.origin or "").parent / "chat_templates" if TRL else Path()
+
+
 @pytest.fixture(scope="module")
-def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
+def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
     """A small tokenizer with one of the templates that TRL has, and its control tokens."""
-    trl = pytest.importorskip("trl")
-    from transformers import AutoTokenizer
+    pytest.importorskip("trl")
 
     def make(name: str) -> Tokenizer:
         folder = tmp_path_factory.mktemp(name)
-        load: Any = AutoTokenizer.from_pretrained
-        with pytest.MonkeyPatch.context() as patch:
-            templates = Path(trl.__file__).parent / "chat_templates"
-            patch.setattr(chat_families, "TEMPLATES", templates)
-            chat_families.write(name, load(str(small / "small-byte-level")), folder)
+        chat_families.write(name, small / "small-byte-level", folder, TEMPLATES)
         return load_tokenizer(folder)
 
     return make
@@ -145,11 +135,7 @@ def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 def of_trl() -> list[str]:
     """The names of TRL's templates."""
-    from importlib.util import find_spec
-
-    spec = find_spec("trl")
-    folder = Path(spec.origin or "").parent / "chat_templates" if spec else Path()
-    return sorted(path.stem for path in folder.glob("*.jinja"))
+    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
 ALL = dict.fromkeys(CASES, READ)
@@ -189,7 +175,7 @@ OUTCOMES: dict[str, dict[str, str]] = {
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", of_trl())
-def test_conversations_of_real_templates(name: str, family: Callable[[str], Tokenizer]) -> None:
+def test_conversations_of_real_templates(name: str, family: Family) -> None:
     tokenizer = family(name)
     assert {case: outcome(tokenizer, case) for case in CASES} == OUTCOMES[name]
 
@@ -204,7 +190,7 @@ def test_the_guide_counts_them() -> None:
 
 
 @pytest.fixture(scope="module")
-def qwen(family: Callable[[str], Tokenizer]) -> Tokenizer:
+def qwen(family: Family) -> Tokenizer:
     return family("qwen3")
 
 
@@ -243,9 +229,7 @@ def spelled(tokenizer: Tokenizer, token: int) -> list[int]:
 def test_masks_and_runs_hold_for_other_tokens_of_the_same_bytes(qwen: Tokenizer) -> None:
     ids = render(qwen, [ASK, ANSWER]).ids.tolist()
     single = [i for token in ids for i in spelled(qwen, token)]
-    found = read_back(qwen, single)
-    assert found is not None
-    chat = found.conversation
+    chat = known(read_back(qwen, single)).conversation
     data = chat.text.encode()
     written = [data[chat.bounds[i] : chat.bounds[i + 1]]
                for i in np.flatnonzero(chat.assistant_mask)]  # fmt: skip
@@ -264,21 +248,17 @@ def test_what_is_no_conversation_is_none(qwen: Tokenizer, byte_level: Tokenizer)
 def test_without_thinking_is_found_without_being_told(qwen: Tokenizer) -> None:
     off = {"enable_thinking": False}
     ids = render(qwen, [ASK], add_generation_prompt=True, variables=off).ids.tolist()
-    found = read_back(qwen, ids)
-    assert found is not None
+    found = known(read_back(qwen, ids))
     assert (found.variables, found.add_generation_prompt) == (off, True)
     assert found.messages == [ASK]
 
 
-def test_arguments_of_one_form_for_text_and_numbers_need_the_tools(
-    family: Callable[[str], Tokenizer],
-) -> None:
+def test_arguments_of_one_form_for_text_and_numbers_need_the_tools(family: Family) -> None:
     """`2` may be a number or text; without the tool nobody knows."""
     tokenizer = family("qwen3_6")
     chat = [ASK, CALL, TOLD, ANSWER]
     assert read_back(tokenizer, render(tokenizer, chat).ids.tolist()) is None
     texts = {"name": "add", "arguments": {"a": "two", "b": "zwei"}}
     call = {**CALL, "tool_calls": [{"type": "function", "function": texts}]}
-    found = read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist())
-    assert found is not None
+    found = known(read_back(tokenizer, render(tokenizer, [ASK, call, TOLD, ANSWER]).ids.tolist()))
     assert plain(found.messages) == plain([ASK, call, TOLD, ANSWER])

@@ -18,10 +18,7 @@ from xtok.conversation import files
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.errors import XtokError
 
-CHAT = [
-    {"role": "user", "content": "Wie hoch? 🌊"},
-    {"role": "assistant", "content": "201"},
-]
+CHAT = [{"role": "user", "content": "Wie hoch? 🌊"}, {"role": "assistant", "content": "201"}]
 PLAIN = ["--model", "bytes", "--chat-template", "plain"]
 ROW = {
     "text": "User\nHi\n\nAssistant\nYo\n\n",

@@ -367,11 +367,7 @@ def sentencepiece_folder(path: str, folder: Path) -> Path:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("student", "teacher"),
-    [
-        ("claude-2", "deepseek-v3"),
-        ("mistral-v1.model", "claude-2"),
-    ],
+    ("student", "teacher"), [("claude-2", "deepseek-v3"), ("mistral-v1.model", "claude-2")]
 )
 def test_real_tokenizers(gold: Any, real: Any, tmp_path: Path, student: str, teacher: str) -> None:
     folders = []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 import warnings
 import zipfile
@@ -23,7 +21,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, edited, load_bytes, pt_bytes
+from make import FOREIGN, TINY, edited, load_bytes, pt_bytes, run_python
 from safetensors.torch import save
 
 import xtok
@@ -429,9 +427,7 @@ def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
         paths.append(tmp_path / f"{what}.pt")
         made = make()
         paths[-1].write_bytes(made if isinstance(made, bytes) else pt_bytes(made))
-    done = subprocess.run(
-        [sys.executable, "-c", READ_ALL, *paths], capture_output=True, text=True, check=False
-    )
+    done = run_python(READ_ALL, *paths)
     assert done.returncode == 0, done.stderr
     lines = [[*map(int, line.split())] for line in done.stdout.splitlines()]
     assert [was_read for was_read, _ in lines] == [0] * 9 + [1] * 4

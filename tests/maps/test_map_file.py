@@ -4,8 +4,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections import Counter
@@ -18,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, read_pt, tiny_vocabulary
+from make import FOREIGN, TINY, read_pt, run_python, tiny_vocabulary
 from safetensors.numpy import load as load_tensors
 
 import xtok
@@ -358,9 +356,7 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
     path = tmp_path / "csr.pt"
     torch.save(matrix, path)
     code = "import sys; import xtok; print(xtok.ProjectionMap.load(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
-    )
+    done = run_python(code, path)
     assert done.stdout == "ProjectionMap(unknown → unknown, 3 × 3, nnz=3)\n"
     assert done.stderr == ""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import naive
 import pytest
 from conftest import Cli
-from make import token, write_documents
+from make import run_python, token, write_documents
 
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, Target
@@ -218,10 +216,7 @@ def test_a_signal_ends_counting_and_leaves_nothing(
         command, str(small / "small-byte-level"), str(small / "small-digits"),
         "--text", str(corpus), "--output", "map.safetensors",
     ]  # fmt: skip
-    stopped = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *args, stop],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    stopped = run_python(INTERRUPTED, *args, stop, cwd=tmp_path)
     assert (stopped.returncode, stopped.stdout) == (code, "")
     assert stopped.stderr.splitlines()[-1] == word
     assert "Traceback" not in stopped.stderr

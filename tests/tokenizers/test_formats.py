@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import error_of
+from checks import not_loaded
 from conftest import REAL
 from make import saved, spelled, table_of, tekken_file, word_piece
 from tokenizers import Tokenizer as Rust
@@ -60,19 +60,19 @@ def test_a_tekken_file_that_lists_its_special_tokens(small: Path, tmp_path: Path
 
 def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
     path = tekken_file(tmp_path / "tekken.json", small)
-    assert "takes no @x" in error_of(f"{path}@x")
+    assert "takes no @x" in not_loaded(f"{path}@x")
     document = json.loads(path.read_text())
     document["vocab"][300]["token_bytes"] = "YW="
     path.write_text(json.dumps(document))
-    assert "entry 300 of the vocab of" in error_of(path)
+    assert "entry 300 of the vocab of" in not_loaded(path)
     document["vocab"] = document["vocab"][:100]
     path.write_text(json.dumps(document))
-    assert "lacks 156 of the 256 single bytes" in error_of(path)
+    assert "lacks 156 of the 256 single bytes" in not_loaded(path)
     path.write_text("{}")
-    assert "is not a tekken file" in error_of(f"tekken:{path}")
-    assert "is JSON, but neither a tokenizer.json nor a tekken file" in error_of(path)
+    assert "is not a tekken file" in not_loaded(f"tekken:{path}")
+    assert "is JSON, but neither a tokenizer.json nor a tekken file" in not_loaded(path)
     path.write_text('{"config": {"pattern": ' + "[" * 100_000)
-    assert "is not a tekken file" in error_of(path)
+    assert "is not a tekken file" in not_loaded(path)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_a_tekken_config_that_does_not_fit(
     document = json.loads(path.read_text())
     document["config"] |= changed
     path.write_text(json.dumps(document))
-    assert f"{path} is not a tekken file" in error_of(path)
+    assert f"{path} is not a tekken file" in not_loaded(path)
 
 
 def test_special_tokens_of_a_tekken_file_that_are_none(small: Path, tmp_path: Path) -> None:
     for i, name in ((0, 5), (0, "\ud800"), (30, "x"), (-1, "x"), (1, "twice")):
         listed = [{"rank": 1, "token_str": "<s>"}, {"rank": i, "token_str": name}]
         path = tekken_file(tmp_path / "tekken.json", small, special_tokens=listed)
-        assert f"{path} is not a tekken file" in error_of(path)
+        assert f"{path} is not a tekken file" in not_loaded(path)
 
 
 # Tiktoken
@@ -158,7 +158,7 @@ def test_a_folder_with_only_a_sentencepiece_file(
 
 def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: Tokenizer) -> None:
     shutil.copy(small / "small.tiktoken", tmp_path / "anything.tiktoken")
-    assert "unknown family" in error_of(tmp_path)
+    assert "unknown family" in not_loaded(tmp_path)
     tokenizer = load_tokenizer(rf"{tmp_path}@\w+|\W+")
     assert tokenizer.vocabulary.backend == "tiktoken"
     assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
@@ -170,14 +170,14 @@ def test_added_tokens_of_a_folder_that_are_none(small: Path, tmp_path: Path) -> 
     content = '{"5": {"content": "\\ud800"}}'
     for tokens in ("[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}', content):
         path.write_text(f'{{"added_tokens_decoder": {tokens}}}')
-        assert "added_tokens_decoder" in error_of(tmp_path)
+        assert "added_tokens_decoder" in not_loaded(tmp_path)
 
 
 def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
     shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
     path = tmp_path / "tokenizer_config.json"
     path.write_text("[" * 100_000)
-    assert "is not a JSON object" in error_of(tmp_path)
+    assert "is not a JSON object" in not_loaded(tmp_path)
     path.write_text('{"bos_token": ["a"], "chat_template": [{"name": "a"}]}')
     tokenizer = load_tokenizer(tmp_path)
     with pytest.raises(TokenizerError, match="malformed"):
@@ -197,7 +197,7 @@ def test_a_folder_with_a_folder_that_is_named_like_a_tokenizer(small: Path, tmp_
 def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_path: Path) -> None:
     for name in ("a.model", "b.model"):
         shutil.copy(small / "small.model", tmp_path / name)
-    assert "several files" in error_of(tmp_path)
+    assert "several files" in not_loaded(tmp_path)
     (tmp_path / "b.model").rename(tmp_path / "tokenizer.model")
     assert load_tokenizer(tmp_path).vocabulary.backend == "sentencepiece"
 
@@ -304,7 +304,7 @@ def test_null() -> None:
     assert table_of(tokenizer).roles["eos"] == (99,)
     assert tokenizer.encode("5 17  3").ids.tolist() == [5, 17, 3]
     for size in ("x", "0", "-1", "99999999999", "9" * 5000):
-        assert "is not a number" in error_of(f"null:{size}")
+        assert "is not a number" in not_loaded(f"null:{size}")
     assert load_tokenizer("null").vocabulary.vocab_size == 131_072
     for text in ("5 100", "five", "9" * 5000):
         with pytest.raises(TokenizerError, match="ids below"):
@@ -318,7 +318,7 @@ def test_a_rank_file_whose_first_line_is_broken(small: Path, tmp_path: Path) -> 
     lines = (small / "small.tiktoken").read_text().split("\n")
     path = tmp_path / "broken.tiktoken"
     path.write_text("\n".join(["AAA 0", *lines[1:]]))
-    assert error_of(f"{path}@x") == f"line 1 of {path} is not a base64 token and a rank"
+    assert not_loaded(f"{path}@x") == f"line 1 of {path} is not a base64 token and a rank"
 
 
 def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Slow())
     # With trust, Transformers reads every folder.
-    message = error_of(small / "small-byte-level", trust_remote_code=True)
+    message = not_loaded(small / "small-byte-level", trust_remote_code=True)
     assert "loads as Slow, a slow tokenizer" in message
 
 
@@ -373,11 +373,11 @@ def test_real_llama_4(load_real: Callable[[str], Tokenizer]) -> None:
 
 
 def test_a_revision_and_a_pattern_stand_behind_the_name(small: Path, tmp_path: Path) -> None:
-    assert "org/no at revision refs/pr/1" in error_of("org/no@refs/pr/1", offline=True)
+    assert "org/no at revision refs/pr/1" in not_loaded("org/no@refs/pr/1", offline=True)
     folder = tmp_path / "with@sign"
     shutil.copytree(small / "small-byte-level", folder)
     assert load_tokenizer(folder).vocabulary.model_id == "with@sign"
-    assert "takes no @main" in error_of(f"{folder}@main")
+    assert "takes no @main" in not_loaded(f"{folder}@main")
     long = "|".join(["[a-z]+"] * 90) + r"|\s+|."  # longer than a file's name may be
     ranks = load_tokenizer(f"{small}/small.tiktoken@{long}")
     assert ranks.vocabulary.model_id == "small.tiktoken"
@@ -397,7 +397,7 @@ def test_a_tokenizer_json_needs_none_of_its_folders_code(small: Path, tmp_path: 
     shutil.copytree(small / "small-byte-level", folder)
     config = {"auto_map": {"AutoTokenizer": ["tokenization.Own", None]}, "tokenizer_class": "Own"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert "requires custom tokenizer code" in error_of(folder)
+    assert "requires custom tokenizer code" in not_loaded(folder)
     plain, own = (
         load_tokenizer(small / "small-byte-level"),
         load_tokenizer(folder / "tokenizer.json"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import hub_folders
 import pytest
 import transformers
-from make import check, texts
+from make import check, run_python, texts
 from transformers import AutoTokenizer
 
 from xtok.errors import TokenizerError
@@ -314,9 +312,7 @@ def test_transformers_is_not_imported(small: Path, tmp_path: Path) -> None:
         "    load_tokenizer(path).encode('a prompt')\n"
         "print('tokenizers' in sys.modules, 'transformers' in sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=False
-    )
+    done = run_python(code, *paths)
     assert done.stdout == "True False\n", done.stderr
 
 

@@ -137,10 +137,7 @@ def test_a_token_id_beyond_all_limits(small: Path, tmp_path: Path) -> None:
     model = document["model"]
     model["vocab"][list(model["vocab"])[-1]] = 2**31
     folder = changed_json(tmp_path, small, model=model)
-    with (
-        within(20),
-        pytest.raises(TokenizerError, match="a vocabulary size of 2147483649"),
-    ):
+    with within(20), pytest.raises(TokenizerError, match="a vocabulary size of 2147483649"):
         load_tokenizer(folder)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_tokenizers
-from checks import error_of
+from checks import not_loaded
 from conftest import KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -239,7 +239,7 @@ def test_what_names_no_tokenizer(
     megatron = tmp_path / "vocab.json"
     megatron.write_text('[\n{"rank": 0, "token_bytes": "AA==", "token_str": "\\u0000"}]')
     model = model.replace("MEGATRON", str(megatron))
-    assert culprit in error_of(model.replace("SMALL", str(small)))
+    assert culprit in not_loaded(model.replace("SMALL", str(small)))
 
 
 def test_a_prefix_says_that_a_name_is_a_repo(
@@ -247,7 +247,7 @@ def test_a_prefix_says_that_a_name_is_a_repo(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    assert "not in the local cache" in error_of("hf:models/llama", offline=True)
+    assert "not in the local cache" in not_loaded("hf:models/llama", offline=True)
 
 
 def test_a_tokenizer_tells_its_model_backend_and_width() -> None:
@@ -281,7 +281,7 @@ def test_a_tokenizer_json_by_another_name_stands_alone(
     assert found.vocabulary.width_source == "tokenizer"
     assert found.segment(b" the text") == byte_level.segment(b" the text")
     assert not found.chat_templates
-    assert "takes no @x" in error_of(f"{path}@x")
+    assert "takes no @x" in not_loaded(f"{path}@x")
 
 
 def test_pointers_of_git_lfs(tmp_path: Path) -> None:
@@ -290,18 +290,18 @@ def test_pointers_of_git_lfs(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(pointer)
         problem = f"{path} is a pointer of Git LFS, not the file itself"
-        assert error_of(tmp_path) == error_of(path) == problem
+        assert not_loaded(tmp_path) == not_loaded(path) == problem
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"version": "1.0", "model": {}}'])
 def test_no_tokenizer_json_and_a_damaged_one(tmp_path: Path, text: str) -> None:
-    assert error_of(tmp_path).endswith("has no tokenizer.json, so no fast tokenizer")
+    assert not_loaded(tmp_path).endswith("has no tokenizer.json, so no fast tokenizer")
     (tmp_path / "tokenizer.json").write_text(text)
     wrong = "is not a tokenizer that AutoTokenizer loads" if text else "tokenizer.json is empty"
-    assert wrong in error_of(tmp_path)
+    assert wrong in not_loaded(tmp_path)
     plain = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # is loaded without AutoTokenizer
     (tmp_path / "tokenizer_config.json").write_text(plain)
-    assert wrong in error_of(tmp_path)
+    assert wrong in not_loaded(tmp_path)
 
 
 @contextmanager
@@ -330,7 +330,7 @@ def test_files_that_may_not_be_read(small: Path, tmp_path: Path) -> None:
     for path in files:
         path.chmod(0)
     with bound_by_permissions():
-        wrong = [error_of(files[0]), *(error_of(path.parent) for path in files[1:])]
+        wrong = [not_loaded(files[0]), *(not_loaded(path.parent) for path in files[1:])]
     assert wrong == [f"{path} cannot be read: Permission denied" for path in files]
 
 
@@ -342,14 +342,14 @@ def test_json_that_is_not_utf8(small: Path, tmp_path: Path, encoding: str) -> No
         text = (folder / name).read_text()
         for end in (None, -1):
             (folder / name).write_bytes(text.encode(encoding)[:end])
-            assert "is not a" in error_of(folder)
+            assert "is not a" in not_loaded(folder)
 
 
 def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:
     source = small / "small-byte-level"
     vocab = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
     vocab[list(vocab)[-1]] = 5
-    wrong = error_of(edited(source, tmp_path / "hf", model={"vocab": vocab}))
+    wrong = not_loaded(edited(source, tmp_path / "hf", model={"vocab": vocab}))
     # Some versions of Transformers copy it themselves, and fail.
     assert "have the same id" in wrong or "out of vocabulary" in wrong
 
@@ -358,7 +358,7 @@ def test_a_config_without_a_width(small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     shutil.copytree(small / "small-byte-level", folder)
     (folder / "config.json").write_text('{"model_type": "nobody-knows"}')
-    assert "has no vocabulary size" in error_of(folder)
+    assert "has no vocabulary size" in not_loaded(folder)
     assert load_tokenizer(str(folder), vocab_size=1300).vocabulary.vocab_size == 1300
 
 
@@ -368,7 +368,7 @@ def test_a_damaged_generation_config(small: Path, tmp_path: Path) -> None:
     eos = [f'{{"eos_token_id": {eos}}}' for eos in ("2.5", "[[1]]", '"</s>"')]
     for text in (*eos, "[1]", "[" * 100_000):
         (folder / "generation_config.json").write_text(text)
-        assert "is not a generation config" in error_of(folder)
+        assert "is not a generation config" in not_loaded(folder)
 
 
 def test_a_byte_level_folder_without_a_pre_tokenizer(small: Path, tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
     for model in (path, f"{path}@x"):  # it is not blamed on the pattern
-        assert "is not a SentencePiece model, nor a tiktoken file" in error_of(model)
+        assert "is not a SentencePiece model, nor a tiktoken file" in not_loaded(model)
 
 
 @pytest.mark.parametrize("place", [b"\n\x05<unk>", b"\n\x04\xe2\x96\x81"])
@@ -400,7 +400,7 @@ def test_a_sentencepiece_file_with_pieces_that_are_not_utf8(
     assert place in data
     path = tmp_path / "x.model"
     path.write_bytes(data.replace(place, place[:2] + b"\xff" * len(place[2:]), 1))
-    assert re.search(r"x\.model is not a SentencePiece .*: piece \d+ is not UTF-8", error_of(path))
+    assert re.search(r"not a SentencePiece .*: piece \d+ is not UTF-8", not_loaded(path))
 
 
 def test_a_changed_rank_file_is_read_anew(tmp_path: Path) -> None:
