@@ -29,13 +29,11 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "estimate": ("counting:estimate", "counting on text: tokens a second"),
     "estimate-memory": ("counting:memory", "peak memory over 100 million tokens"),
     "p-kl": ("training:p_kl_cost", "P-KL's memory and time beside a bare log-softmax"),
-    "event-kl": ("training:event_kl_cost", "event KL beside the plain KL of one vocabulary"),
     "events": ("quality:events", "event maps' leak and bits on held-out text (minutes)"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
     "credit": ("credit:credit", "shares of a chunk's log-probability beside exact byte marginals"),
     "projecting": ("projecting:quality", "projected predictions beside what a teacher writes"),
-    "projecting-speed": ("projecting:speed", "projected positions per second and core"),
     "serving": ("serving:serving", "`xtok serve`: student tokens per second, and its memory"),
     "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),
 }  # fmt: skip
@@ -73,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--teacher", type=Path, help="projecting: folder of a language model")
     add("--work", type=Path, help="projecting: folder that keeps what the teacher wrote")
     add("--embedding-model", help="chunks: a model as `generate` takes it")
-    add("--device", default="cpu", help="p-kl, event-kl: cpu or cuda")
+    add("--device", default="cpu", help="p-kl: cpu or cuda")
     options = parser.parse_args(argv)
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(CASES)})")

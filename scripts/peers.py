@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Run xtok's files and losses in the code of others, and say what agrees, with their commits.
 
-    python scripts/peers.py                      # Transformers and TRL as installed
-    python scripts/peers.py --nemo-rl ~/RL --trl ~/trl
+    python scripts/peers.py                      # TRL and axolotl as installed
+    python scripts/peers.py --nemo-rl ~/RL --distillkit ~/DistillKit
     python scripts/peers.py ... --write          # into docs/guides/compatibility.md
 
 Checkouts are read and run where they are; nothing of them is copied. DIR@COMMIT states the commit
@@ -28,8 +28,8 @@ from peer_checks.report import Check, commit_of, guarded
 SCRIPTS = Path(__file__).resolve().parent
 PAGE = SCRIPTS.parent / "docs" / "guides" / "compatibility.md"
 BEGIN, END = "<!-- printed by scripts/peers.py -->\n", "<!-- end -->\n"
-CHECKOUTS = ("nemo_rl", "trl", "distillkit", "verl", "clients")
-INSTALLED = ("transformers", "trl", "axolotl")
+CHECKOUTS = ("nemo_rl", "distillkit", "verl", "clients")
+INSTALLED = ("trl", "axolotl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

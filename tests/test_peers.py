@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
 
-import hub_folders
 import peers
 import pytest
-from peer_checks import report, transformers, trl
+from peer_checks import report
 
 PEERS = Path(__file__).resolve().parents[1] / "scripts" / "peers.py"
 
@@ -26,31 +23,17 @@ PEERS = Path(__file__).resolve().parents[1] / "scripts" / "peers.py"
 def test_installed_peers_agree(
     real: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TRL's own trainer with xtok's loss, and tokenizers' ids beside AutoTokenizer's.
-
-    Of the two smallest folders; `test_hf_folder.py` compares the ids of all.
-    """
-    names = ("gemma3", "llama2")
+    """TRL's own client and loss on what `xtok project --to vllm` writes."""
+    pytest.importorskip("trl")
     for file in ("mistral-v1.model", "mistral-v3.model"):
         real(file)
-    template = Path(real("chat-templates")) / "gemma3.jinja"
-
-    @cache
-    def folder_of(name: str, parent: Path) -> Path:
-        folder = hub_folders.write(name, parent / name)
-        shutil.copy(template, folder / "chat_template.jinja")  # a trainer needs one of both
-        return folder
-
-    monkeypatch.setattr(report, "folder_of", folder_of)
-    monkeypatch.setattr(transformers, "hub_folders", SimpleNamespace(NAMES=names))
-    monkeypatch.setattr(report, "PAIRS", {"Gemma → Llama 2": names})
-    monkeypatch.setattr(trl, "STEPS", 5)
+    monkeypatch.setattr(report, "PAIRS", {"Gemma → Llama 2": ("gemma3", "llama2")})
     monkeypatch.setattr(peers, "get_context", lambda _: SimpleNamespace(Pool=ThreadPool))
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert peers.main([]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("`AutoTokenizer`") == len(names)
-    assert "`GOLDTrainer` with xtok's P-KL, Gemma → Llama 2 | 5 steps, " in printed
+    assert "`ServerDistillationTrainer`, one tokenizer | equal logits " in printed
+    assert "`ServerDistillationTrainer`, Gemma → Llama 2 | " in printed
     assert "**no**" not in printed
 
 
@@ -58,10 +41,10 @@ def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
     """One line of its table names what its code raised, and the exit code is 3."""
     words = ["--only-checkouts"]
     for commit in ("0f17ee0", "a84de17"):
-        module = tmp_path / commit / "trl" / "__init__.py"
+        module = tmp_path / commit / "distillkit" / "__init__.py"
         module.parent.mkdir(parents=True)
         module.write_text(f"raise RuntimeError('{commit} has moved on')\n", encoding="utf-8")
-        words += ["--trl", f"{tmp_path / commit}@{commit}"]
+        words += ["--distillkit", f"{tmp_path / commit}@{commit}"]
     command = [sys.executable, "-W", "ignore", str(PEERS), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 3

@@ -1,4 +1,4 @@
-"""Projected predictions: how good they are beside what a teacher itself writes, and how fast.
+"""Projected predictions: how good they are beside what a teacher itself writes.
 
 The teacher is a language model. It reads held-out text and writes on from places of it. A
 prediction's bits are −log2 of the student's next token on what it wrote, a proper score: no
@@ -10,8 +10,6 @@ candidate has its part of the rest: `rest / V_student`.
 from __future__ import annotations
 
 import hashlib
-import tempfile
-import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,24 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pyarrow import parquet
 
 import xtok
-from benchmarks.harness import Pair, Row, chosen, documents, tokenizer
-from benchmarks.ngrams import NGrams, Sides, Sparse, flat, predictions, stored
+from benchmarks.harness import Row, documents, tokenizer
+from benchmarks.ngrams import Sparse, flat, stored
 from xtok.maps.edges import Edges
 from xtok.maps.results import map_of_edges
 from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.caches import neutral_table
 from xtok.projecting.project import Projector
-from xtok.projecting.stored import StoredRows, TopK, chosen_rows
+from xtok.projecting.stored import TopK
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 
-PAIRS: tuple[Pair, ...] = (
-    ("llama3", "qwen"), ("qwen", "llama3"), ("mistral-v3", "qwen"), ("qwen", "mistral-v3"),
-    ("llama3", "o200k"), ("o200k", "llama3"), ("llama3", "mistral-v3"), ("mistral-v3", "llama3"),
-)  # fmt: skip
 STUDENTS = ("smollm2", "llama3", "qwen")
 LANGUAGES = ("de", "en", "ja", "zh", "python")
 CHARACTERS = 1200  # of a text
@@ -198,8 +190,8 @@ class Judge:
         pair = xtok.pair(student, teacher)
         back_map = map_of_pair(pair.reversed, BACK_MAP)
         self.student, self.teacher, self.ours = student, teacher, ours
-        self.sides = Sides(*flat(ours.ids), *flat(theirs.ids))
-        bounds = self.sides.t_bounds.tolist()
+        self.s_flat, self.t_flat = flat(ours.ids), flat(theirs.ids)
+        bounds = self.t_flat[1].tolist()
         self.known = {bounds[text] + j: row for (text, j), row in known.items()}
         self.projectors = {
             "path": Projector(pair, back_map),
@@ -232,17 +224,17 @@ class Judge:
         self, drawn: dict[Place, NDArray[np.int64]], top_k: int
     ) -> dict[Place, dict[str, float]]:
         """Return each place's bits, and how often the most probable token is written."""
-        given = stored(self.sides, self.known, top_k)
+        given = stored(*self.t_flat, self.known, top_k)
         out = {
-            name: projector.project(given, *self.sides[:2], top_k)
+            name: projector.project(given, *self.s_flat, top_k)
             for name, projector in self.projectors.items()
             if name != "longest prefix" or not any(place.inside for place in drawn)
         }
-        given = stored(self.sides, self.known, max(CANDIDATES))
-        best = self.projectors["path"].project(given, *self.sides[:2], max(CANDIDATES))
+        given = stored(*self.t_flat, self.known, max(CANDIDATES))
+        best = self.projectors["path"].project(given, *self.s_flat, max(CANDIDATES))
         width, found = len(self.student.table), {}
         for place, tokens in drawn.items():
-            row = int(self.sides.s_bounds[place.text]) + self._row(place)
+            row = int(self.s_flat[1][place.text]) + self._row(place)
             counts = Counter(tokens.tolist())
             found[place] = {"limit": limit(counts, prediction(best, row, width))}
             found[place]["top, limit"] = counts.most_common(1)[0][1] / len(tokens)
@@ -294,54 +286,3 @@ def limit(counts: Counter[int], q: NDArray[np.float64]) -> float:
         new = max(1, once - (n == 1)) / (others + 1)
         bits -= n * np.log2((1 - new) * (n - 1) / others + new * q[token])
     return float(bits / counts.total())
-
-
-def speed(options: Namespace) -> Iterator[Row]:
-    """Measure positions per second of one core, beside reading and writing the same Parquet.
-
-    `again` has seen all byte strings before; `at last` is the last tenth of the first time.
-    """
-    texts = [text[i : i + 3000] for c in documents(options).values() for text in c
-             for i in range(0, len(text), 3000)]  # fmt: skip
-    texts = np.random.default_rng(0).permutation(np.array(texts, object)).tolist()
-    for label, pair in chosen(PAIRS, options):
-        student, teacher = (tokenizer(name) for name in pair)
-        model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
-        some = texts[: max(10, int(40 * options.size))]
-        sides = Sides(*flat(student.library_arrays(some)), *flat(teacher.library_arrays(some)))
-        given = stored(sides, predictions(sides, model, range(len(sides.t_ids)), 64), 64)
-        back_map = xtok.build(teacher, student, BACK_MAP)
-        both = xtok.pair(student, teacher)
-        along, alone = (
-            Projector(both, back_map, along_path=along_path) for along_path in (True, False)
-        )
-        cut = len(some) * 9 // 10
-
-        def project(first: int, last: int, projector: Projector = along) -> float:
-            a, b = given.bounds[[first, last]]  # noqa: B023
-            of_part = given.bounds[first : last + 1] - a  # noqa: B023
-            part = chosen_rows(given, np.arange(a, b), given.token_ids[a:b], of_part)  # noqa: B023
-            a, b = sides.s_bounds[[first, last]]  # noqa: B023
-            bounds = sides.s_bounds[first : last + 1] - a  # noqa: B023
-            start = time.process_time()
-            projector.project(part, sides.s_ids[a:b], bounds, 64)  # noqa: B023
-            return float(b - a) / (time.process_time() - start)
-
-        project(0, 1)  # compiles
-        row: Row = {"student ← teacher": label, "positions": len(sides.s_ids)}
-        row |= {"first time /s": project(0, cut), "at last": project(cut, len(some))}
-        row["again"] = project(0, len(some))
-        project(0, len(some), alone)
-        row["through the map"] = project(0, len(some), alone)
-        row["Parquet"] = len(sides.t_ids) / parquet_seconds(given)
-        yield row
-
-
-def parquet_seconds(given: TopK) -> float:
-    """Return the seconds that pyarrow takes to read predictions and to write them again."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = Path(folder) / "in.parquet", Path(folder) / "out.parquet"
-        parquet.write_table(neutral_table(StoredRows(given, {}, [])), paths[0])
-        start = time.process_time()
-        parquet.write_table(parquet.read_table(paths[0]), paths[1])
-        return time.process_time() - start

@@ -12,13 +12,14 @@ import multiprocessing
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import uvicorn
+from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,11 +27,9 @@ from starlette.routing import Route
 
 import xtok
 from benchmarks.harness import Row, chosen, documents, path_of, tokenizer
-from benchmarks.ngrams import NGrams, flat, predictions, stored
-from benchmarks.ngrams import Sides as Texts
+from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.config import ServeConfig
 from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.stored import TopK, chosen_rows
 from xtok.serving.answers import Scores
 from xtok.serving.scoring import Scorer, Spelled
 from xtok.serving.server import bound
@@ -58,8 +57,7 @@ def serving(options: Namespace) -> Iterator[Row]:
         rows = [student.encode(text).ids.tolist() for text in some]
         spelled = [scorer.spell(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
-        asked = [np.array(one.teacher_ids, np.int32) for one in spelled]
-        answers = _answers(asked, model)
+        answers = [_answer(np.array(one.teacher_ids, np.int32), model) for one in spelled]
         scorer.score(spelled[:1], answers[:1], K)  # compiles
         row: Row = {"student ← teacher": label, "tokens": sum(map(len, rows))}
         row |= {"first time /s": _alone(scorer, spelled, answers)}
@@ -68,19 +66,14 @@ def serving(options: Namespace) -> Iterator[Row]:
         yield row | _served(names, pair, rows, spelled, answers, options)
 
 
-def _answers(asked: Sequence[Any], model: NGrams) -> list[Scores]:
-    """Return what the n-gram model predicts for sequences, none for their first tokens."""
-    ids, bounds = flat(asked)
-    texts = Texts(ids, bounds, ids, bounds)
-    given = stored(texts, predictions(texts, model, range(len(ids)), K), K)
-    found = []
-    for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        rows = np.concatenate([[-1], np.arange(a + 1, b)])
-        topk: TopK = chosen_rows(given, rows, ids[a:b], np.array([0, b - a]))
-        rest = topk.rest_logprob - np.log(2, dtype=np.float32)
-        own = np.where(np.isnan(topk.realized_logprob), rest, topk.realized_logprob)
-        found.append(Scores(topk._replace(realized_logprob=own), np.ones(b - a, np.int64)))
-    return found
+def _answer(ids: NDArray[np.int32], model: NGrams) -> Scores:
+    """Return what the n-gram model predicts for a sequence, nothing for its first token."""
+    before = {j: ids[max(0, j - ORDER + 1) : j].tolist() for j in range(1, len(ids))}
+    rows = {j: model.prediction(context, K) for j, context in before.items()}
+    topk = stored(ids, np.array([0, len(ids)]), rows, K)
+    rest = topk.rest_logprob - np.log(2, dtype=np.float32)
+    own = np.where(np.isnan(topk.realized_logprob), rest, topk.realized_logprob)
+    return Scores(topk._replace(realized_logprob=own), np.ones(len(ids), np.int64))
 
 
 def _alone(scorer: Scorer, spelled: list[Spelled], answers: list[Scores]) -> float:
@@ -99,8 +92,8 @@ def _served(
     urls = [f"http://127.0.0.1:{opened.getsockname()[1]}" for opened in (theirs, ours)]
     context = multiprocessing.get_context("fork")
     other = context.Process(target=_teacher, args=(theirs, pair.tokenizers[1], bodies), daemon=True)
+    ours.close()  # before a fork, which would keep its port
     other.start()
-    ours.close()
     one = context.Process(target=_student, args=(names, *urls), daemon=True)
     one.start()
     turns = max(2, int(4 * options.size))

@@ -1,26 +1,24 @@
-"""What P-KL and event KL cost in PyTorch, beside the least that such a loss does."""
+"""What P-KL costs in PyTorch, beside the least that such a loss does."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import xtok
 from benchmarks import harness
-from benchmarks.harness import Row, chosen, memory_status, race, tokenizer
+from benchmarks.harness import Row, memory_status, race, tokenizer
 from xtok import ProjectionMap
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.training.losses import PKLConfig, event_index, event_kl, p_kl
+from xtok.training.losses import PKLConfig, p_kl
 from xtok.training.module import ProjectionModule
 
 POSITIONS, TOP_K = 512, 8192
-PAIRS = (("llama3", "qwen"), ("mistral-v3", "qwen"))
 
 
 def p_kl_cost(options: Namespace) -> Iterator[Row]:
@@ -74,27 +72,6 @@ def p_kl_row(
     held = measured["held MiB"] * 2**20 / (student.numel() * 4 + arrays)
     entries = f"{name}, {weights.nnz:,} entries"
     return {"map": entries, "k": top_k, **measured, "× gradient and map": held}
-
-
-def event_kl_cost(options: Namespace) -> Iterator[Row]:
-    """Event KL beside the plain KL of two models of the wider vocabulary."""
-    device, positions = options.device, max(16, int(POSITIONS / 2 * options.size))
-    for label, pair in chosen(PAIRS, options):
-        made = xtok.events(tokenizer(pair[0]), tokenizer(pair[1]))
-        index, alignment = event_index(made).to(device), make_alignment(positions, device)
-        widest = max(made.shape)
-        student, teacher = logits(positions, *made.shape, device=device)
-        wide, wide_teacher = logits(positions, widest, widest, device=device)
-
-        def ours(args: tuple[Any, ...] = (student, teacher, index, alignment)) -> None:
-            event_kl(*args).backward()
-
-        def plain(sides: Sequence[torch.Tensor] = (wide, wide_teacher)) -> None:
-            log_p, log_q = (torch.log_softmax(side[0], -1) for side in sides)
-            kl = torch.nn.functional.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
-            kl.backward()
-
-        yield {"pair": label, **cost((ours, student), (plain, wide), options)}
 
 
 Pass = tuple[Callable[[], None], torch.Tensor]  # a loss with its backward, and the student's logits

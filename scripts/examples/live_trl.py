@@ -211,7 +211,8 @@ def reverse_kl(
     model.eval()
     bits, num_bytes = np.zeros(len(prompts)), np.zeros(len(prompts), int)
     given = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    width = given["input_ids"].shape[1]
+    both = zip(given["input_ids"], given["attention_mask"].bool(), strict=True)
+    asked = [ids[mask].tolist() for ids, mask in both]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for _ in range(SAMPLES):
@@ -220,18 +221,20 @@ def reverse_kl(
                 output_logits=True, return_dict_in_generate=True,
             )  # fmt: skip
             logprobs = torch.stack(made.logits, 1).float().log_softmax(-1)
-            for n, (ids, mask) in enumerate(
-                zip(made.sequences, given["attention_mask"], strict=True)
-            ):
-                prompt, written = ids[:width][mask.bool()].tolist(), ids[width:].tolist()
-                if tokenizer.eos_token_id in written:
-                    written = written[: written.index(tokenizer.eos_token_id) + 1]
-                [theirs] = own(url, [[*prompt, *written]])
-                ours = logprobs[n, range(len(written)), written].tolist()
-                bits[n] += (sum(ours) - sum(theirs[len(prompt) - 1 :])) / math.log(2)
-                num_bytes[n] += int(lengths[written].sum())  # bytes of each token
+            new = made.sequences[:, given["input_ids"].shape[1] :].tolist()
+            written = [until(ids, tokenizer.eos_token_id) for ids in new]
+            sequences = [[*x, *y] for x, y in zip(asked, written, strict=True)]
+            for n, theirs in enumerate(own(url, sequences)):
+                ours = logprobs[n, range(len(written[n])), written[n]].sum()
+                bits[n] += (float(ours) - sum(theirs[len(asked[n]) - 1 :])) / math.log(2)
+                num_bytes[n] += int(lengths[written[n]].sum())
     model.train()
     return {"kl": bits.tolist(), "kl_bytes": num_bytes.tolist()}
+
+
+def until(ids: list[int], end: int | None) -> list[int]:
+    """Return ids up to the first that ends a text."""
+    return ids[: ids.index(end) + 1] if end in ids else ids
 
 
 def rate(line: dict[str, Any], what: str = "bits", drawn: Any = slice(None)) -> Any:

@@ -170,7 +170,7 @@ def project_rows(  # type: ignore[no-untyped-def]
 
     A row of K = 64 takes 7 to 10 µs, of which the map's rows take most; along the path, a look at
     the table of stems for each candidate whose seam a student's token may reach over. To spell new
-    stems takes as long again (`scripts/benchmark.py projecting-speed`).
+    stems takes as long again (`scripts/benchmark.py serving` says tokens per second).
 
     Args:
         teacher: a `Teacher`.
