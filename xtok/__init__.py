@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from xtok.tokenizers import load_tokenizer as load_tokenizer
     from xtok.training.collator import DistillationCollator as DistillationCollator
     from xtok.training.module import ProjectionModule as ProjectionModule
-    from xtok.vocab.table import TokenTable as TokenTable
 
 # The names and modules of the imports above: type checkers and `__getattr__` read one list.
 _PUBLIC = re.findall(

@@ -135,8 +135,8 @@ def check_value(name: str, value: Any, kind: Any, about: About) -> None:
     elif kind is int and not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}, and must be an integer")
     elif kind in (int, float):
-        given = {key: getattr(about, key) for key in _ENDS}
-        ends = [(*_ENDS[key], end) for key, end in given.items() if end is not None]
+        limits = {key: getattr(about, key) for key in _ENDS}
+        ends = [(*_ENDS[key], end) for key, end in limits.items() if end is not None]
         if not isfinite(value) or not all(holds(value, end) for _, holds, end in ends):
             words = [f"{word} {end}" for word, _, end in ends]
             known = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
@@ -250,8 +250,8 @@ class MultitokenConfig(Config):
         for name in rare:
             if getattr(self, name) != getattr(MultitokenConfig, name):
                 used.append(name)
-        found = {name: getattr(self, name) for name in used}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+        values = {name: getattr(self, name) for name in used}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,12 +117,12 @@ def replacing(target: Path) -> Iterator[Path]:
 @contextmanager
 def parents_of(target: Path) -> Iterator[None]:
     """Create the target's folder if need be; at the end, remove what was created and is empty."""
-    made = [folder for folder in target.parents if not folder.exists()]
+    created = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        for folder in made:
+        for folder in created:
             with suppress(OSError):  # the target is in it, or what another process has put there
                 folder.rmdir()
 

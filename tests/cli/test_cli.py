@@ -381,7 +381,7 @@ def test_help_names_every_option_in_full_at_80_columns() -> None:
 )
 def test_heavy_libraries_are_not_loaded(maps: Path, tmp_path: Path, line: str | None) -> None:
     (tmp_path / "map.safetensors").symlink_to(maps / "map.safetensors")
-    code = "import xtok; xtok.BuildConfig; xtok.ProjectionMap; xtok.TokenTable"
+    code = "import xtok; xtok.BuildConfig; xtok.ProjectionMap; xtok.XtokError"
     if line is not None:
         words = ["xtok", *line.split()]
         code = f"from xtok.cli import program; sys.argv = {words}\n"

@@ -124,19 +124,13 @@ def test_exact_and_relaxed_rows(projection: ProjectionMap, pair: Pair) -> None:
 
 
 def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
-    """Also those of files whose history calls the stage multitoken, as it was called before."""
-    counted = xtok.build(*pair, BuildConfig.for_loss("p-kl"))
-    [count, cut] = counted.history
-    options = {"top_k": 32, "weights": "prior", "target": "both"}
-    before = {**count, "stage": "multitoken", "options": options}
-    for projection in (counted, replace(counted, history=(before, cut))):
-        row = explained(projection, 258, pair)
-        assert (row.kind, row.reverse) == ("counted", None)
-        assert [(p.token, p.weight) for p in known(row.forward)] == [("ab", 0)]
-        assert row.stages == (
-            "count: counted on synthetic text, target both; at most 32 entries",
-            "sort-cut: at most 8 entries",
-        )
+    row = explained(xtok.build(*pair, BuildConfig.for_loss("p-kl")), 258, pair)
+    assert (row.kind, row.reverse) == ("counted", None)
+    assert [(p.token, p.weight) for p in known(row.forward)] == [("ab", 0)]
+    assert row.stages == (
+        "count: counted on synthetic text, target both; at most 32 entries",
+        "sort-cut: at most 8 entries",
+    )
 
 
 def test_a_counted_row_says_what_was_counted(pair: Pair) -> None:

@@ -63,16 +63,16 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         given = {name for name in options if is_given(context, name)}
         try:
             values = {name: one.value(typed[name]) for name, one in options.items()}
-            made = {name: _config(config, values, given) for name, config in configs.items()}
+            of_configs = {n: _config(config, values, given) for n, config in configs.items()}
         except ValueError as error:
             message = line_of(context).as_typed(_with_flags(str(error), options))
             raise typer.BadParameter(message) from error
-        for config in made.values():
+        for config in of_configs.values():
             values |= vars(config)
         notes = _remarks(options, given, values)
         with _silence(values["quiet"]) as stderr:
             report.print_notes([*line_of(context).notes, *notes])
-            values |= {**made, "context": context, "stderr": stderr}
+            values |= {**of_configs, "context": context, "stderr": stderr}
             try:
                 function(**{name: values[name] for name in own})
             except XtokError as error:

@@ -157,10 +157,10 @@ class Models(Loading):
 
     def name(self, side: str) -> str | None:
         """Return the model of a side as it was given, as an option or as an argument."""
-        given = [getattr(self, name, None) for name in (side, f"{side}_model")]
-        if None not in given:
+        names = [getattr(self, name, None) for name in (side, f"{side}_model")]
+        if None not in names:
             raise typer.BadParameter(f"give the {side} once, as an argument or as --{side}-model")
-        return given[0] or given[1]
+        return names[0] or names[1]
 
     def names(self) -> dict[str, str]:
         """Return the models that are given, by side."""
@@ -180,9 +180,9 @@ class Models(Loading):
     def pair(self, widths: Widths | None = None) -> Pair:
         """Load both tokenizers; a model that is not given is a usage error."""
         self.both()
-        return xtok.pair(**self.given(widths))
+        return xtok.pair(**self.tokenizers(widths))
 
-    def given(self, widths: Widths | None = None) -> dict[str, Any]:
+    def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
         """Load the tokenizers that are given, by parameter."""
         return {
             f"{side}_model": self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
@@ -207,7 +207,7 @@ class Models(Loading):
         Returns:
             the map, with the tokens that it lacks, and its pair.
         """
-        pair = pair_of_map(projection, **self.given(widths))
+        pair = pair_of_map(projection, **self.tokenizers(widths))
         report.print_notes(name_notes(pair, projection))
         return admit(pair, projection, name=str(name)), pair
 

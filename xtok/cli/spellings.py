@@ -111,9 +111,9 @@ def is_given(context: typer.Context, name: str) -> bool:
 class Command(TyperCommand):
     """A command that understands NeMo-RL's options, and any option in snake case."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings = {"token_normalize_func": lambda name: name.replace("_", "-")}
-        super().__init__(*given, **{**named, "context_settings": settings})
+        super().__init__(*args, **{**kwargs, "context_settings": settings})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual, then set xtok's options by NeMo-RL's."""

@@ -22,7 +22,7 @@ def verify(
     *, map_path: Path = MAP, models: ModelArguments, json: bool = JSON, widths: Widths
 ) -> None:
     """Check a map file, also against its models if given; exit with 3 if a check fails."""
-    tokenizers = models.given()
+    tokenizers = models.tokenizers()
     student, teacher = (tokenizers.get(f"{side}_model") for side in SIDES)
     ours, theirs = (_UNKNOWN if one is None else one.vocabulary for one in (student, teacher))
     pair = xtok.Pair(ours, theirs, student, teacher)

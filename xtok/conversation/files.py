@@ -138,21 +138,21 @@ def chat_record(value: Any, place: object) -> ChatRecord:
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
         raise _error(place, f"no messages, but: {listed(fields, 8) or 'nothing'}")
-    given: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
-        given[name] = kind() if fields.get(name) is None else fields[name]
-        if isinstance(given[name], str):  # as data sets have tools, whose schemas differ
+        parts[name] = kind() if fields.get(name) is None else fields[name]
+        if isinstance(parts[name], str):  # as data sets have tools, whose schemas differ
             with suppress(ValueError, RecursionError):
-                given[name] = json.loads(given[name])
-        if not isinstance(given[name], kind):
+                parts[name] = json.loads(parts[name])
+        if not isinstance(parts[name], kind):
             raise _error(place, f"its {name} are no {'list' if kind is list else 'object'}")
-    if not given["messages"]:
+    if not parts["messages"]:
         raise _error(place, "it has no messages")
     return ChatRecord(
         place=place,
-        messages=given["messages"],
-        tools=given["tools"],
-        variables=given["chat_template_kwargs"],
+        messages=parts["messages"],
+        tools=parts["tools"],
+        variables=parts["chat_template_kwargs"],
     )
 
 

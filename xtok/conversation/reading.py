@@ -112,8 +112,8 @@ def read_back(
     tries = [dict(variables or {})]
     if "enable_thinking" in source and "enable_thinking" not in tries[0]:
         tries.append({**tries[0], "enable_thinking": False})
-    given = np.array(ids, np.int32)
-    text = _symbols(tokenizer, given)[0]
+    read = np.array(ids, np.int32)
+    text = _symbols(tokenizer, read)[0]
     cut_off = None
     for chosen in tries:
         key = json.dumps(chosen, sort_keys=True, default=str), date.today()
@@ -122,10 +122,10 @@ def read_back(
             if cut_off is not None and not is_whole:
                 continue
             with suppress(_UnclearError):
-                found = _proved(tokenizer, given, text, _told(last), options, is_whole)
-                if found is not None and is_whole:
-                    return found
-                cut_off = cut_off or found
+                proved = _proved(tokenizer, read, text, _told(last), options, is_whole)
+                if proved is not None and is_whole:
+                    return proved
+                cut_off = cut_off or proved
     return cut_off
 
 
@@ -192,7 +192,7 @@ def _pieces(
     tokenizer: Tokenizer, template: str | Path | None, variables: str, day: date
 ) -> dict[_Slot, list[_Piece]]:
     """Return what a template writes behind each slot, the longest first, on a day."""
-    found: dict[_Slot, dict[_Piece, None]] = {}
+    behind: dict[_Slot, dict[_Piece, None]] = {}
     options = {"template": template, "variables": json.loads(variables)}
     [ask], _ = next(_conversations())
     takes_text = False
@@ -205,17 +205,17 @@ def _pieces(
             messages = [{**message, "content": parts} for message in messages]
         for asks in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
             with suppress(XtokError):  # a template may not take tools, or a system message
-                given = {"tools": tools, "add_generation_prompt": asks, **options}
-                for slot, piece in _learnt(tokenizer, messages, given):
-                    found.setdefault(slot, {})[piece] = None
-    return {slot: sorted(of, key=lambda p: -len(p.symbols)) for slot, of in found.items()}
+                arguments = {"tools": tools, "add_generation_prompt": asks, **options}
+                for slot, piece in _learnt(tokenizer, messages, arguments):
+                    behind.setdefault(slot, {})[piece] = None
+    return {slot: sorted(of, key=lambda p: -len(p.symbols)) for slot, of in behind.items()}
 
 
 def _learnt(
-    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], given: Mapping[str, Any]
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[_Slot, _Piece]]:
     """Yield the pieces of one rendering, and the slots before them."""
-    rendering = rendered(tokenizer, messages, given)
+    rendering = rendered(tokenizer, messages, arguments)
     ids, bounds, _ = tokenizer.encode(rendering.text)
     text, begins = _symbols(tokenizer, ids)
     byte_of = byte_offsets(rendering.text)
@@ -232,8 +232,8 @@ def _learnt(
     before, number, end = _START, 0, 0
     item: tuple[int, ...] = ()
     first = int(messages[0]["role"] == "system")
-    end_slot = _ASKED if given["add_generation_prompt"] else _END
-    stretches = sorted(_written(rendering, given["tools"]))
+    end_slot = _ASKED if arguments["add_generation_prompt"] else _END
+    stretches = sorted(_written(rendering, arguments["tools"]))
     for start, stop, message, path, is_json in [*stretches, (len(text), 0, -1, (), False)]:
         is_end = not stop
         role = end_slot.role if is_end else "tools" if message < 0 else messages[message]["role"]
@@ -438,14 +438,14 @@ def _proved(
     ids: NDArray[np.int32],
     text: str,
     told: tuple[list[dict[str, Any]], list[dict[str, Any]], bool],
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     is_whole: bool,
 ) -> ReadBack | None:
     """Return a reading if it renders as the ids, or as what begins with them if it is cut off."""
     messages, tools, asks = told
-    options = {**given, "tools": tools or None, "add_generation_prompt": asks}
+    arguments = {**options, "tools": tools or None, "add_generation_prompt": asks}
     try:
-        chat = encoded(tokenizer, messages, options)
+        chat = encoded(tokenizer, messages, arguments)
     except XtokError:
         return None
     again, begins = _symbols(tokenizer, chat.ids)
@@ -461,11 +461,11 @@ def _proved(
         if b"".join(own) != chat.text.encode():
             return None
         bounds = np.array([0, *accumulate(map(len, own))])
-        chat = encoded(tokenizer, messages, options, (every, bounds))
+        chat = encoded(tokenizer, messages, arguments, (every, bounds))
     return ReadBack(
         messages=messages,
         tools=tools or None,
-        variables=given["variables"],
+        variables=options["variables"],
         add_generation_prompt=asks,
         conversation=replace(
             chat,

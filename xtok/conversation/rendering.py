@@ -88,19 +88,19 @@ def render(
     Raises:
         XtokError: if there is no template, or it raises, or a format does not allow a message.
     """
-    given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
-    given["add_generation_prompt"] = add_generation_prompt
-    chat = encoded(tokenizer, messages, given)
+    arguments: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
+    arguments["add_generation_prompt"] = add_generation_prompt
+    chat = encoded(tokenizer, messages, arguments)
     # Of a message with calls, templates may drop the content: what was thought before them.
     parts = ["tool_calls" if message.get("tool_calls") else "content" for message in messages]
-    _require_written(enumerate(parts), chat, tokenizer, messages, given)
+    _require_written(enumerate(parts), chat, tokenizer, messages, arguments)
     return chat
 
 
 def encoded(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
 ) -> Conversation:
     """Render as `render` does, whatever the template drops.
@@ -108,10 +108,10 @@ def encoded(
     Args:
         tokenizer: any one.
         messages: dicts with `role` and `content`.
-        given: the other arguments of `render`.
+        arguments: the other arguments of `render`.
         tokens: ids of the text and their bounds, if not those of the tokenizer's library.
     """
-    rendering = rendered(tokenizer, messages, given)
+    rendering = rendered(tokenizer, messages, arguments)
     ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
     control = np.isin(ids, list(tokenizer.table.control_names))
     places = Places(rendering, bounds)
@@ -119,12 +119,12 @@ def encoded(
     targets: Iterable[tuple[int, int]] = rendering.generated
     if not targets:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        asked = _asked(tokenizer, rendering, given) if answers else ""
+        asked = _asked(tokenizer, rendering, arguments) if answers else ""
 
         def up_to(index: int) -> str:
             with suppress(XtokError):
                 part = messages[: index + 1]
-                return rendered(tokenizer, part, given, add_generation_prompt=False).text
+                return rendered(tokenizer, part, arguments, add_generation_prompt=False).text
             return ""
 
         targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
@@ -139,7 +139,7 @@ def encoded(
             mask[slice(*places.span(run.start, run.end).tokens)] = False
     notes = []
     if rendering.is_dated:
-        notes.append(_note_on_date(tokenizer, messages, given))
+        notes.append(_note_on_date(tokenizer, messages, arguments))
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
     written = rendering.text.encode()
     if any(_end_of_turn(control, bounds, written, *edge) is None for edge in edges):
@@ -168,14 +168,14 @@ def _end_of_turn(
 
 
 def _note_on_date(
-    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
+    tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]
 ) -> str:
     """Return the note on a template that writes today's date, with the variable that sets it."""
-    template = find_template(tokenizer, given["template"], tools=bool(given["tools"]))
+    template = find_template(tokenizer, arguments["template"], tools=bool(arguments["tools"]))
     for name in names_beside_date(template) if isinstance(template, str) else ():
-        variables = {**(given["variables"] or {}), name: "1 January 2026"}
+        variables = {**(arguments["variables"] or {}), name: "1 January 2026"}
         with suppress(XtokError):
-            if not rendered(tokenizer, messages, given, variables=variables).is_dated:
+            if not rendered(tokenizer, messages, arguments, variables=variables).is_dated:
                 return (
                     f"{_DATED}: set its variable {name} for the same ids on each day, in a file by "
                     "each conversation's chat_template_kwargs"
@@ -183,13 +183,13 @@ def _note_on_date(
     return f"{_DATED}, and no variable sets another"
 
 
-def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any]) -> str:
+def _asked(tokenizer: Tokenizer, rendering: Rendering, arguments: Mapping[str, Any]) -> str:
     """Return what asks for an answer: its header."""
-    if given["add_generation_prompt"]:
+    if arguments["add_generation_prompt"]:
         return rendering.generation_prompt
     # A template that wants more than a user's message leaves the header unknown.
     with suppress(XtokError):
-        chosen = {**given, "tools": None, "add_generation_prompt": True}
+        chosen = {**arguments, "tools": None, "add_generation_prompt": True}
         return rendered(tokenizer, _PROBE, chosen).generation_prompt
     return ""
 
@@ -199,7 +199,7 @@ def _require_written(
     chat: Conversation,
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
 ) -> None:
     """Raise an error if the template drops a part of a message."""
     written = {(run.message, run.path[0]) for run in chat.runs}
@@ -210,7 +210,7 @@ def _require_written(
         # Its origin may be lost: does the text depend on it?
         again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
         try:
-            depends = rendered(tokenizer, again, given).text != chat.text
+            depends = rendered(tokenizer, again, arguments).text != chat.text
         except XtokError:
             continue
         if not depends:
@@ -266,12 +266,12 @@ def tool_suffix(
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
         messages = [*_calling(messages[0]), *messages]
-    given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
-    given["add_generation_prompt"] = True
-    chat = encoded(tokenizer, messages, given)
+    arguments: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
+    arguments["add_generation_prompt"] = True
+    chat = encoded(tokenizer, messages, arguments)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     said = ((i, "content") for i in range(last + 1, len(messages)))
-    _require_written(said, chat, tokenizer, messages, given)
+    _require_written(said, chat, tokenizer, messages, arguments)
     turns: list[Span] = []
     for i, span in enumerate(chat.message_spans[last:], start=last):
         if span.whole is None:
@@ -316,33 +316,33 @@ def is_prefix_preserving(
     Raises:
         XtokError: as `render` does, as of templates that take no messages of tools.
     """
-    given: dict[str, Any] = {"template": template, "variables": variables}
+    arguments: dict[str, Any] = {"template": template, "variables": variables}
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
-        before = rendered(tokenizer, call, given).text
+        before = rendered(tokenizer, call, arguments).text
     except XtokError:  # DeepSeek's own templates take no objects
-        call = _calling(tool, arguments="{}")
-        before = rendered(tokenizer, call, given).text
-    after = rendered(tokenizer, [*call, tool], given, add_generation_prompt=True).text
+        call = _calling(tool, called_with="{}")
+        before = rendered(tokenizer, call, arguments).text
+    after = rendered(tokenizer, [*call, tool], arguments, add_generation_prompt=True).text
     first, full = (tokenizer.encode(text).ids for text in (before, after))
     return np.array_equal(full[: len(first)], first)
 
 
-def _calling(message: Message, arguments: str | None = None) -> list[dict[str, Any]]:
+def _calling(message: Message, called_with: str | None = None) -> list[dict[str, Any]]:
     """Return a conversation that calls the tool of a message."""
-    function = {"name": message.get("name", "tool"), "arguments": arguments or {}}
+    function = {"name": message.get("name", "tool"), "arguments": called_with or {}}
     call_id = message.get("tool_call_id", "000000000")  # Mistral's templates want nine characters
     call = {"type": "function", "id": call_id, "function": function}
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
 
 def rendered(
-    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any], **changes: Any
+    tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any], **changes: Any
 ) -> Rendering:
     """Render a conversation without encoding it, with the arguments of `render`, maybe changed."""
     check_messages(messages)
-    options = {**given, **changes}
+    options = {**arguments, **changes}
     chosen = find_template(tokenizer, options.pop("template"), tools=bool(options.get("tools")))
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"

@@ -443,9 +443,8 @@ class _Source:
             high = np.searchsorted(self.keys, context[serves] + 1 << bits)
             below, above = self.cumulated[low], self.cumulated[high]
             goal = below + self.draw(("continuation", length), low) * (above - below)
-            found = np.searchsorted(self.cumulated, goal, side="right") - 1
-            found = found.clip(low, high - 1)
-            start[chosen], stop[chosen] = self.places[found], self.place_ends[found]
+            drawn = (np.searchsorted(self.cumulated, goal, side="right") - 1).clip(low, high - 1)
+            start[chosen], stop[chosen] = self.places[drawn], self.place_ends[drawn]
             rows = rows[~serves]
 
 

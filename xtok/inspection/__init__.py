@@ -25,8 +25,8 @@ class Check:
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Number the repeated names: a, a (2)."""
-    found: list[str] = []
+    result: list[str] = []
     for name in names:
         numbered = (f"{name} ({n})" if n > 1 else name for n in count(1))
-        found.append(next(one for one in numbered if one not in found))
-    return found
+        result.append(next(one for one in numbered if one not in result))
+    return result

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from xtok.pairs import Pair
 from xtok.vocab.classes import TokenClass, classes_named, token_class, token_classes
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
-
-if TYPE_CHECKING:
-    pass
 
 _SHOWN = 10
 
@@ -289,18 +286,9 @@ def _relation(
     return "neither contains the other"
 
 
-def _steps(projection: ProjectionMap) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return each stage and its options; maps counted on synthetic text were `multitoken`'s."""
-    for step in projection.history:
-        stage, options = str(step["stage"]), step["options"]
-        if stage == "multitoken" and options.get("weights") == "prior":
-            stage, options = "count", {**options, "text": "synthetic"}
-        yield stage, options
-
-
 def _decay(projection: ProjectionMap) -> list[float]:
     """Return the weights of a token's first pieces before they are normalized; none if counted."""
-    steps = dict(_steps(projection))
+    steps = {step["stage"]: step["options"] for step in projection.history}
     if "count" in steps and "multitoken" not in steps:
         return []
     pieces = steps.get("multitoken", {}).get("max_pieces")
@@ -345,7 +333,8 @@ def _reverse(
 
 def _stages(projection: ProjectionMap, kind: RowKind) -> Iterator[str]:
     """Give a sentence about what each stage did to the row."""
-    for stage, options in _steps(projection):
+    for step in projection.history:
+        stage, options = step["stage"], step["options"]
         most = f"at most {options.get('top_k')} entries"
         if stage == "multitoken" and kind == RowKind.ROLE:
             did = "special tokens are not spelled"

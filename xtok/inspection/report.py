@@ -118,46 +118,60 @@ def examine(
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     of_pair = events_of_pair(pair, progress=progress) if has_tokenizers else None
     facts = pair_facts(pair, text, of_pair)
-    reports, of_maps = [], []
-    for m, name in zip(loaded, names, strict=True):
-        measures, empty_text = None, 0.0
-        if evaluation is not None and text is not None:
-            measures = [one for one in evaluation.measures if one.name == name][-1]
-            empty_text = _empty_text(m, text)
-        description, verification = describe(m, classes=True), verify(m)
-        reports.append(
-            MapReport(
-                name=name,
-                sha256=mapfile.sha256(m),
-                description=description,
-                verification=verification,
-                fits=fits(
-                    m, facts, failed=verification.failed, measures=measures, empty_text=empty_text
-                ),
-            )
-        )
-        of_maps.append(list(_of_map(description, facts, measures, empty_text)))
-    findings = list(_of_pair(facts))
-    for number, own in enumerate(of_maps, start=1):
-        findings += [
-            one if all(one in other for other in of_maps) else replace(one, map_number=number)
-            for one in own
-        ]
-    findings = sorted(dict.fromkeys(findings), key=lambda one: _GRADES.index(one.level))
+    examined = [
+        _of_one(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
+    ]
+    reports, of_maps = zip(*examined, strict=True)
     comparison = None
     if len(loaded) == 2:
         comparison = comparison_of(loaded[0], loaded[1], None if text is None else text.tokens[0])
     report = Report(
         pair=facts,
         advice=advise(facts, models, loaded),
-        findings=tuple(findings[:_MOST_FINDINGS]),
-        maps=tuple(reports),
+        findings=_worst_first([*_of_pair(facts)], of_maps),
+        maps=reports,
         evaluation=evaluation,
         comparison=comparison,
         sentences=aligned_sentences(pair, text.excerpts if text else ()) if has_tokenizers else (),
         version=__version__,
     )
     return PageData(report=report, maps=tuple(loaded), text=text, pair=pair)
+
+
+def _of_one(
+    m: ProjectionMap,
+    name: str,
+    facts: PairFacts,
+    evaluation: Evaluation | None,
+    text: PairText | None,
+) -> tuple[MapReport, list[Finding]]:
+    """Return what is said of one map, and what stands out of it."""
+    measures, empty_text = None, 0.0
+    if evaluation is not None and text is not None:
+        measures = [one for one in evaluation.measures if one.name == name][-1]
+        empty_text = _empty_text(m, text)
+    description, verification = describe(m, classes=True), verify(m)
+    report = MapReport(
+        name=name,
+        sha256=mapfile.sha256(m),
+        description=description,
+        verification=verification,
+        fits=fits(m, facts, failed=verification.failed, measures=measures, empty_text=empty_text),
+    )
+    return report, list(_of_map(description, facts, measures, empty_text))
+
+
+def _worst_first(
+    findings: list[Finding], of_maps: Sequence[Sequence[Finding]]
+) -> tuple[Finding, ...]:
+    """Return what stands out most, of the pair and of its maps; what all maps share, once."""
+    for number, own in enumerate(of_maps, start=1):
+        findings += [
+            one if all(one in other for other in of_maps) else replace(one, map_number=number)
+            for one in own
+        ]
+    by_grade = sorted(dict.fromkeys(findings), key=lambda one: _GRADES.index(one.level))
+    return tuple(by_grade[:_MOST_FINDINGS])
 
 
 def _empty_text(m: ProjectionMap, text: PairText) -> float:

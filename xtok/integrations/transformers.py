@@ -87,7 +87,7 @@ class DistillationTrainer(Distils, Trainer):  # type: ignore[misc]
         """Return the batches of an optimizer's step, and the terms of all processes' means."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         step = [self.prepared(batch) for batch in batches]
-        return step, self.counted(step)
+        return step, self.count_all(step)
 
     def prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return a batch as it is, where it is of a step's; else prepare it."""

@@ -143,7 +143,7 @@ class XTokGOLDTrainer(Distils, _GOLDTrainer):  # type: ignore[misc, valid-type]
         super()._fill_buffer(generation_batch, buffer_steps)
         for inputs in self._buffered_inputs:
             inputs["_xtok"] = self.prepared(inputs)
-        self.counted([inputs["_xtok"] for inputs in self._buffered_inputs])
+        self.count_all([inputs["_xtok"] for inputs in self._buffered_inputs])
 
     def prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return GOLD's batch as a prepared batch of the collator."""

@@ -95,8 +95,8 @@ def _escape_log_messages() -> None:
 
     warning = warnings.formatwarning
 
-    def format_warning(*given: Any, **named: Any) -> str:
-        return printable_lines(warning(*given, **named))
+    def format_warning(*args: Any, **kwargs: Any) -> str:
+        return printable_lines(warning(*args, **kwargs))
 
     class SafeRecord(logging.LogRecord):
         def getMessage(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import log2
@@ -220,17 +221,12 @@ class _Pairs(NamedTuple):
                 strict=True,
             )
         )
-        apart = a != b
-        low, high = np.minimum(a, b)[apart], np.maximum(a, b)[apart]
-        keys, inverse = np.unique(low << 32 | high, return_inverse=True)
-        amounts = np.bincount(inverse, self.shares[apart])
-        leaks: dict[tuple[int, int], float] = {}
-        neighbors: dict[int, set[int]] = {}
-        for key, amount in zip(keys.tolist(), amounts.tolist(), strict=True):
-            i, j = key >> 32, key & 0xFFFFFFFF
-            leaks[i, j] = amount
-            neighbors.setdefault(i, set()).add(j)
-            neighbors.setdefault(j, set()).add(i)
+        leaks = self._leaks(a, b)
+        leak = float(np.fromiter(leaks.values(), np.float64).sum())
+        neighbors: dict[int, set[int]] = defaultdict(set)
+        for i, j in leaks:
+            neighbors[i].add(j)
+            neighbors[j].add(i)
 
         def worth(pair: tuple[int, int]) -> float:
             (p, q), (other_p, other_q) = masses[pair[0]], masses[pair[1]]
@@ -238,7 +234,6 @@ class _Pairs(NamedTuple):
 
         heap = [(-worth(pair), pair) for pair in leaks]
         heapq.heapify(heap)
-        leak = float(amounts.sum())
         into: dict[int, int] = {}
         while heap and leak > max_leak:
             expected, pair = heapq.heappop(heap)
@@ -263,6 +258,18 @@ class _Pairs(NamedTuple):
             final[j] = final[i]
         merged: Ids = labels[np.array(final)[places]]
         return merged
+
+    def _leaks(self, a: Ids, b: Ids) -> dict[tuple[int, int], float]:
+        """Return how often two tokens are in each pair of events, the lower one first.
+
+        `a` and `b` are the events of the student's and the teacher's tokens, int64 `[pairs]`.
+        """
+        apart = a != b
+        low, high = np.minimum(a, b)[apart], np.maximum(a, b)[apart]
+        keys, inverse = np.unique(low << 32 | high, return_inverse=True)
+        amounts = np.bincount(inverse, self.shares[apart])
+        events = zip((keys >> 32).tolist(), (keys & 0xFFFFFFFF).tolist(), strict=True)
+        return dict(zip(events, amounts.tolist(), strict=True))
 
 
 def _lost(p: float, q: float) -> float:

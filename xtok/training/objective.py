@@ -205,7 +205,7 @@ class Distils:
             self._sums, self._logged_at = None, self.state.global_step
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
-    def counted(self, batches: Sequence[dict[str, Any]]) -> Tensor:
+    def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
         """Count the prepared batches of an optimizer's step, for `compute_loss`.
 
         Each gets its `count`, and their sum over all processes as `totals`, which is returned:
