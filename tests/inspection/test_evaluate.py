@@ -257,10 +257,9 @@ def test_maps_that_a_text_cannot_tell_apart(
     assert known(evaluation_of(*measured, for_loss="gold").ranking).lead is None
     with pytest.raises(ValueError, match="'kl'"):
         evaluation_of(*measured, for_loss="kl")  # type: ignore[arg-type]
-    first, again, other = (evaluation_of(*measured, seed=seed) for seed in (0, 0, 1))
+    first, again = evaluation_of(*measured), evaluation_of(*measured)
     assert first == again
     assert first.ranking is None
-    assert first.measures[0].cross_entropy != other.measures[0].cross_entropy
 
 
 def test_a_map_measured_on_its_own_text_is_noted(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xtok.errors import XtokError
 from xtok.input_files import decompressed, parquet_file, reading
@@ -19,8 +18,7 @@ MAX_BYTES = 1 << 30
 """A longer line, or file of JSON that is not of lines, is an error."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatRecord:
+class ChatRecord(NamedTuple):
     """A conversation of a file, as `conversation.render` takes it."""
 
     place: object  # the file, and the line or row of it, as errors name them

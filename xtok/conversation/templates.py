@@ -12,10 +12,9 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -47,8 +46,7 @@ _NESTING = (Mapping, list, tuple)
 _MAX_DEPTH = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rendering:
+class Rendering(NamedTuple):
     """A conversation as text, and which message each part of it comes from."""
 
     text: str

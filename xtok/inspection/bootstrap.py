@@ -32,9 +32,12 @@ def interval(value: Any, drawn: NDArray[np.float64], num_documents: int) -> Inte
     return Interval(value=float(value), low=low, high=high)
 
 
-def resample(table: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Draw documents with replacement, and add up; float64 `[resamples, columns]`."""
-    rng = np.random.default_rng(seed)
+def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Draw documents with replacement, and add up; float64 `[resamples, columns]`.
+
+    The draws are the same each time, so that figures are.
+    """
+    rng = np.random.default_rng(0)
     drawn = np.empty((_RESAMPLES, table.shape[1]))
     for row in range(_RESAMPLES):
         times = np.bincount(rng.integers(0, len(table), len(table)), minlength=len(table))
@@ -58,7 +61,6 @@ def rank(
     names: Sequence[str],
     sums: NDArray[np.float64],
     counts: NDArray[np.int64],
-    seed: int,
 ) -> Ranking:
     """Rank maps for a loss by their mean cross-entropy.
 
@@ -67,7 +69,6 @@ def rank(
         names: of the maps.
         sums: each map's losses, added up by document, float64 `[maps, documents]`.
         counts: how many losses each document has, int64 `[documents]`.
-        seed: of the bootstrap.
     """
     check_loss(loss)
     measure, where = "cross_entropy", "at the first tokens it compares"
@@ -80,7 +81,7 @@ def rank(
     if others:
         other = others[0]
         difference = sums[other] - sums[best]
-        drawn = resample(np.stack([difference, counts], axis=1), seed)
+        drawn = resample(np.stack([difference, counts], axis=1))
         value = difference.sum() / max(1, counts.sum())
         lead = interval(value, drawn[:, 0] / np.maximum(drawn[:, 1], 1), len(counts))
         which = f"{names[best]} is {'best' if others[1:] else 'better'}"

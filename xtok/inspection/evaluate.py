@@ -157,7 +157,6 @@ def evaluate(
     group_by: str | None = None,
     for_loss: Loss | None = None,
     num_worst: int = 5,
-    seed: int = 0,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> Evaluation:
@@ -173,7 +172,6 @@ def evaluate(
         group_by: a field or column by whose values text is grouped; files are groups if None.
         for_loss: a loss to rank the maps for.
         num_worst: how many of the most costly rows to list for each map.
-        seed: of the bootstrap.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -199,7 +197,7 @@ def evaluate(
         progress=text_progress,
     )  # fmt: skip
     return evaluation_of(
-        named, pair, text, for_loss=for_loss, num_worst=num_worst, seed=seed, progress=progress
+        named, pair, text, for_loss=for_loss, num_worst=num_worst, progress=progress
     )
 
 
@@ -210,7 +208,6 @@ def evaluation_of(
     *,
     for_loss: Loss | None = None,
     num_worst: int = 5,
-    seed: int = 0,
     progress: Progress = silent,
 ) -> Evaluation:
     """Return what `evaluate` says of maps, by name, on text that was counted per document."""
@@ -224,7 +221,7 @@ def evaluation_of(
         measured = _of_events(of_events, pair, documents, by_row, num_worst)
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
-        measured = _of_maps(of_tokens, documents, recipes, by_row, for_loss, num_worst, seed)
+        measured = _of_maps(of_tokens, documents, recipes, by_row, for_loss, num_worst)
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -280,7 +277,6 @@ def _of_maps(
     by_row: Occurrences,
     for_loss: Loss | None,
     num_worst: int,
-    seed: int,
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that maps have; `recipes` are by `top_k`."""
     shape = by_row.shape
@@ -298,7 +294,7 @@ def _of_maps(
         floors = {top_k: _floor(text, chosen, top_k, shape) for top_k in recipes}
         of_floors = {top_k: _sums(text, floor, "floor") for top_k, floor in floors.items()}
         measures += [
-            _measures(name, group, sums[name] | of_floors[m.top_k], chosen, seed)
+            _measures(name, group, sums[name] | of_floors[m.top_k], chosen)
             for name, m in maps.items()
         ]
     of = "chunk_" if by_row.by_chunk else ""
@@ -312,7 +308,7 @@ def _of_maps(
     if for_loss is not None:
         of_loss = np.stack([one[f"{of}cross_entropy"] for one in sums.values()])
         counts = text.num_chunks if of else text.per_document(np.ones(len(text.keys)))
-        ranking = rank(for_loss, list(maps), of_loss, counts.astype(np.int64), seed)
+        ranking = rank(for_loss, list(maps), of_loss, counts.astype(np.int64))
     return {
         "measures": tuple(measures),
         "classes": tuple(chain(*classes)),
@@ -403,7 +399,6 @@ def _measures(
     group: str,
     sums: Mapping[str, NDArray[np.float64]],
     chosen: NDArray[np.bool_],
-    seed: int,
 ) -> MapMeasures:
     """Measure a map on one group of text.
 
@@ -412,12 +407,11 @@ def _measures(
         group: of text.
         sums: figures of `MapMeasures`, added up over each document, float64 `[documents]`.
         chosen: the group's documents, bool `[documents]`.
-        seed: of the bootstrap.
     """
     table = np.stack(list(sums.values()), axis=1)[chosen]
     totals = dict(zip(sums, table.sum(axis=0), strict=True))
     whole = _figures(totals)
-    drawn = _figures(dict(zip(sums, resample(table, seed).T, strict=True)))
+    drawn = _figures(dict(zip(sums, resample(table).T, strict=True)))
 
     def figure(name: str) -> Interval:
         return interval(whole[name], drawn[name], len(table))

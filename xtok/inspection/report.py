@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from xtok import __version__
 from xtok.counting.pair_text import PairText, Wanted
@@ -65,8 +66,7 @@ class Report:
     version: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PageData:
+class PageData(NamedTuple):
     """A report, and what the search of its page is made of."""
 
     report: Report

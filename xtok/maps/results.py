@@ -86,6 +86,20 @@ def reported(
     return replace(projection, reports=(*projection.reports, report))
 
 
+def reported_of_pair(
+    pair: Pair,
+    projection: ProjectionMap,
+    config: MultitokenConfig,
+    failures: Sequence[str],
+    notes: Sequence[str] = (),
+) -> ProjectionMap:
+    """Return a map with the report of its last stage, and all that is to say of its tokenizers."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    failures = [*undecodable_tokens(pair, ignored), *failures]
+    notes = [*notes, *tokenizer_notes(pair), *map_notes(projection, ignored[0])]
+    return reported(projection, notes, failures)
+
+
 def tokenizer_notes(pair: Pair) -> list[str]:
     """Return a note on each side's width and where it comes from, and on what changes text."""
     notes = []
@@ -202,15 +216,6 @@ def map_of_rows(
         history=() if earlier is None else earlier.history,
         reports=() if earlier is None else earlier.reports,
     )
-
-
-def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
-    """Return the edges but for those of ignored ids."""
-    if not (config.ignore_student_ids or config.ignore_teacher_ids):
-        return edges
-    is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
-    is_ignored |= np.isin(edges.teacher_ids, config.ignore_teacher_ids)
-    return edges.take(~is_ignored)
 
 
 def unspelled_note(pair: Pair, ids: Collection[int]) -> list[str]:

@@ -18,18 +18,15 @@ from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import (
     check_ignored,
-    map_notes,
     map_of_edges,
     map_of_rows,
     reported,
-    tokenizer_notes,
-    undecodable_tokens,
+    reported_of_pair,
     unspelled_note,
-    without_ignored,
 )
 from xtok.pairs import Pair
 from xtok.progress import Progress, silent
-from xtok.stages.matches import compared, relaxed_edges, special_edges
+from xtok.stages.matches import compared, completed
 from xtok.vocab.display import plural
 
 
@@ -66,26 +63,12 @@ def counted(
         return _counted_on_text(text, base, config)
     options = config.multitoken
     check_ignored(pair, options)
-    in_form, wanted = compared(pair, options), np.ones(pair.shape[0], np.bool_)
-    wanted = wanted if only is None else only
+    in_form = compared(pair, options)
     edges, unspelled = prior_edges(pair, config.target, progress=progress)
-    edges = Edges.concatenate([edges, relaxed_edges(in_form, options)])
-    edges = without_ignored(edges, options)
-    edges = edges.take(wanted[edges.student_ids])
-    special = special_edges(in_form, options)
-    special = special.take(wanted[special.student_ids])
-    kind = np.zeros(pair.shape[0], np.uint8)
-    kind[edges.student_ids] = RowKind.COUNTED
-    kind[special.student_ids] = RowKind.ROLE
-    edges = Edges.concatenate([edges, special])
+    edges, kind = completed(in_form, edges, RowKind.COUNTED, options, only)
     projection = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
-    ignored = options.ignore_student_ids, options.ignore_teacher_ids
-    failures = [
-        *undecodable_tokens(pair, ignored),
-        *unspelled_note(in_form, set(unspelled) - set(ignored[0])),
-    ]
-    notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0])]
-    return reported(projection, notes, failures)
+    failures = unspelled_note(in_form, set(unspelled) - set(options.ignore_student_ids))
+    return reported_of_pair(pair, projection, options, failures)
 
 
 def _counted_on_text(text: PairText, base: ProjectionMap, config: BuildConfig) -> ProjectionMap:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import MultitokenConfig
 from xtok.maps.edges import Edges, single_edges
+from xtok.maps.parts import RowKind
 from xtok.pairs import Pair
 from xtok.vocab.roles import match_names
 
 
-@dataclass(frozen=True)
-class ExactMatches:
+class ExactMatches(NamedTuple):
     """The rows that need no spelling, and those that one near-equivalent settles."""
 
     equal: Edges  # tokens of equal bytes, weight 1 each
@@ -52,6 +52,43 @@ def special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
 def relaxed_edges(pair: Pair, config: MultitokenConfig) -> Edges:
     """Return an edge to each near-equivalent, if they count."""
     return single_edges(pair.near_equivalents if config.canonicalization == "relaxed" else {})
+
+
+def completed(
+    pair: Pair,
+    edges: Edges,
+    kind: RowKind,
+    config: MultitokenConfig,
+    only: NDArray[np.bool_] | None = None,
+) -> tuple[Edges, NDArray[np.uint8]]:
+    """Add near-equivalents and special tokens to what a stage made of text tokens.
+
+    Args:
+        pair: in the form that tokens are compared in.
+        edges: the stage's own, of any rows.
+        kind: of the rows that they make.
+        config: how tokens match.
+        only: bool `[V_student]`, the rows that are kept; all if None.
+
+    Returns:
+        The edges of these rows, and the kind of every row, uint8 `[V_student]`.
+    """
+    edges = Edges.concatenate([edges, relaxed_edges(pair, config)])
+    edges, special = without_ignored(edges, config), special_edges(pair, config)
+    if only is not None:
+        edges, special = (one.take(only[one.student_ids]) for one in (edges, special))
+    kinds = np.zeros(pair.shape[0], np.uint8)
+    kinds[edges.student_ids], kinds[special.student_ids] = kind, RowKind.ROLE
+    return Edges.concatenate([edges, special]), kinds
+
+
+def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
+    """Return the edges but for those of ignored ids."""
+    if not (config.ignore_student_ids or config.ignore_teacher_ids):
+        return edges
+    is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
+    is_ignored |= np.isin(edges.teacher_ids, config.ignore_teacher_ids)
+    return edges.take(~is_ignored)
 
 
 def matching_options(config: MultitokenConfig) -> dict[str, str]:

@@ -15,17 +15,13 @@ from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import (
     check_ignored,
-    map_notes,
     map_of_rows,
-    reported,
-    tokenizer_notes,
-    undecodable_tokens,
+    reported_of_pair,
     unspelled_note,
-    without_ignored,
 )
 from xtok.pairs import Pair
 from xtok.progress import Progress, silent
-from xtok.stages.matches import compared, relaxed_edges, special_edges
+from xtok.stages.matches import compared, completed, without_ignored
 
 
 def multitoken(
@@ -62,51 +58,40 @@ def multitoken(
     pair = pair if earlier is None else at_widths_of(pair, earlier)
     check_ignored(pair, config)
     in_form = compared(pair, config)
-    if only is None:
-        only = np.ones(pair.shape[0], np.bool_)
     spelled, failures = _spelled_edges(in_form, config, only, progress)
-    special = special_edges(in_form, config)
-    special = special.take(only[special.student_ids])
-    kind = np.zeros(pair.shape[0], np.uint8)
-    kind[spelled.student_ids] = RowKind.PIECES
-    kind[special.student_ids] = RowKind.ROLE
-    parts = [spelled, special]
+    edges, kind = completed(in_form, spelled, RowKind.PIECES, config, only)
     details: dict[str, Any] = {}
     notes: list[str] = []
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
         notes += name_notes(pair, earlier)
         earlier = admit(pair, earlier)
-        parts.insert(0, without_ignored(earlier.edges.take(~earlier.is_slot), config).normalized())
+        before = without_ignored(earlier.edges.take(~earlier.is_slot), config).normalized()
+        edges = Edges.concatenate([before, edges])
         others = earlier.row_kind
         differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
         kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
-    projection = map_of_rows(pair, Edges.concatenate(parts), kind, config, "multitoken", earlier)
+    projection = map_of_rows(pair, edges, kind, config, "multitoken", earlier)
     projection = projection.after("multitoken", config.options, **details)
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    failures = [*undecodable_tokens(pair, ignored), *failures]
-    notes += [*tokenizer_notes(pair), *map_notes(projection, ignored[0])]
-    return reported(projection, notes, failures)
+    return reported_of_pair(pair, projection, config, failures, notes)
 
 
 def _spelled_edges(
     in_form: Pair,
     config: MultitokenConfig,
-    only: NDArray[np.bool_],
+    only: NDArray[np.bool_] | None,
     progress: Progress,
 ) -> tuple[Edges, list[str]]:
-    """Return the edges that text tokens of the wanted rows have, and what cannot be spelled."""
+    """Return the edges that text tokens have, of the wanted rows at least, and failures."""
     rows, columns = in_form.tables
-    open_ids = rows.text_ids[only[rows.text_ids]]
+    open_ids = rows.text_ids if only is None else rows.text_ids[only[rows.text_ids]]
     forward, failures = _spell(in_form, open_ids, config.max_pieces, progress)
     parts = [forward]
     if config.reverse_pass:
         reverse, more = _spell(in_form.reversed, columns.text_ids, config.max_pieces, progress)
         parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
         failures += more
-    parts.append(relaxed_edges(in_form, config))
-    edges = without_ignored(Edges.concatenate(parts), config)
-    return edges.take(only[edges.student_ids]), failures
+    return Edges.concatenate(parts), failures
 
 
 def _spell(

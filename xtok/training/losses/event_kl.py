@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.sparse import work_dtype
 
 
-@dataclass(frozen=True, eq=False)
-class EventIndex:
+class EventIndex(NamedTuple):
     """An event map on a device, as `event_kl` takes it; int64 tensors.
 
     Most events have one token on each side: the teacher's log-probability is picked. In the C
@@ -35,8 +33,9 @@ class EventIndex:
 
     def to(self, device: torch.device | str) -> EventIndex:
         """Return the index on a device."""
-        moved = {n: v.to(device) for n, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **moved)  # type: ignore[arg-type]
+        tensors = {n: v for n, v in self._asdict().items() if isinstance(v, Tensor)}
+        moved: dict[str, Any] = {n: tensor.to(device) for n, tensor in tensors.items()}
+        return self._replace(**moved)
 
 
 def event_index(events: EventMap) -> EventIndex:
