@@ -9,6 +9,7 @@ from pathlib import Path
 
 import live_trl
 import pytest
+from teacher_server import ModelAnswers, serving
 from tiny_models import save_model
 
 import xtok
@@ -37,8 +38,10 @@ def test_both_credits_are_trained_and_reported(
         f"--teacher={teacher}", "--steps=2", "--batch-size=2", "--learning-rate=0.01",
     ]  # fmt: skip
     monkeypatch.setenv("CI", "1")
-    for credit in ("prefix", "equal"):
-        monkeypatch.setattr("sys.argv", [*arguments, f"--credit={credit}"])
+    monkeypatch.setattr("sys.argv", arguments)
+    live_trl.main()
+    with serving(ModelAnswers(Path(teacher))) as url:
+        monkeypatch.setattr("sys.argv", [*arguments, "--credit=equal", f"--teacher-url={url}"])
         live_trl.main()
     out = capsys.readouterr().out
     assert out.count("student tokens, ") == 2

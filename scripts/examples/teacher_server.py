@@ -131,9 +131,9 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
 
 
 @contextmanager
-def serving(lines: Sequence[Line]) -> Iterator[str]:
-    """Serve lines in another thread, and yield the address."""
-    with server(StoredAnswers(lines)) as made:
+def serving(answers: Answers) -> Iterator[str]:
+    """Serve in another thread, and yield the address."""
+    with server(answers) as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{made.server_address[1]}"

@@ -32,7 +32,7 @@ def served_loss(sample: caches.Sample, shift: int) -> float:
     vllm_client.is_vllm_available = lambda *_: True  # what needs vLLM is not asked for
     lines = teacher_server.read(sample.path)
     ids = lines[0]["choices"][0]["prompt_token_ids"]
-    with teacher_server.serving(lines) as url:
+    with teacher_server.serving(teacher_server.StoredAnswers(lines)) as url:
         client = vllm_client.VLLMClient(base_url=url, connection_timeout=20)
         found = client.get_sequence_logprobs([ids], [1], top_logprobs=caches.K)
     names = {"topk_logprobs": "logprobs", "topk_token_ids": "logprob_token_ids"}
