@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from xtok.cli import make_app
 from xtok.errors import XtokError
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
+from xtok.vocab.table import TokenType
 
 T = TypeVar("T")
+Done = subprocess.CompletedProcess[str]
 
 
 def known(value: T | None) -> T:
@@ -40,7 +44,33 @@ def not_loaded(model: str | Path, **options: Any) -> str:
     return error_of(lambda: load_tokenizer(str(model), **options))
 
 
-def fails(done: subprocess.CompletedProcess[str], message: str, hint: str = "") -> None:
+def related_by_bytes(projection: ProjectionMap) -> None:
+    """Check that text rows are filled, with what is a part of the token, or has it as a part."""
+    table, columns = known(projection.student.table), known(projection.teacher.table).tokens()
+    rows = table.tokens()
+    assert (projection.entries_per_row[table.text_ids] > 0).all()
+    for s, t in zip(projection.student_ids.tolist(), projection.teacher_ids.tolist(), strict=True):
+        if rows[s]:
+            assert columns[t]
+            assert columns[t] in rows[s] or rows[s] in columns[t]
+
+
+def identity(projection: ProjectionMap) -> None:
+    """Check that each token that is used has a row of itself, or of the token of its bytes."""
+    table = known(projection.student.table)
+    tokens, same = table.tokens(), table.canonical_ids()
+    used = np.flatnonzero(table.types != TokenType.UNUSED).tolist()
+    assert projection.student_ids.tolist() == used
+    assert projection.teacher_ids.tolist() == [same[tokens[i]] if tokens[i] else i for i in used]
+    assert (projection.weights == 1).all()
+
+
+def works(done: Done) -> Done:
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def fails(done: Done, message: str, hint: str = "") -> None:
     lines = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert lines[-2].startswith("error: "), done.stderr

@@ -19,13 +19,13 @@ import pytest
 import small_tokenizers
 from forked import TIMEOUT, Forks
 from hypothesis import settings
-from make import write_documents
+from make import built, write_documents
 
 import xtok
+from xtok import TokenAligner
 from xtok.counting.prior import prior_edges
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
-from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -93,10 +93,21 @@ def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 KINDS = ("byte_level", "digits", "sentencepiece", "ranks")
 
 
+Tokenizers = dict[str, Tokenizer]
+Aligners = dict[tuple[str, str], TokenAligner]
+
+
 @pytest.fixture(scope="session")
-def tokenizers(request: pytest.FixtureRequest) -> dict[str, Tokenizer]:
+def tokenizers(request: pytest.FixtureRequest) -> Tokenizers:
     """One of each of `KINDS`."""
     return {name: request.getfixturevalue(name) for name in KINDS}
+
+
+@pytest.fixture(scope="session")
+def aligners(tokenizers: Tokenizers) -> Aligners:
+    """One of each two of `KINDS`."""
+    sides = tokenizers.items()
+    return {(a, b): TokenAligner(xtok.pair(s, t)) for a, s in sides for b, t in sides}
 
 
 @pytest.fixture(scope="session")
@@ -105,13 +116,18 @@ def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
 
 
 @pytest.fixture(scope="session")
+def to_pieces(byte_level: Tokenizer, sentencepiece: Tokenizer) -> Pair:
+    return xtok.pair(byte_level, sentencepiece)
+
+
+@pytest.fixture(scope="session")
 def map_to_digits(pair: Pair) -> ProjectionMap:
-    return map_of_pair(pair)
+    return built(*pair.tokenizers)
 
 
 @pytest.fixture(scope="session")
 def map_to_sentencepiece(byte_level: Tokenizer, sentencepiece: Tokenizer) -> ProjectionMap:
-    return xtok.build(byte_level, sentencepiece)
+    return built(byte_level, sentencepiece)
 
 
 @pytest.fixture
@@ -141,8 +157,11 @@ def real() -> Callable[[str], str]:
     return find
 
 
+Load = Callable[[str], Tokenizer]
+
+
 @pytest.fixture(scope="session")
-def load_real(real: Callable[[str], str]) -> Callable[[str], Tokenizer]:
+def load_real(real: Callable[[str], str]) -> Load:
     """Load a fetched tokenizer, once per session."""
     loaded: dict[str, Tokenizer] = {}
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from safetensors.numpy import save, save_file
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+import xtok
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.config import MultitokenConfig
+from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Encoding, Tokenizer, load_tokenizer
@@ -38,6 +40,22 @@ def byte_ranks(path: Path, *tokens: str, width: int | None = None, digits: int =
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(every)))
     pattern = rf"\p{{N}}{{1,{digits}}}| ?\p{{L}}+|\s+"
     return load_tokenizer(f"{path}@{pattern}", vocab_size=width)
+
+
+@cache
+def built(
+    student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = None
+) -> ProjectionMap:
+    """A map, built once; its arrays cannot be changed."""
+    found = xtok.build(student, teacher, config)
+    for value in vars(found).values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return found
+
+
+def same(a: ProjectionMap, b: ProjectionMap) -> bool:
+    return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
 
 
 def row(projection: ProjectionMap, i: int) -> list[tuple[int, float]]:
@@ -143,13 +161,22 @@ def check(tokenizer: Tokenizer, library: Library, text: str) -> Encoding:
     return encoding
 
 
+def copied(source: Path, folder: Path, **parts: dict[str, Any] | None) -> Path:
+    """Copy a model's folder; JSON files, by their stems, get other parts, or are left out."""
+    shutil.copytree(source, folder)
+    for stem, changed in parts.items():
+        path = folder / f"{stem}.json"
+        if changed is None:
+            path.unlink()
+        else:
+            path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    return folder
+
+
 def qwen_like(small: Path, folder: Path, normalizer: str) -> Path:
     """The small byte-level folder with a normalizer, which `<think>` is matched before."""
-    shutil.copytree(small / "small-byte-level", folder)
-    document = json.loads((folder / "tokenizer.json").read_text())
-    document["normalizer"] = {"type": normalizer}
-    (folder / "tokenizer.json").write_text(json.dumps(document))
-    return folder
+    parts = {"normalizer": {"type": normalizer}}
+    return copied(small / "small-byte-level", folder, tokenizer=parts)
 
 
 def vocabulary(width: int) -> Vocabulary:

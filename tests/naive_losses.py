@@ -8,6 +8,21 @@ from torch import Tensor
 EPSILON = 1e-10
 
 
+def value_and_gradient(loss: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
+    """The value of a loss, and its gradient to the student's logits."""
+    student.grad = None
+    loss.backward()
+    assert student.grad is not None
+    return loss.detach(), student.grad
+
+
+def same_in_bfloat16(loss: Tensor, low: Tensor, plain: Tensor, exact: Tensor, rtol: float) -> None:
+    """Compare a loss of low logits, and its gradient, with the plain one of exact logits."""
+    torch.testing.assert_close(loss.double(), plain, rtol=1e-6, atol=1e-7)
+    (_, ours), (_, theirs) = value_and_gradient(loss, low), value_and_gradient(plain, exact)
+    torch.testing.assert_close(ours.double(), theirs, rtol=rtol, atol=1e-5)
+
+
 def members(chunk_id: Tensor, row: int, chunk: int) -> list[int]:
     return [i for i, c in enumerate(chunk_id[row].tolist()) if c == chunk]
 

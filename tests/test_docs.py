@@ -8,6 +8,7 @@ cannot run here; their `xtok` commands must parse. All others are only shown.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from typer.main import get_command
 
 from xtok import __version__
 from xtok.cli import make_app
+from xtok.inspection import chat_checks, doctor
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 DOCUMENTS = [
@@ -281,6 +283,16 @@ def test_every_guide_and_every_command_is_in_the_readme() -> None:
 
 def test_the_changelog_has_this_version() -> None:
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_findings_in_the_guide_are_those_of_doctor() -> None:
+    guide = (ROOT / "docs" / "guides" / "tokenizers.md").read_text()
+    _, _, table = guide.partition("| finding |")
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    named = {name for row in rows for name in re.findall("`([^`]+)`", row.split("|")[1])}
+    code = "".join(inspect.getsource(module) for module in (doctor, chat_checks))
+    assert {name for name in named if f'"{name}"' not in code} == set()
+    assert set(re.findall(r'Check\(\s*"([^"]+)"', code)) <= named
 
 
 # The command reference

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from make import byte_ranks
+from make import byte_ranks, same
 
 import xtok
 from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
-from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
 from xtok.stages.build import map_of_pair
 
@@ -52,10 +51,6 @@ def of_bytes(tmp_path: Path) -> str:
 def text(tmp_path: Path) -> Path:
     (tmp_path / "a.txt").write_text("201 ab, 20", encoding="utf-8")
     return tmp_path / "a.txt"
-
-
-def same(a: ProjectionMap, b: ProjectionMap) -> bool:
-    return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
 
 
 # A model: its name, its file, or a loaded tokenizer

@@ -13,7 +13,8 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
-from conftest import ROOT
+from checks import identity, known, related_by_bytes
+from conftest import ROOT, Load
 from make import table_of
 
 import xtok
@@ -24,12 +25,11 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import load_tokenizer
 from xtok.vocab.table import TokenType
 
 pytestmark = pytest.mark.real
 
-Load = Callable[[str], Tokenizer]
 GOLDEN = ROOT.parent / "shared" / "golden"
 EVERY = [
     "llama3.tiktoken",
@@ -46,14 +46,11 @@ EVERY = [
 @pytest.mark.parametrize(
     ("name", "ids", "partial", "control"),
     [
-        ("llama3.tiktoken", 128_256, 1_352, 256),
-        ("qwen.tiktoken", 151_669, 1_448, 14),
-        ("mistral-v3.model", 32_768, 128, 751),
-        ("deepseek-v3", 129_280, 1_470, 1_230),
-        ("claude-2", 65_000, 753, 5),
-        ("o200k.tiktoken", 200_019, 1_562, 2),
+        ("llama3.tiktoken", 128_256, 1_352, 256), ("qwen.tiktoken", 151_669, 1_448, 14),
+        ("mistral-v3.model", 32_768, 128, 751), ("deepseek-v3", 129_280, 1_470, 1_230),
+        ("claude-2", 65_000, 753, 5), ("o200k.tiktoken", 200_019, 1_562, 2),
     ],
-)
+)  # fmt: skip
 def test_vocabularies(load_real: Load, name: str, ids: int, partial: int, control: int) -> None:
     table = table_of(load_real(name))
     assert len(table) == ids
@@ -134,17 +131,8 @@ def test_llama_to_qwen(llama_to_qwen: ProjectionMap) -> None:
 
 
 def test_every_text_row_is_filled_and_related_by_bytes(llama_to_qwen: ProjectionMap) -> None:
-    assert llama_to_qwen.student.table is not None
-    assert llama_to_qwen.teacher.table is not None
-    rows, columns = llama_to_qwen.student.table.tokens(), llama_to_qwen.teacher.table.tokens()
-    text = llama_to_qwen.student.table.text_ids
-    assert len(text) == 128_000
-    assert (llama_to_qwen.entries_per_row[text] > 0).all()
-    edges = zip(*(ids.tolist() for ids in llama_to_qwen.edges[:2]), strict=True)
-    for s, t in edges:
-        if rows[s]:
-            assert columns[t]
-            assert columns[t] in rows[s] or rows[s] in columns[t]
+    assert len(known(llama_to_qwen.student.table).text_ids) == 128_000
+    related_by_bytes(llama_to_qwen)
 
 
 def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real: Load) -> None:
@@ -164,15 +152,7 @@ def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_tokenizer_onto_itself_is_the_identity(load_real: Load, name: str) -> None:
-    tokenizer = load_real(name)
-    projection = xtok.build(tokenizer, tokenizer)
-    table = table_of(tokenizer)
-    same = table.canonical_ids()
-    tokens = table.tokens()
-    used = np.flatnonzero(table.types != TokenType.UNUSED).tolist()
-    assert projection.student_ids.tolist() == used
-    assert projection.teacher_ids.tolist() == [same[tokens[i]] if tokens[i] else i for i in used]
-    assert (projection.weights == 1).all()
+    identity(xtok.build(load_real(name), load_real(name)))
 
 
 def test_build_is_the_three_stages_with_files_between(load_real: Load, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 import xtok
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.alignment.text import align
+from xtok.pairs import Pair
 from xtok.report.alignment import draw
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
@@ -55,11 +56,9 @@ def test_what_is_not_correct_is_marked(byte_level: Tokenizer, digits: Tokenizer)
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_wide_and_right_to_left_scripts_keep_their_columns(
-    byte_level: Tokenizer, sentencepiece: Tokenizer, width: int
-) -> None:
+def test_wide_and_right_to_left_scripts_keep_their_columns(to_pieces: Pair, width: int) -> None:
     text = "東京都に行きました。 שלום עולם مرحبا\r\n\x1b[31m e\u0301\u0301 한국어 👨\u200d👩 end"
-    found = align(byte_level, sentencepiece, text.encode())
+    found = align(*to_pieces.tokenizers, text.encode())
     lines = lines_of(found, width=width)
     rows = [line for line in lines if line.startswith(("student", "teacher"))]
     assert len(rows) > 2

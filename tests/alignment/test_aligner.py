@@ -9,7 +9,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from conftest import KINDS
+from conftest import KINDS, Aligners, Tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,6 @@ from xtok.errors import XtokError
 from xtok.integrations import nemo_rl
 from xtok.maps.admit import pair_of_maps
 from xtok.pairs import Pair
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenType
 
 TEXT = (
@@ -40,14 +39,7 @@ def chunks_of(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[A
 
 
 @pytest.fixture(scope="module")
-def aligners(tokenizers: dict[str, Tokenizer]) -> dict[tuple[str, str], TokenAligner]:
-    return {
-        (a, b): TokenAligner(xtok.pair(tokenizers[a], tokenizers[b])) for a in KINDS for b in KINDS
-    }
-
-
-@pytest.fixture(scope="module")
-def aligner(aligners: dict[tuple[str, str], TokenAligner]) -> TokenAligner:
+def aligner(aligners: Aligners) -> TokenAligner:
     return aligners["byte_level", "sentencepiece"]
 
 
@@ -56,9 +48,7 @@ def aligner(aligners: dict[tuple[str, str], TokenAligner]) -> TokenAligner:
 
 @pytest.mark.parametrize("pair", [*itertools.product(KINDS, KINDS)])
 def test_chunks_end_at_every_common_boundary(
-    aligners: dict[tuple[str, str], TokenAligner],
-    tokenizers: dict[str, Tokenizer],
-    pair: tuple[str, str],
+    aligners: Aligners, tokenizers: Tokenizers, pair: tuple[str, str]
 ) -> None:
     for text in (TEXT, TEXT * 3, "a", "", " ", "\xff\x00\x80" * 9, "ababab" * 99):
         data = text.encode()
@@ -71,9 +61,7 @@ def test_chunks_end_at_every_common_boundary(
 @given(data=st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_tokens_of_the_same_bytes(
-    aligners: dict[tuple[str, str], TokenAligner],
-    tokenizers: dict[str, Tokenizer],
-    data: st.DataObject,
+    aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
 ) -> None:
     pair = data.draw(st.sampled_from(list(aligners)))
     rows, columns = (tokenizers[name].table for name in pair)
@@ -96,9 +84,7 @@ def test_random_tokens_of_the_same_bytes(
 @given(data=st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_two_rows_give_a_consistent_alignment(
-    aligners: dict[tuple[str, str], TokenAligner],
-    tokenizers: dict[str, Tokenizer],
-    data: st.DataObject,
+    aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
 ) -> None:
     pair = data.draw(st.sampled_from(list(aligners)))
     sides = [tokenizers[name].table for name in pair]
@@ -142,7 +128,7 @@ def check_consistent(aligner: TokenAligner, s: list[int], t: list[int]) -> None:
 # Where the sides do not spell the same bytes
 
 
-def spell(tokenizers: dict[str, Tokenizer], name: str, *parts: str) -> list[int]:
+def spell(tokenizers: Tokenizers, name: str, *parts: str) -> list[int]:
     """Segment text; a part that names a control token is that token."""
     names = {n: i for i, n in tokenizers[name].table.control_names.items()}
     ids: list[int] = []
@@ -164,7 +150,7 @@ def readable(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[st
 
 
 def test_special_tokens_of_one_role_are_a_chunk(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
+    aligner: TokenAligner, tokenizers: Tokenizers
 ) -> None:
     s = spell(tokenizers, "byte_level", "<|begin_of_text|>", " a", "<|end_of_text|>")
     t = spell(tokenizers, "sentencepiece", "<s>", " a", "</s>")
@@ -178,9 +164,7 @@ def test_special_tokens_of_one_role_are_a_chunk(
 
 
 @pytest.mark.parametrize("side", ["student", "teacher"])
-def test_a_bos_on_one_side_only(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer], side: str
-) -> None:
+def test_a_bos_on_one_side_only(aligner: TokenAligner, tokenizers: Tokenizers, side: str) -> None:
     s = spell(tokenizers, "byte_level", TEXT)
     t = spell(tokenizers, "sentencepiece", TEXT)
     plain = readable(aligner, s, t)
@@ -193,7 +177,7 @@ def test_a_bos_on_one_side_only(
 
 
 def test_special_tokens_without_a_counterpart_are_passed_over(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
+    aligner: TokenAligner, tokenizers: Tokenizers
 ) -> None:
     s = spell(tokenizers, "byte_level", "<|im_start|>", " a", "<|im_end|>", " b")
     t = spell(tokenizers, "sentencepiece", "[INST]", " a", "[/INST]", " b")
@@ -205,7 +189,7 @@ def test_special_tokens_without_a_counterpart_are_passed_over(
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC", "NFD"])
 def test_a_normalizer_on_one_side_costs_what_it_changes(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer], form: Any
+    aligner: TokenAligner, tokenizers: Tokenizers, form: Any
 ) -> None:
     import unicodedata
 
@@ -221,9 +205,7 @@ def test_a_normalizer_on_one_side_costs_what_it_changes(
     check_consistent(aligner, s, t)
 
 
-def test_truncation_leaves_a_tail_unaligned(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
-) -> None:
+def test_truncation_leaves_a_tail_unaligned(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
     s, t = (spell(tokenizers, name, TEXT * 4) for name in ("byte_level", "sentencepiece"))
     whole = chunks_of(aligner, s, t)
     for cut in (1, 5, len(t) // 2, len(t) - 1):
@@ -233,9 +215,7 @@ def test_truncation_leaves_a_tail_unaligned(
         assert after[1][-1] >= cut  # the next chunk reaches behind the cut
 
 
-def test_a_passage_that_one_side_lacks(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
-) -> None:
+def test_a_passage_that_one_side_lacks(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
     first, second = TEXT, " and of the end of the text,\n again" * 3
     extra = "something that is only here, " * 40
     s = spell(tokenizers, "byte_level", first, extra, second)
@@ -250,7 +230,7 @@ def test_a_passage_that_one_side_lacks(
 
 
 def test_groups_of_tokens_match_within_a_stretch_that_differs(
-    tokenizers: dict[str, Tokenizer],
+    tokenizers: Tokenizers,
 ) -> None:
     s = spell(tokenizers, "byte_level", "x", "201", "y")
     t = spell(tokenizers, "digits", "z", "201", "w")
@@ -266,7 +246,7 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
 
 
 def test_few_tokens_that_differ_are_not_worth_compiling_for(
-    tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aligner = TokenAligner(xtok.pair(tokenizers["byte_level"], tokenizers["sentencepiece"]))
     runs: list[str] = []
@@ -287,7 +267,7 @@ def test_few_tokens_that_differ_are_not_worth_compiling_for(
     assert runs == ["call 1", "call 2", "call 3", "call 4", "compiled", "call 5", "compiled"]
 
 
-def test_groups_of_any_length(tokenizers: dict[str, Tokenizer]) -> None:
+def test_groups_of_any_length(tokenizers: Tokenizers) -> None:
     s = spell(tokenizers, "byte_level", "x", "201 the text" * 3, "y")
     t = spell(tokenizers, "digits", "z", "201 the text" * 3, "w")
     sides = (tokenizers["byte_level"], tokenizers["digits"])
@@ -296,9 +276,7 @@ def test_groups_of_any_length(tokenizers: dict[str, Tokenizer]) -> None:
         assert readable(TokenAligner(xtok.pair(*sides), max_comb_len=max_comb_len), s, t) == long
 
 
-def test_texts_with_nothing_in_common(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
-) -> None:
+def test_texts_with_nothing_in_common(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
     s = spell(tokenizers, "byte_level", "中文" * 1000)
     t = spell(tokenizers, "sentencepiece", "abc " * 1000)
     assert not any(correct for _, _, correct in readable(aligner, s, t))
@@ -320,7 +298,7 @@ def batch(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Any, 
 
 
 @pytest.fixture(scope="module")
-def texts(tokenizers: dict[str, Tokenizer]) -> tuple[list[list[int]], list[list[int]]]:
+def texts(tokenizers: Tokenizers) -> tuple[list[list[int]], list[list[int]]]:
     parts = [TEXT, TEXT[:20], "a", TEXT * 2]
     s = [spell(tokenizers, "byte_level", "<|begin_of_text|>", p) for p in parts]
     t = [spell(tokenizers, "sentencepiece", "<s>", p, "</s>") for p in parts]
@@ -355,7 +333,7 @@ def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:
         assert np.asarray(value).tolist() == np.asarray(getattr(b, name)).tolist(), name
 
 
-def test_an_end_of_text_that_pads_as_well(tokenizers: dict[str, Tokenizer]) -> None:
+def test_an_end_of_text_that_pads_as_well(tokenizers: Tokenizers) -> None:
     table = tokenizers["byte_level"].table
     eos = table.roles["eos"][0]
     both = replace(table, roles={"eos": (eos,), "pad": (eos,)})
@@ -417,7 +395,7 @@ def test_exact_partition_is_correct_chunks_of_one_token_each(
             assert mask.tolist() == [bool(c >= 0 and one[c]) for c in ids.tolist()]
 
 
-def test_shift_to_predictions(tokenizers: dict[str, Tokenizer], aligner: TokenAligner) -> None:
+def test_shift_to_predictions(tokenizers: Tokenizers, aligner: TokenAligner) -> None:
     s = np.array([spell(tokenizers, "byte_level", "<|begin_of_text|>", " a b")])
     t = np.array([spell(tokenizers, "sentencepiece", " a b")])
     found = aligner.align(s, t)
@@ -433,7 +411,7 @@ def test_shift_to_predictions(tokenizers: dict[str, Tokenizer], aligner: TokenAl
     assert tensors.pair_valid.all()  # the batch itself is not changed
 
 
-def test_byte_spans(aligner: TokenAligner, tokenizers: dict[str, Tokenizer]) -> None:
+def test_byte_spans(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
     s, t = (spell(tokenizers, name, TEXT) for name in ("byte_level", "sentencepiece"))
     data = TEXT.encode()
     place = 0
@@ -453,7 +431,7 @@ def test_byte_spans(aligner: TokenAligner, tokenizers: dict[str, Tokenizer]) -> 
 
 
 def test_flat_arrays_are_the_documents_one_by_one(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
+    aligner: TokenAligner, tokenizers: Tokenizers
 ) -> None:
     documents = [TEXT * (i % 5) + str(i) for i in range(50)]
     s, t = ([spell(tokenizers, n, d) for d in documents] for n in ("byte_level", "sentencepiece"))
@@ -493,7 +471,7 @@ def student_chunks(aligner: TokenAligner, s: list[int], t: list[int]) -> list[in
 
 
 def test_what_it_takes(
-    small: Path, tmp_path: Path, tokenizers: dict[str, Tokenizer], aligner: TokenAligner
+    small: Path, tmp_path: Path, tokenizers: Tokenizers, aligner: TokenAligner
 ) -> None:
     from transformers import AutoTokenizer
 

@@ -11,7 +11,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from conftest import KINDS
+from conftest import Aligners, Tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make import byte_ranks, run_python
@@ -26,13 +26,6 @@ SLOW_FIXTURES = settings(
     max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 LOGPROBS = st.floats(-50, 0, width=32) | st.sampled_from([0.0, -0.0, -1e-30, -1e30, -math.inf])
-
-
-@pytest.fixture(scope="module")
-def aligners(tokenizers: dict[str, Tokenizer]) -> dict[tuple[str, str], TokenAligner]:
-    return {
-        (a, b): TokenAligner(xtok.pair(tokenizers[a], tokenizers[b])) for a in KINDS for b in KINDS
-    }
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +103,7 @@ def test_impossible_tokens_stay_impossible(aligner: TokenAligner, credit: Credit
 @given(data=st.data())
 @SLOW_FIXTURES
 def test_sums_are_preserved_exactly(
-    aligners: dict[tuple[str, str], TokenAligner],
-    tokenizers: dict[str, Tokenizer],
-    data: st.DataObject,
+    aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
 ) -> None:
     """In float64, a chunk's shares sum to the teacher's sum rounded to float32: not one bit off."""
     pair = data.draw(st.sampled_from(list(aligners)))
@@ -203,7 +194,7 @@ def test_empty_sequences(aligner: TokenAligner) -> None:
 
 
 def test_special_tokens_align_by_role_or_are_left_out(
-    aligners: dict[tuple[str, str], TokenAligner], tokenizers: dict[str, Tokenizer]
+    aligners: Aligners, tokenizers: Tokenizers
 ) -> None:
     rows, columns = tokenizers["byte_level"].table, tokenizers["sentencepiece"].table
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]

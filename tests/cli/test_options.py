@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import known, usage_error
-from conftest import Cli
+from checks import known, usage_error, works
+from conftest import Cli, Load
 from make import NO_SLOT, byte_ranks, row
 
 import xtok
@@ -50,21 +50,16 @@ def table(*tokens: bytes | str) -> TokenTable:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"top_k": 2, "max_pieces": 1},
-        {"scale_trick": False, "reverse_pass": False},
+        {}, {"top_k": 2, "max_pieces": 1}, {"scale_trick": False, "reverse_pass": False},
         {"exact_match": False},
         {"special_tokens": "fuzzy", "fuzzy_threshold": 0.3, "fuzzy_top_k": 3},
-        {"special_tokens": "off"},
-        {"canonicalization": "relaxed"},
-        {"token_form": "text"},
-        {"token_form": "raw"},
-        {"ignore_student_ids": (5, 300)},
+        {"special_tokens": "off"}, {"canonicalization": "relaxed"}, {"token_form": "text"},
+        {"token_form": "raw"}, {"ignore_student_ids": (5, 300)},
         {"ignore_teacher_ids": (7, 40, 300)},
         {"canonicalization": "relaxed", "token_form": "text", "ignore_teacher_ids": (7, 300)},
         {"weights": "prior", "scale_trick": False},
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("one", "other"), [("byte_level", "sentencepiece"), ("sentencepiece", "ranks")]
 )
@@ -407,8 +402,7 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         "--canonicalization", "relaxed", "--token-form", "text",
         "--ignore-student-ids", "7,5", "--ignore-teacher-ids", "9",
     ]  # fmt: skip
-    done = cli("build", *models, *options, "--output", "m.safetensors")
-    assert done.returncode == 0, done.stderr
+    works(cli("build", *models, *options, "--output", "m.safetensors"))
     made = ProjectionMap.load(tmp_path / "m.safetensors")
     assert made.history[0]["options"] == {
         **DEFAULTS, "special_tokens": "fuzzy", "fuzzy_threshold": 0.4, "fuzzy_top_k": 2,
@@ -456,8 +450,7 @@ def test_options_without_effect_are_told(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the text")
     done = cli("build", *pair, "--weights", "prior", "--max-pieces", "2")
     assert done.stderr.startswith("note: --max-pieces has no effect with --weights prior\n")
-    done = cli("build", *pair, "--text", "a.txt", "--scale-trick", "--weights", "decay")
-    assert done.returncode == 0, done.stderr
+    done = works(cli("build", *pair, "--text", "a.txt", "--scale-trick", "--weights", "decay"))
     assert done.stderr.startswith(
         "note: --scale-trick has no effect with --text\nnote: --weights has no effect with --text\n"
     )
@@ -467,8 +460,7 @@ def test_extend_a_map_on_the_command_line(cli: Cli, small: Path, tmp_path: Path)
     models = small / "small-byte-level", small / "small.model"
     assert cli("build", *models, "--output", "first.safetensors", "-q").returncode == 0
     extended = ["--initial-projection-path", "first.safetensors", "--no-scale-trick"]
-    done = cli("multitoken", *models, *extended, "--output", "m.safetensors", "-q")
-    assert done.returncode == 0, done.stderr
+    works(cli("multitoken", *models, *extended, "--output", "m.safetensors", "-q"))
     first, made = (ProjectionMap.load(tmp_path / f"{n}.safetensors") for n in ("first", "m"))
     digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
     assert made.history[-1]["initial_sha256"] == digest
@@ -481,7 +473,7 @@ def test_extend_a_map_on_the_command_line(cli: Cli, small: Path, tmp_path: Path)
 
 
 @pytest.mark.real
-def test_relaxed_pairs_of_real_vocabularies(load_real: Callable[[str], Tokenizer]) -> None:
+def test_relaxed_pairs_of_real_vocabularies(load_real: Load) -> None:
     llama, qwen, mistral, claude = (
         load_real(name).table
         for name in ("llama3.tiktoken", "qwen.tiktoken", "mistral-v3.model", "claude-2")

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from checks import known
 from conftest import ROOT, Cli
 from make import HEAVY, run_python, two_files
 
@@ -146,8 +147,9 @@ def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str
     chosen = {**home, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = ["xtok", "--install-completion", shell]
     program = shutil.which("xtok", path=home["PATH"])
-    assert program is not None
-    subprocess.run(command, executable=program, env=chosen, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        command, executable=known(program), env=chosen, check=True, stdout=subprocess.DEVNULL
+    )
     assert f"_XTOK_COMPLETE=complete_{shell}" in (Path(home["HOME"]) / path).read_text()
     if found := shutil.which(shell):
         script = str(Path(home["HOME"]) / path)

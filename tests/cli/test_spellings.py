@@ -209,16 +209,12 @@ def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ("Llama-3.2-1B", "Llama-3.2"),
-        ("Qwen3-4B-Base", "Qwen3"),
-        ("gemma-3-12b-it", "gemma-3"),
+        ("Llama-3.2-1B", "Llama-3.2"), ("Qwen3-4B-Base", "Qwen3"), ("gemma-3-12b-it", "gemma-3"),
         ("Phi-4-mini-instruct", "Phi-4-mini-instruct_mini"),
-        ("Meta-Llama-3-8B-Instruct", "Meta-Llama-3"),
-        ("SmolLM2-360m", "SmolLM2"),
-        ("models/Qwen3-4B/", "Qwen3"),
-        ("mistral-v3.model", "mistral-vodel"),
+        ("Meta-Llama-3-8B-Instruct", "Meta-Llama-3"), ("SmolLM2-360m", "SmolLM2"),
+        ("models/Qwen3-4B/", "Qwen3"), ("mistral-v3.model", "mistral-vodel"),
         ("cl100k.tiktoken", "cl100k.tiktoken"),
     ],
-)
+)  # fmt: skip
 def test_their_short_names_of_models(model: str, name: str) -> None:
     assert cleaned(model) == name

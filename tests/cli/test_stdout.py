@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from conftest import Cli
 from forked import Forks
-from make import FIRST, TEACHER, WORK
+from make import FIRST, TEACHER, WORK, copied
 from safetensors.numpy import save_file
 
 # The commands run in forks of a process that has imported their libraries: what they write to the
@@ -36,12 +36,11 @@ for name, args in json.loads(sys.argv[1]):
 
 def talking(folder: Path, small: Path) -> Path:
     """A model folder that makes Rust print, and Transformers warn, with escape sequences in it."""
-    shutil.copytree(small / "small-byte-level", folder)
+    config = {"model_type": "evil\x1b[2J", "vocab_size": 1300}
+    copied(small / "small-byte-level", folder, config=config)
     document = json.loads((folder / "tokenizer.json").read_text())
     document["added_tokens"][0]["evil\x1b[31m\u009b"] = True
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    config = {"model_type": "evil\x1b[2J", "vocab_size": 1300}
-    (folder / "config.json").write_text(json.dumps(config))
     rows = np.random.default_rng(0).normal(size=(1300, 8)).astype(np.float32)
     save_file({"model.embed_tokens.weight": rows}, folder / "model.safetensors")
     return folder
@@ -86,11 +85,9 @@ def test_no_library_writes_on_the_stdout_of_any_command(
 
 
 def test_code_of_a_folder_may_print(cli: Cli, small: Path, tmp_path: Path) -> None:
-    shutil.copytree(small / "small-byte-level", tmp_path / "own")
-    config = json.loads((tmp_path / "own" / "tokenizer_config.json").read_text())
-    config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
-    (tmp_path / "own" / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "own" / "own.py").write_text(
+    config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    own = copied(small / "small-byte-level", tmp_path / "own", tokenizer_config=config)
+    (own / "own.py").write_text(
         "from transformers import PreTrainedTokenizerFast\n"
         "print('Welcome!\\x1b[31m\\n' * 50)\n"
         "class Own(PreTrainedTokenizerFast): pass\n"

@@ -13,6 +13,7 @@ import chat_families
 import numpy as np
 import pytest
 from checks import error_of, known
+from conftest import Load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -421,7 +422,7 @@ def test_a_template_that_drops_a_message_is_an_error(
     assert culprit in error_of(lambda: make(variables={"keep": keep, "calls": calls}))
 
 
-@pytest.mark.parametrize("depth", [99, 900, 100_000])
+@pytest.mark.parametrize("depth", [99, 100_000])
 def test_content_that_is_nested_deep(byte_level: Tokenizer, depth: int) -> None:
     value: Any = "x"
     for _ in range(depth):
@@ -820,7 +821,7 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
 
 @pytest.mark.real
 def test_mistrals_ids_are_those_of_its_sentencepiece_models(
-    load_real: Callable[[str], Tokenizer], real: Callable[[str], str]
+    load_real: Load, real: Callable[[str], str]
 ) -> None:
     """As mistral-common does it: each part encoded by itself, with the space that this adds."""
     import sentencepiece as sp

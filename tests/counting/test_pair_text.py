@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow
 import pytest
 import small_tokenizers
+from checks import known
 from make import token, write_documents
 from pyarrow import parquet
 
@@ -86,8 +87,7 @@ def test_a_difference_takes_its_chunk_and_no_more(
     ids = [side.library_ids(texts) for side in both.tokenizers]
     aligner = TokenAligner(both)
     chunks = [[c for c in aligner.pairs(s, t) if c.is_correct] for s, t in zip(*ids, strict=True)]
-    assert text.per_document is not None
-    assert text.per_document.num_chunks.tolist() == [len(of_one) for of_one in chunks]
+    assert known(text.per_document).num_chunks.tolist() == [len(of_one) for of_one in chunks]
     assert text.totals == TextTotals(
         documents=3,
         differing=2,
@@ -103,8 +103,7 @@ def test_a_difference_takes_its_chunk_and_no_more(
         "6 bytes of text left out (10.17%, in 2 documents): spelled differently, first in a.jsonl, "
         "'12' by the student and '1２' by the teacher"
     )
-    assert text.left_out is not None
-    assert text.left_out.sentence == sentence
+    assert known(text.left_out).sentence == sentence
     config = xtok.BuildConfig(alpha=1, exact_match=False)
     counted = xtok.build(*both.tokenizers, config, texts=[path], initial=xtok.multitoken(both))
     assert sentence in counted.reports[-1].notes

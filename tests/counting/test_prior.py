@@ -12,6 +12,7 @@ from typing import get_args
 import naive
 import numpy as np
 import pytest
+from conftest import Load
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from xtok.counting import prior
 from xtok.counting.encode import TextEncoder
 from xtok.counting.prior import Kind, kind_of, prior_edges
 from xtok.maps.edges import Edges
+from xtok.pairs import Pair
 from xtok.stages.counted import counted
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
@@ -37,30 +39,18 @@ def rows(edges: Edges) -> dict[int, dict[int, float]]:
 @pytest.mark.parametrize(
     ("token", "kind"),
     [
-        (b" the", Kind.WORD),
-        ("größe".encode(), Kind.CONTINUATION),
-        (b" 12", Kind.NUMBER),
-        (b"7", Kind.NUMBER),
-        (b"\n\n", Kind.SPACE),
-        (b" ", Kind.SPACE),
-        (b"();", Kind.SYMBOL),
-        (b" x1", Kind.SYMBOL),
-        ("灯台".encode(), Kind.UNSPACED),
-        (" の".encode(), Kind.UNSPACED),
-        ("маяк".encode(), Kind.CONTINUATION),
-        (b"\xe7\x81", None),
-        (b"", None),
+        (b" the", Kind.WORD), ("größe".encode(), Kind.CONTINUATION), (b" 12", Kind.NUMBER),
+        (b"7", Kind.NUMBER), (b"\n\n", Kind.SPACE), (b" ", Kind.SPACE), (b"();", Kind.SYMBOL),
+        (b" x1", Kind.SYMBOL), ("灯台".encode(), Kind.UNSPACED), (" の".encode(), Kind.UNSPACED),
+        ("маяк".encode(), Kind.CONTINUATION), (b"\xe7\x81", None), (b"", None),
     ],
-)
+)  # fmt: skip
 def test_kinds(token: bytes, kind: Kind | None) -> None:
     assert kind_of(token) == kind
 
 
-def test_the_same_seed_gives_the_same_edges(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    first, again, other = (
-        prior_edges(xtok.pair(byte_level, digits), num_texts=300, seed=seed)[0]
-        for seed in (0, 0, 1)
-    )
+def test_the_same_seed_gives_the_same_edges(pair: Pair) -> None:
+    first, again, other = (prior_edges(pair, num_texts=300, seed=seed)[0] for seed in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert rows(first) != rows(other)
 
@@ -198,7 +188,7 @@ def test_chunks_keep_all_the_pieces_of_a_token(
 
 
 @pytest.mark.real
-def test_real_vocabularies_know_how_words_go_on(load_real: Callable[[str], Tokenizer]) -> None:
+def test_real_vocabularies_know_how_words_go_on(load_real: Load) -> None:
     llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
     found = rows(prior_edges(xtok.pair(llama, qwen), num_texts=20_000)[0].normalized())
     assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9

@@ -98,15 +98,10 @@ def test_frames_to_skip_are_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("a.txt", "text"),
-        ("a", "text"),
-        ("a.py.gz", "text"),
-        ("a.JSONL.GZ", "jsonl"),
-        ("a.ndjson.zst", "jsonl"),
-        ("a.json", "jsonl"),
-        ("v1.parquet", "parquet"),
+        ("a.txt", "text"), ("a", "text"), ("a.py.gz", "text"), ("a.JSONL.GZ", "jsonl"),
+        ("a.ndjson.zst", "jsonl"), ("a.json", "jsonl"), ("v1.parquet", "parquet"),
     ],
-)
+)  # fmt: skip
 def test_the_format_is_that_of_the_suffix(name: str, expected: str) -> None:
     assert text_format(Path(name)) == expected
 

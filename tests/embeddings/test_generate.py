@@ -34,6 +34,7 @@ from xtok.io import cache_folder
 from xtok.maps.file import to_safetensors
 from xtok.maps.names import map_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.pairs import Pair
 from xtok.progress import silent
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -61,6 +62,11 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Table:
     table = Table({"the": [1, 0], " the": [0.8, 0.6], "th": [0, 1], "ab": [-1, 0], "abc": [3, 4]})
     monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *args, **options: table)
     return table
+
+
+@pytest.fixture
+def tiny(student: Tokenizer, teacher: Tokenizer) -> Pair:
+    return xtok.pair(student, teacher)
 
 
 @pytest.fixture
@@ -139,9 +145,9 @@ def test_near_equivalents_are_spelled_alike(tmp_path: Path) -> None:
     assert found.row(257)[0][0] == 256
 
 
-def test_a_threshold_on_shares_of_the_top_k(student: Tokenizer, teacher: Tokenizer) -> None:
-    whole = generate(xtok.pair(student, teacher))
-    cut = generate(xtok.pair(student, teacher), config=GenerateConfig(weight_threshold=0.2))
+def test_a_threshold_on_shares_of_the_top_k(tiny: Pair) -> None:
+    whole = generate(tiny)
+    cut = generate(tiny, config=GenerateConfig(weight_threshold=0.2))
     expected = int((whole.weights >= np.float32(0.2)).sum())
     assert cut.nnz == expected < whole.nnz
     assert cut.reports[0].counts["entries below the threshold"] == whole.nnz - expected
@@ -150,10 +156,8 @@ def test_a_threshold_on_shares_of_the_top_k(student: Tokenizer, teacher: Tokeniz
 # Weights of embeddings
 
 
-def test_weights_by_the_power_of_the_largest_cosine(
-    student: Tokenizer, teacher: Tokenizer, source: Table
-) -> None:
-    found = generate(xtok.pair(student, teacher), "table", GenerateConfig(top_k=3))
+def test_weights_by_the_power_of_the_largest_cosine(tiny: Pair, source: Table) -> None:
+    found = generate(tiny, "table", GenerateConfig(top_k=3))
     found.check()
     # |cosines| of "the" with "the", " the", "abc", "th" are 1, 0.8, 0.6, 0; the exponent is 10.
     powers = np.array([1, 0.8**10, 0.6**10])
@@ -166,11 +170,9 @@ def test_weights_by_the_power_of_the_largest_cosine(
     assert (found.method, found.top_k) == ("table", 3)
 
 
-def test_softmax_takes_the_sign_into_account(
-    student: Tokenizer, teacher: Tokenizer, source: Table
-) -> None:
+def test_softmax_takes_the_sign_into_account(tiny: Pair, source: Table) -> None:
     config = GenerateConfig(top_k=2, transform="softmax", temperature=0.5)
-    found = rows_of(generate(xtok.pair(student, teacher), "table", config))
+    found = rows_of(generate(tiny, "table", config))
     weights = np.exp(np.array([1, 0.8]) / 0.5)
     first, second = (round(float(w), 5) for w in weights / weights.sum())
     assert found[256] == [(258, first), (257, second)]
@@ -179,16 +181,16 @@ def test_softmax_takes_the_sign_into_account(
 
 @pytest.mark.parametrize("transform", ["power", "softmax"])
 def test_the_threshold_is_on_shares_of_the_whole_row(
-    student: Tokenizer, teacher: Tokenizer, source: Table, transform: Any
+    tiny: Pair, source: Table, transform: Any
 ) -> None:
     cosines = np.array([1, 0.8, 0.6, 0])
     weights = cosines**10 if transform == "power" else np.exp(cosines / 0.05)
     shares = weights / weights.sum()
     assert shares[1] > 0.01 > shares[2]
     config = GenerateConfig(top_k=1, transform=transform, weight_threshold=0.99)
-    assert generate(xtok.pair(student, teacher), "table", config).row_kind[256] == RowKind.EMPTY
+    assert generate(tiny, "table", config).row_kind[256] == RowKind.EMPTY
     config = replace(config, top_k=4, weight_threshold=0.01)
-    found = generate(xtok.pair(student, teacher), "table", config)
+    found = generate(tiny, "table", config)
     ids, w = found.row(256)
     assert ids.tolist() == [258, 257]
     np.testing.assert_allclose(w, shares[:2] / shares[:2].sum(), rtol=1e-6)
@@ -395,11 +397,6 @@ def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path) 
     first = {s: int(found.row(s)[0][0]) for s in pairs if found.row_kind[s]}
     assert len(first) > 300
     assert np.mean([pairs[s] == t for s, t in first.items()]) > 0.99
-
-
-def test_ridge_makes_up_for_other_dimensions(models: Path) -> None:
-    student, teacher = str(models / "student"), str(models / "teacher")
-    generate(xtok.pair(student, teacher), "own").check()
 
 
 # Sentence models

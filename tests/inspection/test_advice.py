@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checks import known
+from conftest import Load
 from make import byte_ranks
 
 import xtok
@@ -18,6 +18,7 @@ from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
 from xtok.inspection.pair_facts import EventFacts, PairFacts, Shared, TextFacts, pair_facts
 from xtok.inspection.report import examine
+from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
 
 TEXT = TextFacts(
@@ -82,16 +83,11 @@ def test_text_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
-    byte_level: Tokenizer,
-    digits: Tokenizer,
-    conditional_entropy: tuple[float, float],
-    leak: float,
-    loss: str,
-    direction: str,
+    pair: Pair, conditional_entropy: tuple[float, float], leak: float, loss: str, direction: str,
     by_text: bool,
-) -> None:
+) -> None:  # fmt: skip
     found = replace(
-        facts_of(byte_level, digits),
+        pair_facts(pair),
         text=replace(TEXT, conditional_entropy=conditional_entropy),
         events=EventFacts(num_events=2, leak=leak, kept=1.0),
     )
@@ -104,7 +100,7 @@ def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
     assert advice.note.startswith("TRAINING_TEXT: text like your training data; not the measured")
     assert build[:2] == ("xtok", "build")
     assert build[2:4] == (("s", "t") if loss == "P-KL" else ("t", "s"))
-    without = advise(facts_of(byte_level, digits))
+    without = advise(pair_facts(pair))
     assert (without.loss, without.map_loss, without.direction) == ("event KL", "P-KL", None)
     assert without.note == ""
     assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
@@ -151,12 +147,10 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
     assert levels(BuildConfig(), pair=little)[1:3] == ["good", "good"]
 
 
-def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(
-    byte_level: Tokenizer, digits: Tokenizer
-) -> None:
+def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(pair: Pair) -> None:
     """A map that was counted for P-KL is not built once more; events are still to be made."""
-    for_p_kl, plain = (xtok.build(byte_level, digits, for_loss=loss) for loss in ("p-kl", None))
-    for sides in (None, xtok.pair(byte_level, digits)):
+    for_p_kl, plain = (xtok.build(*pair.tokenizers, for_loss=loss) for loss in ("p-kl", None))
+    for sides in (None, pair):
         report = examine(for_p_kl, pair=sides).report
         levels = {fit.loss: fit.level for fit in report.maps[0].fits}
         assert (levels["event-kl"], levels["p-kl"]) == ("good", "good")
@@ -165,7 +159,7 @@ def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(
 
 
 @pytest.mark.real
-def test_a_real_pair(load_real: Callable[[str], Tokenizer]) -> None:
+def test_a_real_pair(load_real: Load) -> None:
     pair = facts_of(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     assert pair.vocabulary.both == pair.shared == 109_566
     assert pair.numbers == Shared(student=1_100, teacher=0, both=0)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checks import known
-from conftest import REAL, Cli
-from make import byte_ranks, hf_folder_of_ranks, word_piece
+from checks import known, works
+from conftest import REAL, Cli, Load
+from make import byte_ranks, copied, hf_folder_of_ranks, word_piece
 
 from xtok.conversation import tool_suffix
 from xtok.errors import XtokError
@@ -143,11 +141,8 @@ def test_a_long_token_is_shown_with_its_length(tmp_path: Path) -> None:
 
 
 def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "hf"
-    shutil.copytree(small / "small-byte-level", folder)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["pad_token"] = config["eos_token"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    parts = {"pad_token": "<|end_of_text|>"}
+    folder = copied(small / "small-byte-level", tmp_path / "hf", tokenizer_config=parts)
     document = json.loads((folder / "tokenizer.json").read_text())
     for token in document["added_tokens"]:
         token["content"] = token["content"].replace("<|pad|>", "<|other|>")
@@ -194,12 +189,8 @@ def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
     """A base model ends with eos, its instruct model with another token; all ids are the same."""
     sides = []
     for name, eos in (("base", "<|end_of_text|>"), ("instruct", "<|im_end|>")):
-        folder = tmp_path / name
-        shutil.copytree(small / "small-digits", folder)
-        path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": eos}))
-        (folder / "generation_config.json").unlink()
-        sides.append(folder)
+        parts = {"tokenizer_config": {"eos_token": eos}, "generation_config": None}
+        sides.append(copied(small / "small-digits", tmp_path / name, **parts))
     [check] = doctor(*sides).pair_checks
     assert (check.name, check.level) == ("ends of turn", "warning")
     assert check.message.startswith(
@@ -214,8 +205,7 @@ def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
 
 
 def test_doctor_at_80_columns(cli: Cli, small: Path) -> None:
-    done = cli("doctor", small / "small-digits", small / "small.model")
-    assert done.returncode == 0, done.stderr
+    done = works(cli("doctor", small / "small-digits", small / "small.model"))
     lines = [line for line in done.stdout.splitlines() if not line.startswith("next: ")]
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in done.stdout
@@ -264,7 +254,7 @@ def test_what_two_share_on_text(
     ],
 )
 def test_real_tokens_not_round_tripping(
-    load_real: Callable[[str], Tokenizer], name: str, partial: int, total: int, probe: str
+    load_real: Load, name: str, partial: int, total: int, probe: str
 ) -> None:
     found = diagnose(load_real(name))
     causes = lost(found)
@@ -284,7 +274,7 @@ def test_real_tokens_not_round_tripping(
     ],
 )
 def test_real_templates_keep_what_they_wrote(
-    load_real: Callable[[str], Tokenizer], template: str, tokenizer: str, tool: str, user: str
+    load_real: Load, template: str, tokenizer: str, tool: str, user: str
 ) -> None:
     path = REAL / "chat-templates" / f"{template}.jinja"
     if not path.exists():

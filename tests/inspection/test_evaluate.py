@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import log
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checks import fails, known
-from conftest import Cli
+from checks import fails, known, works
+from conftest import Cli, Load
 from make import byte_ranks
 from naive import rows_of
 
@@ -24,6 +24,7 @@ from xtok.errors import XtokError
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluate, evaluation_of
 from xtok.maps.projection_map import ProjectionMap
+from xtok.pairs import Pair
 from xtok.stages.build import build
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
@@ -36,7 +37,7 @@ TEXTS = [
     "Der Hund und die Katze. Les chats et les chiens.\n",
     "def f(x):\n    return x + 1\n",
 ]
-Pair = tuple[Tokenizer, Tokenizer]
+Maps = dict[str, ProjectionMap]
 PER_DOCUMENT = Wanted(per_document=True)
 
 
@@ -47,28 +48,23 @@ def write_texts(path: Path, documents: Sequence[tuple[str, str]]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return byte_level, digits
-
-
-@pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = [(text, "py" if "def" in text else "en") for text in TEXTS * 3]
     return write_texts(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", documents)
 
 
 @pytest.fixture(scope="module")
-def maps(pair: Pair, corpus: Path) -> dict[str, ProjectionMap]:
+def maps(pair: Pair, corpus: Path) -> Maps:
     """Maps of spelling, and maps counted on the corpus: smoothed, and hardly smoothed."""
-    whole = multitoken(xtok.pair(*pair), MultitokenConfig(scale_trick=False))
+    whole = multitoken(pair, MultitokenConfig(scale_trick=False))
     recipe = sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
 
     def counted(**options: object) -> ProjectionMap:
         config = BuildConfig(**{"top_k": 8, "exact_match": False, **options})  # type: ignore[arg-type]
-        return build(*pair, config, texts=corpus, initial=recipe)
+        return build(*pair.tokenizers, config, texts=corpus, initial=recipe)
 
     return {
-        "plain": build(*pair, BuildConfig(top_k=4)),
+        "plain": build(*pair.tokenizers, BuildConfig(top_k=4)),
         "recipe": recipe,
         "starts": counted(alpha=0.01, target="start"),
         "chunks": counted(alpha=0.01, target="chunk"),
@@ -79,12 +75,12 @@ def maps(pair: Pair, corpus: Path) -> dict[str, ProjectionMap]:
 
 @pytest.fixture(scope="module")
 def text(pair: Pair, corpus: Path) -> PairText:
-    return PairText.read(xtok.pair(*pair), corpus, PER_DOCUMENT, group_by="lang")
+    return PairText.read(pair, corpus, PER_DOCUMENT, group_by="lang")
 
 
 @pytest.fixture(scope="module")
-def evaluation(maps: dict[str, ProjectionMap], pair: Pair, text: PairText) -> Evaluation:
-    return evaluation_of(maps, xtok.pair(*pair), text, num_worst=2)
+def evaluation(maps: Maps, pair: Pair, text: PairText) -> Evaluation:
+    return evaluation_of(maps, pair, text, num_worst=2)
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +110,11 @@ def mean_loss(
 
 
 def test_measures_are_those_of_their_definition(
-    pair: Pair, maps: dict[str, ProjectionMap], on_all: dict[str, MapMeasures]
+    pair: Pair, maps: Maps, on_all: dict[str, MapMeasures]
 ) -> None:
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for document in TEXTS * 3:
-        ours, theirs = (starts(side, document) for side in pair)
+        ours, theirs = (starts(side, document) for side in pair.tokenizers)
         for place in ours.keys() & theirs.keys():
             counts[ours[place], theirs[place]] += 1
     one, two, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
@@ -145,13 +141,11 @@ def test_measures_are_those_of_their_definition(
     assert known(measured.low) < measured.value < known(measured.high)
 
 
-def test_chunks_are_averaged_as_p_kl_does(
-    pair: Pair, maps: dict[str, ProjectionMap], tmp_path: Path
-) -> None:
+def test_chunks_are_averaged_as_p_kl_does(pair: Pair, maps: Maps, tmp_path: Path) -> None:
     text = "In 2013, 201"
     (tmp_path / "a.txt").write_text(text)
-    [measures] = evaluate(xtok.pair(*pair), maps["recipe"], tmp_path / "a.txt").measures
-    s, t = (starts(side, text) for side in pair)
+    [measures] = evaluate(pair, maps["recipe"], tmp_path / "a.txt").measures
+    s, t = (starts(side, text) for side in pair.tokenizers)
     rows, width = rows_of(maps["recipe"]), maps["recipe"].shape[1]
     losses = []
     for a, b in pairwise([*sorted(s.keys() & t.keys()), len(text)]):
@@ -166,7 +160,7 @@ def test_chunks_are_averaged_as_p_kl_does(
 
 def test_recipe_and_floor_are_those_of_such_maps(
     pair: Pair,
-    maps: dict[str, ProjectionMap],
+    maps: Maps,
     evaluation: Evaluation,
     on_all: dict[str, MapMeasures],
     tmp_path: Path,
@@ -182,7 +176,7 @@ def test_recipe_and_floor_are_those_of_such_maps(
     expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / gap
     assert known(one.chunk_closed).value == pytest.approx(expected)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
-    [alone] = evaluate(xtok.pair(*pair), maps["plain"], python).measures
+    [alone] = evaluate(pair, maps["plain"], python).measures
     [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py", "plain")]
     # Counted on these documents alone; sums are in another order.
     assert group.chunk_floor == pytest.approx(alone.chunk_floor, rel=1e-12)
@@ -228,13 +222,11 @@ def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) ->
     assert [found.by_chunk for found in by_loss.values()] == [True, False]
 
 
-def test_maps_are_ranked_by_what_decides_for_a_loss(
-    pair: Pair, maps: dict[str, ProjectionMap], text: PairText
-) -> None:
+def test_maps_are_ranked_by_what_decides_for_a_loss(pair: Pair, maps: Maps, text: PairText) -> None:
     """At starts a map may be better that is worse over chunks."""
-    both, two = xtok.pair(*pair), {name: maps[name] for name in ("starts", "chunks")}
+    two = {name: maps[name] for name in ("starts", "chunks")}
     losses: tuple[Loss, ...] = "p-kl", "gold", "h-kl"
-    found = [evaluation_of(two, both, text, for_loss=loss, num_worst=0) for loss in losses]
+    found = [evaluation_of(two, pair, text, for_loss=loss, num_worst=0) for loss in losses]
     rankings = [known(one.ranking) for one in found]
     by_starts = ("starts", "chunks"), "cross_entropy"
     assert [(one.names, one.measure) for one in rankings] == [
@@ -245,15 +237,12 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(
     assert rankings[0].verdict.startswith("For P-KL, chunks is better: ")
 
 
-def test_maps_that_a_text_cannot_tell_apart(
-    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path
-) -> None:
+def test_maps_that_a_text_cannot_tell_apart(pair: Pair, maps: Maps, corpus: Path) -> None:
     recipe = maps["recipe"]
-    result = evaluate(xtok.pair(*pair), [recipe] * 2, corpus, names=["a", "a"], for_loss="gold")
+    result = evaluate(pair, [recipe] * 2, corpus, names=["a", "a"], for_loss="gold")
     assert [m.name for m in result.measures] == ["a", "a (2)"]
     assert "does not tell a from a (2)" in known(result.ranking).verdict
-    both = xtok.pair(*pair)
-    measured = {"a": recipe}, both, PairText.read(both, corpus, PER_DOCUMENT)
+    measured = {"a": recipe}, pair, PairText.read(pair, corpus, PER_DOCUMENT)
     assert known(evaluation_of(*measured, for_loss="gold").ranking).lead is None
     with pytest.raises(ValueError, match="'kl'"):
         evaluation_of(*measured, for_loss="kl")  # type: ignore[arg-type]
@@ -263,56 +252,55 @@ def test_maps_that_a_text_cannot_tell_apart(
 
 
 def test_a_map_measured_on_its_own_text_is_noted(
-    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path, tmp_path: Path
+    pair: Pair, maps: Maps, corpus: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "copy.jsonl").write_bytes(corpus.read_bytes())
     (tmp_path / "other.jsonl").write_text(corpus.read_text().replace("cat", "cow"))
     own = [maps["starts"], maps["recipe"]]
     [little], (mine, again) = (
-        evaluate(xtok.pair(*pair), own, tmp_path / name, names=["counted", "recipe"]).notes
+        evaluate(pair, own, tmp_path / name, names=["counted", "recipe"]).notes
         for name in ("other.jsonl", "copy.jsonl")
     )
     assert again == little
     assert mine.startswith("counted was counted on copy.jsonl")
 
 
-def test_names_of_groups(pair: Pair, maps: dict[str, ProjectionMap], tmp_path: Path) -> None:
+def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
     """Files of one name are groups of their own, and a group may be called `all`."""
     paths = [tmp_path / name for name in ("en/a.txt", "de/a.txt", "b.txt")]
     for path in paths:
         path.parent.mkdir(exist_ok=True)
         path.write_text("the text\n")
-    measures = evaluate(xtok.pair(*pair), maps["recipe"], paths).measures
+    measures = evaluate(pair, maps["recipe"], paths).measures
     assert [m.group for m in measures] == [*map(str, paths[:2]), "b.txt", "all"]
     documents = [(TEXTS[0], lang) for lang in ("all", "en", "en", "all", "en")]
     path = write_texts(tmp_path / "a.jsonl", documents)
-    measures = evaluate(xtok.pair(*pair), maps["recipe"], path, group_by="lang").measures
+    measures = evaluate(pair, maps["recipe"], path, group_by="lang").measures
     assert [(m.group, m.documents) for m in measures] == [("all", 2), ("en", 3), ("all", 5)]
 
 
 def test_maps_of_another_pair_and_empty_text_are_errors(
-    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path, evaluation: Evaluation, tmp_path: Path
+    pair: Pair, maps: Maps, corpus: Path, evaluation: Evaluation, tmp_path: Path
 ) -> None:
     with pytest.raises(XtokError, match="the sides are swapped"):
-        evaluate(xtok.pair(*pair[::-1]), maps["recipe"], corpus)
+        evaluate(pair.reversed, maps["recipe"], corpus)
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(XtokError, match="0 documents, 0 bytes"):
-        evaluate(xtok.pair(*pair), maps["recipe"], tmp_path / "empty.txt")
+    with pytest.raises(XtokError, match="0 documents"):
+        evaluate(pair, maps["recipe"], tmp_path / "empty.txt")
     with pytest.raises(ValueError, match="no map"):
-        evaluate(xtok.pair(*pair), [], corpus)
+        evaluate(pair, [], corpus)
     with pytest.raises(ValueError, match="max_cross_entropy"):
         evaluation.failing(max_cross_entropy=float("nan"))
 
 
 def test_evaluate_on_the_command_line(
-    cli: Cli, pair: Pair, small: Path, maps: dict[str, ProjectionMap], corpus: Path, tmp_path: Path
+    cli: Cli, pair: Pair, small: Path, maps: Maps, corpus: Path, tmp_path: Path
 ) -> None:
     maps["recipe"].save(tmp_path / "a.safetensors")
-    build(*pair, BuildConfig.for_loss("p-kl")).save(tmp_path / "b.safetensors")
+    build(*pair.tokenizers, BuildConfig.for_loss("p-kl")).save(tmp_path / "b.safetensors")
     models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
     line = ["evaluate", "a.safetensors", *models, "--text", corpus]
-    ranked = cli(*line[:2], "b.safetensors", *line[2:], "--for", "p-kl")
-    assert ranked.returncode == 0, ranked.stderr
+    ranked = works(cli(*line[:2], "b.safetensors", *line[2:], "--for", "p-kl"))
     lines = ranked.stdout.splitlines()
     assert lines[-1].startswith("For P-KL, b.safetensors is better: ")
     assert max(map(len, lines[:-2])) <= 80
@@ -337,12 +325,12 @@ def test_evaluate_on_the_command_line(
 
 @pytest.mark.real
 def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
-    load_real: Callable[[str], Tokenizer], tmp_path: Path
+    load_real: Load, tmp_path: Path
 ) -> None:
     """On text that no tokenizer has seen: this project's own guides."""
     guides = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
     text = write_texts(tmp_path / "guides.jsonl", [(guide.read_text(), "en") for guide in guides])
-    pair = load_real("llama3.tiktoken"), load_real("mistral-v3.model")
-    prior = build(*pair, BuildConfig.for_loss("p-kl"))
-    [measures] = evaluate(xtok.pair(*pair), prior, text).measures
+    pair = xtok.pair(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
+    prior = build(*pair.tokenizers, BuildConfig.for_loss("p-kl"))
+    [measures] = evaluate(pair, prior, text).measures
     assert known(measures.closed).value > 0.3

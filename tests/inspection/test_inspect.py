@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checks import known
+from checks import known, works
 from conftest import Cli
 from make import byte_ranks
 from naive import rows_of
@@ -173,8 +173,7 @@ def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair
 
 
 def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, saved: str) -> None:
-    done = cli("inspect", saved, "\\x1b[31m", "ab")
-    assert done.returncode == 0, done.stderr
+    done = works(cli("inspect", saved, "\\x1b[31m", "ab"))
     assert "\x1b" not in done.stdout
     assert "'\\x1b[31m'" in done.stdout
     assert "rows by kind" not in done.stdout
@@ -197,8 +196,7 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
     [alone] = json.loads(cli(*line, "--id", "97", "--json").stdout)["rows"]
     assert (alone["token"], alone["why"], alone["entries"][0]["teacher_id"]) == (None, "", 97)
     assert "#97" in cli(*line, "--id", "97").stdout
-    both = cli(*line, "--id", "97", "-s", "null:98", "-t", "bytes")
-    assert both.returncode == 0, both.stderr
+    both = works(cli(*line, "--id", "97", "-s", "null:98", "-t", "bytes"))
     assert "special token" in both.stdout
     assert "carries no tokens" in cli(*line, "--classes").stderr
     assert cli(*line, "a").returncode == 1
@@ -208,8 +206,7 @@ def test_right_to_left_and_wide_tokens(cli: Cli, tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "של", "\u202eab", "灯塔站", "x" * 5000)
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "של", "灯", "x" * 7000)
     xtok.build(student, teacher).save(tmp_path / "m.safetensors")
-    done = cli("inspect", "m.safetensors", *(f"--id={i}" for i in range(256, 260)))
-    assert done.returncode == 0, done.stderr
+    done = works(cli("inspect", "m.safetensors", *(f"--id={i}" for i in range(256, 260))))
     assert "\u202e" not in done.stdout
     assert len(done.stdout) < 16_000
     assert fits_80_columns(done.stdout)
@@ -299,8 +296,7 @@ def test_two_maps_on_the_command_line(
     recipe.save(text.parent / "a.safetensors")
     heaviest.save(text.parent / "b.safetensors")
     line = ["inspect", "a.safetensors", "--against", "b.safetensors"]
-    done = cli(*line, "--text", "a.txt", "-s", small / "small-byte-level")
-    assert done.returncode == 0, done.stderr
+    done = works(cli(*line, "--text", "a.txt", "-s", small / "small-byte-level"))
     assert fits_80_columns(done.stdout)
     assert "weighted by the text" in done.stdout
     assert cli(*line, "--text", "a.txt").returncode == 2

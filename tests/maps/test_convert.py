@@ -30,14 +30,10 @@ def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("/a b/c.pt", "'/a b/c.pt'"),
-        ("/x=,[{.pt", "'/x=,[{.pt'"),
-        ("/it's.pt", r"'/it\'s.pt'"),
-        (r"/a\'b.pt", r"'/a\\\'b.pt'"),
-        ("/end\\", "'/end\\\\'"),
-        ("/ü.pt", "'/ü.pt'"),
+        ("/a b/c.pt", "'/a b/c.pt'"), ("/x=,[{.pt", "'/x=,[{.pt'"), ("/it's.pt", r"'/it\'s.pt'"),
+        (r"/a\'b.pt", r"'/a\\\'b.pt'"), ("/end\\", "'/end\\\\'"), ("/ü.pt", "'/ü.pt'"),
     ],
-)
+)  # fmt: skip
 def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: str) -> None:
     """What the shell hands on; read back by hydra-core 1.3.2 when this was written."""
     [word] = shlex.split(nemo_overrides(GOOD, Path(path)).partition(": ")[2])

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks import known
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, read_pt, run_python, tiny_vocabulary
+from make import FOREIGN, TINY, read_pt, run_python, same, tiny_vocabulary
 from safetensors.numpy import load as load_tensors
 
 import xtok
@@ -26,12 +27,7 @@ from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.tokenizers import Tokenizer
-
-
-def same(a: ProjectionMap, b: ProjectionMap) -> bool:
-    return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
-
+from xtok.pairs import Pair
 
 # The safetensors format
 
@@ -156,16 +152,12 @@ def test_folders_of_a_failed_write_are_removed(
 @pytest.mark.parametrize(
     ("model", "part"),
     [
-        ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),
-        ("日本 v1.model", "日本-v1"),
+        ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B"), ("日本 v1.model", "日本-v1"),
         ("हिन्दी", "हिन्दी"),
-        ("--force", "force"),
-        (".hidden", "hidden"),
-        ("a/../b c$", "b-c-"),
-        ("日" * 80, "日" * 26),
+        ("--force", "force"), (".hidden", "hidden"), ("a/../b c$", "b-c-"), ("日" * 80, "日" * 26),
         ("---", "student"),
     ],
-)
+)  # fmt: skip
 def test_a_model_in_a_file_name(model: str, part: str) -> None:
     assert names.default_name(model, "b", "top4") == f"{part}_to_b_top4.safetensors"
 
@@ -231,6 +223,9 @@ def test_the_layout_of_a_map_with_slots() -> None:
         [0, 0, 0, 0],
         [0, 0, 0, 0],
     ]
+    assert " ".join(found) == (
+        "indices likelihoods student_model_id teacher_model_id enable_scale_trick xtok"
+    )
     assert (found["student_model_id"], found["teacher_model_id"]) == ("org/student", "org/teacher")
     assert found["enable_scale_trick"] is True
 
@@ -280,8 +275,7 @@ def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: boo
     options: dict[str, Any] = {"teacher_vocab_size": 4}
     slots = True if says is None else None
     found = read_pt(tmp_path, {**FOREIGN, **told}, preserve_last=slots, **options)
-    assert found.scale_slot is not None
-    assert found.scale_slot.tolist() == [0, 1, 1, 1, 0]
+    assert known(found.scale_slot).tolist() == [0, 1, 1, 1, 0]
     ids, weights = found.row(2)
     assert (ids.tolist(), weights.tolist()) == ([1, 2], [0.5, 0.5])
     # What the caller says counts, whatever the file says.
@@ -298,8 +292,7 @@ def test_a_slot_with_the_id_of_another_entry_is_one_entry(tmp_path: Path) -> Non
     }
     found = read_pt(tmp_path, value, teacher_vocab_size=4)
     assert found.student_ids.tolist() == [0, 0, 1]
-    assert found.scale_slot is not None
-    assert found.scale_slot.tolist() == [1, 0]  # what is left of a row is never only a slot
+    assert known(found.scale_slot).tolist() == [1, 0]  # what is left of a row is never only a slot
     assert found.reports[0].counts["slots added to an entry of the same id"] == 2
 
 
@@ -344,8 +337,14 @@ def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix:
     replace(found, top_k=3, history=()).save(path)
     slotted = ProjectionMap.load(path, preserve_last=True)
     slotted.check()
-    assert slotted.scale_slot is not None
-    assert slotted.scale_slot.tolist() == [0, 0, 0, 1, 0, 0]  # the row that has a last column
+    assert known(slotted.scale_slot).tolist() == [
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+    ]  # the row that has a last column
     assert slotted.reports[-1].counts == {"rows whose last column is a scale slot": 1}
 
 
@@ -449,9 +448,7 @@ def test_names_too_long_together_to_be_read_again_are_an_error(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_maps_without_the_scale_trick_have_no_slots(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    plain = xtok.build(byte_level, sentencepiece, BuildConfig(scale_trick=False))
+def test_maps_without_the_scale_trick_have_no_slots(to_pieces: Pair) -> None:
+    plain = xtok.build(*to_pieces.tokenizers, BuildConfig(scale_trick=False))
     assert "scale_slot" not in load_tensors(mapfile.to_safetensors(plain))
     assert nemo(plain)["enable_scale_trick"] is False

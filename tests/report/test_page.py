@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from checks import fails, known, usage_error
-from conftest import Cli
-from make import byte_ranks
+from conftest import Cli, Load
+from make import built, byte_ranks
 from numpy.typing import NDArray
 
 import xtok
@@ -29,7 +29,7 @@ from xtok.inspection.pair_facts import Shared
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.pairs import require_table
+from xtok.pairs import Pair, require_table
 from xtok.report import to_json
 from xtok.report._tables import weight
 from xtok.report.alignment import chunks
@@ -49,26 +49,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def projection(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
-    return xtok.build(byte_level, digits)
+def plain(map_to_digits: ProjectionMap, pair: Pair) -> PageData:
+    return examine(map_to_digits, pair=pair, names=["a.safetensors"])
 
 
 @pytest.fixture(scope="session")
-def plain(projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer) -> PageData:
-    return examine(projection, pair=xtok.pair(byte_level, digits), names=["a.safetensors"])
-
-
-@pytest.fixture(scope="session")
-def measured(
-    projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer, text: Path
-) -> PageData:
-    counted = xtok.build(byte_level, digits, xtok.BuildConfig.for_loss("p-kl"))
-    return examine(
-        [projection, counted],
-        texts=[text],
-        pair=xtok.pair(byte_level, digits),
-        names=["a.safetensors", "b.safetensors"],
-    )
+def measured(map_to_digits: ProjectionMap, pair: Pair, text: Path) -> PageData:
+    maps = [map_to_digits, built(*pair.tokenizers, xtok.BuildConfig.for_loss("p-kl"))]
+    return examine(maps, texts=[text], pair=pair, names=["a.safetensors", "b.safetensors"])
 
 
 HOSTILE = (
@@ -192,15 +180,15 @@ def test_empty_rows_are_all_that_build_reports(digits: Tokenizer, sentencepiece:
     assert finding.number == f"{special + text}"
 
 
-def test_a_damaged_map_is_fit_for_nothing(projection: ProjectionMap) -> None:
-    broken = examine(replace(projection, weights=projection.weights[::-1].copy()))
+def test_a_damaged_map_is_fit_for_nothing(map_to_digits: ProjectionMap) -> None:
+    broken = examine(replace(map_to_digits, weights=map_to_digits.weights[::-1].copy()))
     levels = [fit.level for fit in broken.report.maps[0].fits]
     assert levels == ["bad", "bad", "bad", "good"]
     render(broken)
 
 
 def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
-    report = examine(xtok.build(byte_level, byte_level)).report
+    report = examine(built(byte_level, byte_level)).report
     vocabulary = report.pair.vocabulary
     assert vocabulary.student == vocabulary.teacher == vocabulary.both
     assert report.advice.loss == "plain KL"
@@ -348,9 +336,9 @@ def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
 
 
 def test_the_same_inputs_give_the_same_bytes(
-    cli: Cli, projection: ProjectionMap, small: Path, tmp_path: Path, text: Path
+    cli: Cli, map_to_digits: ProjectionMap, small: Path, tmp_path: Path, text: Path
 ) -> None:
-    projection.save(tmp_path / "m.safetensors")
+    map_to_digits.save(tmp_path / "m.safetensors")
     models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
     for name in ("a.html", "folder/b.html"):
         done = cli("report", "m.safetensors", *models, "--text", text, "-o", name, "--json", "-q")
@@ -404,9 +392,7 @@ def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: PageData) -> No
 
 
 @pytest.fixture(scope="module")
-def real_page(
-    load_real: Callable[[str], Tokenizer], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def real_page(load_real: Load, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of Llama 3 to Qwen."""
     sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
     path = tmp_path_factory.mktemp("real") / "page.html"
@@ -439,26 +425,23 @@ def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None
     fails(done, "page.json is a folder")
 
 
-def test_maps_of_different_pairs(projection: ProjectionMap, byte_level: Tokenizer) -> None:
-    other = xtok.build(byte_level, byte_level)
-    with pytest.raises(XtokError, match="has other tokens"):
-        examine([projection, other])
+def test_maps_of_different_pairs(map_to_digits: ProjectionMap, byte_level: Tokenizer) -> None:
+    with pytest.raises(XtokError, match="other tokens"):
+        examine([map_to_digits, built(byte_level, byte_level)])
     with pytest.raises(ValueError, match="text needs a pair"):
-        examine(projection, texts=["a.txt"])
+        examine(map_to_digits, texts=["a.txt"])
 
 
-def test_a_map_without_tokens_needs_its_models(
-    projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer
-) -> None:
-    student, teacher = (replace(v, table=None) for v in (projection.student, projection.teacher))
-    bare = replace(projection, student=student, teacher=teacher)
-    with pytest.raises(XtokError, match="carries no tokens"):
+def test_a_map_without_tokens_needs_its_models(map_to_digits: ProjectionMap, pair: Pair) -> None:
+    student, teacher = (replace(v, table=None) for v in (pair.student, pair.teacher))
+    bare = replace(map_to_digits, student=student, teacher=teacher)
+    with pytest.raises(XtokError):
         examine(bare)
-    render(examine(bare, pair=xtok.pair(byte_level, digits)))
+    render(examine(bare, pair=pair))
 
 
-def test_a_repeated_name_is_numbered(projection: ProjectionMap) -> None:
-    report = examine([projection] * 2, names=["a", "a"]).report
+def test_a_repeated_name_is_numbered(map_to_digits: ProjectionMap) -> None:
+    report = examine([map_to_digits] * 2, names=["a", "a"]).report
     assert [one.name for one in report.maps] == ["a", "a (2)"]
     assert distinct(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
 
@@ -524,13 +507,13 @@ def test_the_page_loads_without_an_error_or_a_request(
 
 @browsing
 def test_search_finds_tokens_bytes_and_ids(
-    browser: Browser, files: dict[str, Path], projection: ProjectionMap
+    browser: Browser, files: dict[str, Path], map_to_digits: ProjectionMap
 ) -> None:
-    the = projection.student_ids_of(" the")[0]
+    the = map_to_digits.student_ids_of(" the")[0]
     browser.open(files["plain"], "#search=%20the")
     assert texts_of(browser, "#students li button")[0] == f"␣the#{the}"
     [shown, *_] = texts_of(browser, "#detail .entries tbody td:last-child")
-    entry = projection[" the"].entries[0]
+    entry = map_to_digits[" the"].entries[0]
     assert shown == f"{entry.token}#{entry.teacher_id}".replace(" ", "␣")
     browser.open(files["plain"], "#search=\\x20\\x74he")
     assert texts_of(browser, "#students li button")[0] == f"␣the#{the}"
@@ -546,8 +529,9 @@ def test_search_finds_tokens_bytes_and_ids(
 
 @browsing
 def test_every_row_and_column_of_the_page_is_the_map(
-    browser: Browser, files: dict[str, Path], projection: ProjectionMap, plain: PageData
+    browser: Browser, files: dict[str, Path], plain: PageData
 ) -> None:
+    [projection] = plain.maps
     browser.open(files["plain"])
     rows = browser.run("Array.from({length: student.length}, (_, id) => maps[0].row(id))")
     held = [[(e["id"], e["isSlot"]) for e in row] for row in rows]

@@ -12,7 +12,6 @@ import pytest
 from conftest import Cli
 from make import run_python, token, write_documents
 
-import xtok
 from xtok.config import BuildConfig, MultitokenConfig, Target
 from xtok.counting.pair_text import PairText, Wanted
 from xtok.counting.smoothing import ALPHAS
@@ -24,7 +23,6 @@ from xtok.pairs import Pair
 from xtok.stages.build import map_of_pair
 from xtok.stages.counted import wanted_by
 from xtok.stages.multitoken import multitoken
-from xtok.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("short_prior")
 
@@ -134,9 +132,9 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
 
 
 def test_a_base_of_another_pair_is_refused_before_the_text_is_read(
-    byte_level: Tokenizer, sentencepiece: Tokenizer, base: ProjectionMap, tmp_path: Path
+    to_pieces: Pair, base: ProjectionMap, tmp_path: Path
 ) -> None:
-    other = xtok.pair(byte_level, sentencepiece)
+    other = to_pieces
     with pytest.raises(XtokError, match="teacher"):
         made(other, [tmp_path / "missing.txt"], base=base)
 

@@ -7,7 +7,8 @@ import naive
 import numpy as np
 import pytest
 import torch
-from make import NO_SLOT, byte_ranks, read_pt, row, table_of
+from checks import identity, known, related_by_bytes
+from make import NO_SLOT, built, byte_ranks, read_pt, row, table_of
 
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
@@ -15,13 +16,18 @@ from xtok.errors import XtokError
 from xtok.maps.admit import admit
 from xtok.maps.file import sha256
 from xtok.maps.projection_map import RowKind
+from xtok.pairs import Pair
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import TokenType
 
 KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
+
+
+@pytest.fixture
+def tiny(student: Tokenizer, teacher: Tokenizer) -> Pair:
+    return xtok.pair(student, teacher)
 
 
 @pytest.fixture
@@ -42,8 +48,8 @@ def loaded(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
 # multitoken
 
 
-def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> None:
-    forward = multitoken(xtok.pair(student, teacher), replace(NO_SLOT, reverse_pass=False))
+def test_weights_of_the_forward_pass(tiny: Pair) -> None:
+    forward = multitoken(tiny, replace(NO_SLOT, reverse_pass=False))
     forward.check()
     assert row(forward, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]  # 201
     assert row(forward, 259) == [(0x32, 0.909091), (0x30, 0.090909)]  # 20
@@ -51,16 +57,12 @@ def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> 
     assert row(forward, 0x41) == [(0x41, 1.0)]
     assert forward.nnz == 256 + 6 + 3
     assert forward.scale_slot is None
-    one = multitoken(
-        xtok.pair(student, teacher), replace(NO_SLOT, max_pieces=1, reverse_pass=False)
-    )
+    one = multitoken(tiny, replace(NO_SLOT, max_pieces=1, reverse_pass=False))
     assert row(one, 260) == [(0x32, 1.0)]
 
 
-def test_the_reverse_pass_adds_what_begins_with_the_token(
-    student: Tokenizer, teacher: Tokenizer
-) -> None:
-    both = multitoken(xtok.pair(student, teacher), NO_SLOT)
+def test_the_reverse_pass_adds_what_begins_with_the_token(tiny: Pair) -> None:
+    both = multitoken(tiny, NO_SLOT)
     both.check()
     # "ab": itself twice, and the first of the two pieces of "abc"; "c": its second piece.
     total = 2 + 0.9 / 0.99
@@ -74,8 +76,7 @@ def test_every_row_has_a_slot_until_exact_rows_are_pinned(
 ) -> None:
     slots = multitoken(xtok.pair(student, teacher))
     slots.check()
-    assert slots.scale_slot is not None
-    assert slots.scale_slot.tolist() == [1] * 262
+    assert known(slots.scale_slot).tolist() == [1] * 262
     slot = 263  # the teacher's first unused id
     assert row(slots, 260) == [
         (0x32, 0.750751), (0x30, 0.075075), (0x31, 0.007508), (slot, 0.166667)
@@ -85,12 +86,11 @@ def test_every_row_has_a_slot_until_exact_rows_are_pinned(
     pinned.check()
     assert row(pinned, 0x41) == [(0x41, 1.0)]
     assert row(pinned, 260) == row(slots, 260)
-    assert pinned.scale_slot is not None
-    assert np.flatnonzero(pinned.scale_slot).tolist() == [259, 260]
+    assert np.flatnonzero(known(pinned.scale_slot)).tolist() == [259, 260]
 
 
-def test_the_slot_is_one_of_the_top_k(student: Tokenizer, teacher: Tokenizer) -> None:
-    two = multitoken(xtok.pair(student, teacher), MultitokenConfig(top_k=2))
+def test_the_slot_is_one_of_the_top_k(tiny: Pair) -> None:
+    two = multitoken(tiny, MultitokenConfig(top_k=2))
     two.check()
     assert row(two, 260) == [(0x32, 0.833333), (263, 0.166667)]
     assert two.entries_per_row.max() == 2
@@ -144,14 +144,7 @@ def test_every_entry_of_a_text_row_is_related_by_bytes(
     request: pytest.FixtureRequest, names: tuple[str, str]
 ) -> None:
     student, teacher = loaded(request, *names)
-    projection = xtok.build(student, teacher, BuildConfig(top_k=32, scale_trick=False))
-    rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
-    for s, t in zip(projection.student_ids.tolist(), projection.teacher_ids.tolist(), strict=True):
-        if rows[s]:
-            assert columns[t]
-            assert columns[t] in rows[s] or rows[s] in columns[t]
-    text = table_of(student).text_ids
-    assert (projection.entries_per_row[text] > 0).all()
+    related_by_bytes(xtok.build(student, teacher, BuildConfig(top_k=32, scale_trick=False)))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -159,16 +152,7 @@ def test_a_tokenizer_onto_itself_is_the_identity_up_to_equal_bytes(
     request: pytest.FixtureRequest, name: str
 ) -> None:
     [tokenizer] = loaded(request, name)
-    projection = xtok.build(tokenizer, tokenizer)
-    table = table_of(tokenizer)
-    same = table.canonical_ids()
-    for i in range(len(table)):
-        ids, weights = projection.row(i)
-        if table.types[i] == TokenType.UNUSED:
-            assert not len(ids)
-        else:
-            expected = same[table[i]] if table[i] else i
-            assert (ids.tolist(), weights.tolist()) == ([expected], [1.0])
+    identity(built(tokenizer, tokenizer))
 
 
 def test_special_tokens_by_role_or_not_at_all(
@@ -222,11 +206,9 @@ def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer
 # Extending a map
 
 
-def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokenizer) -> None:
-    first = multitoken(xtok.pair(student, teacher), MultitokenConfig(reverse_pass=False))
-    more = multitoken(
-        xtok.pair(student, teacher), replace(NO_SLOT, reverse_pass=False), initial=first
-    )
+def test_a_map_is_extended_without_its_slots(tiny: Pair) -> None:
+    first = multitoken(tiny, MultitokenConfig(reverse_pass=False))
+    more = multitoken(tiny, replace(NO_SLOT, reverse_pass=False), initial=first)
     more.check()
     assert row(more, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]
     assert [step["stage"] for step in more.history] == ["multitoken", "multitoken"]
@@ -234,9 +216,9 @@ def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokeni
     assert "initial_sha256" not in more.history[0]
 
 
-def test_a_row_of_two_kinds_is_mixed(student: Tokenizer, teacher: Tokenizer) -> None:
-    first = reapply_exact(multitoken(xtok.pair(student, teacher), NO_SLOT))
-    more = multitoken(xtok.pair(student, teacher), NO_SLOT, initial=first)
+def test_a_row_of_two_kinds_is_mixed(tiny: Pair) -> None:
+    first = reapply_exact(multitoken(tiny, NO_SLOT))
+    more = multitoken(tiny, NO_SLOT, initial=first)
     assert more.row_kind[0x41] == RowKind.MIXED
     assert more.row_kind[260] == RowKind.PIECES
 
@@ -256,8 +238,8 @@ def test_a_map_of_another_pair_is_not_extended(
 # reapply_exact and sort_cut
 
 
-def test_a_tie_of_weights_goes_to_the_lower_id(student: Tokenizer, teacher: Tokenizer) -> None:
-    projection = multitoken(xtok.pair(student, teacher), NO_SLOT)
+def test_a_tie_of_weights_goes_to_the_lower_id(tiny: Pair) -> None:
+    projection = multitoken(tiny, NO_SLOT)
     # b" ": itself, then " t", " th" in which it is the first of two pieces, at equal weights.
     ids, weights = projection.row(0x20)
     assert ids.tolist() == [0x20, 258, 259]
@@ -294,13 +276,13 @@ def test_the_slot_stays_last_when_a_row_is_cut(student: Tokenizer, teacher: Toke
     assert projection.is_slot.sum() == 2
 
 
-def test_a_row_of_one_entry(student: Tokenizer, teacher: Tokenizer) -> None:
-    sort_cut(multitoken(xtok.pair(student, teacher), NO_SLOT), SortCutConfig(top_k=1)).check()
+def test_a_row_of_one_entry(tiny: Pair) -> None:
+    sort_cut(multitoken(tiny, NO_SLOT), SortCutConfig(top_k=1)).check()
 
 
-def test_special_tokens_of_a_stage_are_checked(student: Tokenizer, teacher: Tokenizer) -> None:
+def test_special_tokens_of_a_stage_are_checked(tiny: Pair) -> None:
     with pytest.raises(ValueError, match="special_tokens is 'some'"):
-        reapply_exact(multitoken(xtok.pair(student, teacher)), special_tokens="some")  # type: ignore[arg-type]
+        reapply_exact(multitoken(tiny), special_tokens="some")  # type: ignore[arg-type]
 
 
 def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiktoken
+from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import Library, check, pieces_for, qwen_like, texts
@@ -90,7 +91,7 @@ def test_a_sentencepiece_file_encodes_as_its_library(small: Path, tmp_path: Path
     "name", ["llama3", "llama4", "qwen", "cl100k", "o200k", "mistral-v1", "mistral-v3"]
 )
 def test_real_files_encode_as_their_libraries(
-    real: Callable[[str], str], load_real: Callable[[str], Tokenizer], name: str
+    real: Callable[[str], str], load_real: Load, name: str
 ) -> None:
     file = f"{name}.{'model' if name.startswith('mistral') else 'tiktoken'}"
     path, tokenizer = Path(real(file)), load_real(file)

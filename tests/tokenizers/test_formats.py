@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checks import not_loaded
-from conftest import REAL
-from make import saved, spelled, table_of, tekken_file, word_piece
+from conftest import REAL, Load
+from make import copied, saved, spelled, table_of, tekken_file, word_piece
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
@@ -337,7 +336,7 @@ def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.real
-def test_real_tekken(load_real: Callable[[str], Tokenizer]) -> None:
+def test_real_tekken(load_real: Load) -> None:
     table = table_of(load_real("tekken.json"))
     assert len(table) == 131_072
     assert table.control_names[999] == "<SPECIAL_999>"
@@ -348,7 +347,7 @@ def test_real_tekken(load_real: Callable[[str], Tokenizer]) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["tekken.json", "llama4.tiktoken"])
-def test_real_tokens_are_spelled_exactly(load_real: Callable[[str], Tokenizer], name: str) -> None:
+def test_real_tokens_are_spelled_exactly(load_real: Load, name: str) -> None:
     tokenizer = load_real(name)
     own = table_of(tokenizer).tokens()
     tokens = [token for token in own if token]
@@ -357,7 +356,7 @@ def test_real_tokens_are_spelled_exactly(load_real: Callable[[str], Tokenizer], 
 
 
 @pytest.mark.real
-def test_real_llama_4(load_real: Callable[[str], Tokenizer]) -> None:
+def test_real_llama_4(load_real: Load) -> None:
     tokenizer = load_real("llama4.tiktoken")
     table = table_of(tokenizer)
     assert len(table) == 202_048
@@ -392,17 +391,14 @@ def test_a_link_to_a_folder_keeps_its_own_name(small: Path, tmp_path: Path) -> N
     assert model_id(tmp_path / "mine" / "tokenizer.json") == "mine"
 
 
-def test_a_tokenizer_json_needs_none_of_its_folders_code(small: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "own"
-    shutil.copytree(small / "small-byte-level", folder)
+def test_a_tokenizer_json_needs_none_of_its_folders_code(
+    small: Path, tmp_path: Path, byte_level: Tokenizer
+) -> None:
     config = {"auto_map": {"AutoTokenizer": ["tokenization.Own", None]}, "tokenizer_class": "Own"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    folder = copied(small / "small-byte-level", tmp_path / "own", tokenizer_config=config)
     assert "requires custom tokenizer code" in not_loaded(folder)
-    plain, own = (
-        load_tokenizer(small / "small-byte-level"),
-        load_tokenizer(folder / "tokenizer.json"),
-    )
-    assert own.table.sha256() == plain.table.sha256()
+    own = load_tokenizer(folder / "tokenizer.json")
+    assert own.table.sha256() == byte_level.table.sha256()
     assert own.vocabulary.width_source == "config"
     assert not own.notes
 

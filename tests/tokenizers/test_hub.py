@@ -16,9 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from checks import fails
+from checks import fails, works
 from conftest import Cli
-from make import run_python
+from make import copied, run_python
 
 from xtok.embeddings.checkpoint import Model
 from xtok.errors import TokenizerError
@@ -284,8 +284,7 @@ def test_offline_takes_what_is_cached_and_asks_nothing(hub: Hub, small: Path) ->
 @pytest.mark.usefixtures("cached")
 def test_the_commit_of_a_repo_is_recorded(tmp_path: Path, cli: Cli) -> None:
     env = {"HF_HUB_CACHE": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    done = cli("build", "org/model@main", "bytes", env=env)
-    assert done.returncode == 0, done.stderr
+    done = works(cli("build", "org/model@main", "bytes", env=env))
     projection = ProjectionMap.load(tmp_path / done.stdout.strip())
     assert projection.student.revision == NEW
     assert projection.teacher.revision is None
@@ -361,12 +360,9 @@ print("code of the repo runs")
 def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     hub: Hub, small: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    folder = tmp_path / "odd"
-    shutil.copytree(small / "small-byte-level", folder)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["auto_map"] = {"AutoTokenizer": [None, "odd.OddTokenizer"]}
-    config["tokenizer_class"] = "OddTokenizer"
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    auto_map = {"AutoTokenizer": [None, "odd.OddTokenizer"]}
+    own = {"auto_map": auto_map, "tokenizer_class": "OddTokenizer"}
+    folder = copied(small / "small-byte-level", tmp_path / "odd", tokenizer_config=own)
     (folder / "config.json").write_text('{"vocab_size": 1280, "auto_map": {"AutoConfig": "x.Y"}}')
     (folder / "odd.py").write_text(CODE)
     hub.add("org/odd", folder)
@@ -377,8 +373,7 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     assert "error: org/odd requires custom tokenizer code\n" in done.stderr
     assert "allow it with --trust-remote-code" in done.stderr
     assert "code of the repo runs" not in done.stdout
-    done = cli(*args, "--trust-remote-code", env=env)
-    assert done.returncode == 0, done.stderr
+    done = works(cli(*args, "--trust-remote-code", env=env))
     assert f"note: ran the tokenizer code of org/odd at {OLD}" in done.stderr
     assert "code of the repo runs" in done.stderr
 

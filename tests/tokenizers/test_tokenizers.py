@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import small_tokenizers
-from checks import not_loaded
-from conftest import KINDS
+from checks import known, not_loaded
+from conftest import KINDS, Tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import hf_folder_of_ranks, spelled, table_of
+from make import copied, hf_folder_of_ranks, spelled, table_of
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -29,7 +29,7 @@ TOO_LONG = "no such file or folder: " if sys.version_info >= (3, 14) else "canno
 
 
 @pytest.fixture(params=KINDS)
-def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest, tokenizers: Tokenizers) -> Tokenizer:
     return tokenizers[request.param]
 
 
@@ -106,8 +106,7 @@ def test_width_option_and_width_without_a_config(small: Path) -> None:
     own = load_tokenizer(str(small / "small.model")).vocabulary
     assert (own.vocab_size, own.width_source) == (own.tokenizer_vocab_size, "tokenizer")
     assert wide.table is not None
-    assert own.table is not None
-    assert wide.table.sha256() == own.table.sha256()
+    assert wide.table.sha256() == known(own.table).sha256()
 
 
 def test_a_sentencepiece_file_and_its_hf_conversion_agree(
@@ -129,12 +128,9 @@ def folder_of_ranks(request: pytest.FixtureRequest, small: Path, tmp_path: Path)
 
 def edited(source: Path, folder: Path, **changes: Any) -> Path:
     """Copy a folder, and change its tokenizer.json; of the model only what is given."""
-    shutil.copytree(source, folder)
-    path = folder / "tokenizer.json"
-    document = json.loads(path.read_text())
-    document["model"] |= changes.pop("model", {})
-    path.write_text(json.dumps({**document, **changes}))
-    return folder
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    changes["model"] = model | changes.get("model", {})
+    return copied(source, folder, tokenizer=changes)
 
 
 def test_the_same_ranks_through_two_backends(

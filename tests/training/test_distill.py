@@ -16,6 +16,7 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, XtokError
+from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator
 
@@ -59,12 +60,10 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("loss", ["p-kl", "gold", "teacher-to-student-kl"])
-def test_every_loss_trains(
-    setting: list[str], tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer, loss: str
-) -> None:
+def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss: str) -> None:
     if loss == "teacher-to-student-kl":
         path = tmp_path / "own.safetensors"
-        xtok.build(byte_level, digits).save(path)
+        xtok.build(*pair.tokenizers).save(path)
         setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
     log = run(setting, tmp_path / "run", f"--loss={loss}", "--temperature=2")
     assert [line["step"] for line in log] == list(range(STEPS))

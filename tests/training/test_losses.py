@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from make import GOOD, alignment, random_map
+from naive_losses import value_and_gradient
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError
@@ -42,6 +43,7 @@ GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 ROWS = [[0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, 3, 3, -1]]
 COLUMNS = [[0, 1, 1, -1, 2], [0, 0, 1, 2, -1]]
 ALIGNED = alignment(ROWS, COLUMNS)
+VALID = torch.as_tensor(ALIGNED.pair_valid)
 IDS = (torch.tensor(ROWS), torch.tensor(COLUMNS))
 PAIRS = [(0, 3), (2, 1), (5, 0), (8, 12)]
 
@@ -66,13 +68,6 @@ def made_pairs(pairs: list[tuple[int, int]], widths: tuple[int, int]) -> ExactPa
         for ids, width in zip(sides, widths, strict=True)
     ]
     return ExactPairs(sides[0], sides[1], rests[0], rests[1])
-
-
-def value_and_gradient(loss: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
-    student.grad = None
-    loss.backward()
-    assert student.grad is not None
-    return loss.detach(), student.grad
 
 
 # NeMo-RL's own values
@@ -148,15 +143,9 @@ def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: 
         p_kl(student, teacher, ProjectionModule(m), ALIGNED, config), student
     )
     plain = naive_losses.p_kl(
-        student,
-        teacher,
-        dense(m),
-        IDS,
-        ALIGNED.pair_valid,  # type: ignore[arg-type]
-        top_k=top_k,
-        temperature=temperature,
-        reverse=reverse,
-    )
+        student, teacher, dense(m), IDS, VALID,
+        top_k=top_k, temperature=temperature, reverse=reverse,
+    )  # fmt: skip
     torch.testing.assert_close(found, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
 
 
@@ -167,14 +156,7 @@ def test_gold_is_its_plain_twin(reverse: bool) -> None:
     pairs = made_pairs(PAIRS, (10, 13))
     found = value_and_gradient(gold(student, teacher, pairs, ALIGNED, config), student)
     plain = naive_losses.gold(
-        student,
-        teacher,
-        PAIRS,
-        IDS,
-        ALIGNED.pair_valid,  # type: ignore[arg-type]
-        uncommon_topk=4,
-        temperature=1.5,
-        reverse=reverse,
+        student, teacher, PAIRS, IDS, VALID, uncommon_topk=4, temperature=1.5, reverse=reverse
     )
     torch.testing.assert_close(found, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
 
@@ -266,23 +248,17 @@ def test_empty_batches_are_zero(name: str, sizes: tuple[int, int, int]) -> None:
 
 
 def some_loss(
-    name: str,
-    student: Tensor,
-    teacher: Tensor,
-    aligned: AlignmentBatch = ALIGNED,
-    *,
+    name: str, student: Tensor, teacher: Tensor, aligned: AlignmentBatch = ALIGNED, *,
     reverse: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     if name == "p_kl":
         module = ProjectionModule(random_map(10, 13))
         return p_kl(student, teacher, module, aligned, PKLConfig(reverse_kl=reverse))
     if name == "gold":
         pairs = made_pairs(PAIRS, (10, 13))
         return gold(student, teacher, pairs, aligned, GoldConfig(reverse_kl=reverse))
-    same, mask = (
-        teacher[:, :1, :10].expand(2, 7, 10),
-        torch.as_tensor(aligned.student_chunk_id) >= 0,
-    )
+    same = teacher[:, :1, :10].expand(2, 7, 10)
+    mask = torch.as_tensor(aligned.student_chunk_id) >= 0
     return same_tokenizer_kl(student, same, mask, SameTokenizerConfig(reverse_kl=reverse))
 
 

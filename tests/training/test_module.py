@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks import known
 from make import GOOD, SLOT, random_map
 from torch import Tensor
 
@@ -52,8 +53,7 @@ def test_nothing_to_project(shape: tuple[int, ...]) -> None:
     projected = ProjectionModule(SLOTTED, learnable=True)(probs)
     assert projected.shape == (*shape[:-1], 6)
     projected.sum().backward()
-    assert probs.grad is not None
-    assert probs.grad.shape == shape
+    assert known(probs.grad).shape == shape
 
 
 @pytest.mark.parametrize("columns", [None, torch.tensor([7, 0, 3])])
@@ -102,13 +102,11 @@ def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([0, 6], r"not different ids in 0\.\.5"),
-        ([-1], r"not different ids in 0\.\.5"),
-        ([2, 2], r"not different ids in 0\.\.5"),
-        ([[1]], r"not int64 \[k\]"),
+        ([0, 6], r"not different ids in 0\.\.5"), ([-1], r"not different ids in 0\.\.5"),
+        ([2, 2], r"not different ids in 0\.\.5"), ([[1]], r"not int64 \[k\]"),
         ([0.5], r"torch.float32 \[1\], not int64"),
     ],
-)
+)  # fmt: skip
 def test_columns_that_are_none(columns: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ProjectionModule(GOOD)(PROBS, torch.tensor(columns))
@@ -122,8 +120,7 @@ def test_float32_under_autocast() -> None:
         assert projected.dtype == torch.float32
         projected[:, 5].sum().backward()
     torch.testing.assert_close(projected, PROBS.bfloat16().float() @ W)
-    assert probs.grad is not None
-    assert probs.grad.dtype == torch.bfloat16
+    assert known(probs.grad).dtype == torch.bfloat16
     torch.testing.assert_close(probs.grad, W[:, 5].bfloat16().expand(2, 4))
 
 
@@ -178,8 +175,7 @@ def test_weights_that_vanish_leave_the_map() -> None:
     found = learned.to_map()
     found.check()
     assert found.row(0)[0].tolist() == [3]
-    assert found.scale_slot is not None
-    assert found.scale_slot.tolist() == [0, 0, 0, 0]
+    assert known(found.scale_slot).tolist() == [0, 0, 0, 0]
 
 
 def test_state_dict() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
+from checks import known
 from stored_teachers import write_neutral
 from torch import Tensor
 
@@ -96,8 +97,7 @@ def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenize
     ours = logits_for(batch, len(digits.table), seed=1).requires_grad_()
     of_teacher.loss(ours, logits.requires_grad_(), batch, batch["teachers"][0]).backward()
     assert logits.grad is None
-    assert ours.grad is not None
-    assert bool(ours.grad[:, 0].any())
+    assert bool(known(ours.grad)[:, 0].any())
 
 
 def test_rows_are_what_they_are_alone(byte_level: Tokenizer, digits: Tokenizer) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
+from conftest import Load
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import load_tokenizer
 from xtok.vocab.classes import TokenClass, num_digits, text_class, token_class, token_classes
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
@@ -106,7 +105,7 @@ def test_numbers_are_ascii_digits_with_spaces_around() -> None:
     ],
 )
 def test_numbers_of_real_vocabularies(
-    load_real: Callable[[str], Tokenizer], name: str, by_class: list[int], numbers: int
+    load_real: Load, name: str, by_class: list[int], numbers: int
 ) -> None:
     table = load_real(name).table
     counts = np.bincount(token_classes(table), minlength=len(C))

@@ -107,15 +107,11 @@ def test_sha256_does_not_depend_on_width_roles_or_order() -> None:
 @pytest.mark.parametrize(
     ("data", "shown"),
     [
-        (b" the", " the"),
-        (b"a\tb\nc\rd\\", r"a\tb\nc\rd\\"),
-        (b"\x1b[31m", r"\x1b[31m"),
-        ("\u202eevil".encode(), r"\xe2\x80\xaeevil"),
-        ("\u00a0".encode(), r"\xc2\xa0"),
-        (b"\xe4\xb8", r"\xe4\xb8"),
-        ("中文 é".encode(), "中文 é"),
+        (b" the", " the"), (b"a\tb\nc\rd\\", r"a\tb\nc\rd\\"), (b"\x1b[31m", r"\x1b[31m"),
+        ("\u202eevil".encode(), r"\xe2\x80\xaeevil"), ("\u00a0".encode(), r"\xc2\xa0"),
+        (b"\xe4\xb8", r"\xe4\xb8"), ("中文 é".encode(), "中文 é"),
     ],
-)
+)  # fmt: skip
 def test_escape(data: bytes, shown: str) -> None:
     assert escape(data) == shown
 
