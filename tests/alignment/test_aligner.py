@@ -496,12 +496,10 @@ def test_what_it_takes(
     ):
         assert student_chunks(made, s, t) == expected
     assert hf.backend_tokenizer.to_str() == before
-    with pytest.raises(XtokError, match="the sides are swapped"):
+    with pytest.raises(XtokError, match="swapped"):
         nemo_rl.TokenAligner(teacher, student, path)
     with pytest.raises(ValueError, match="max_comb_len is 0"):
         TokenAligner(xtok.pair(student, teacher), max_comb_len=0)
-    with pytest.raises(XtokError, match="not a fast Hugging Face tokenizer"):
-        nemo_rl.TokenAligner(3, teacher)
 
 
 # Bad input

@@ -305,7 +305,7 @@ def test_text_goes_with_two_models(
     text.write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="two models"):
         doctor(byte_level, texts=text)
-    with pytest.raises(XtokError, match="nothing can be counted: 0 documents, 0 bytes of text"):
+    with pytest.raises(XtokError, match="0 documents"):
         doctor(digits, byte_level, text)
     assert cli("doctor", "bytes", "--text", text).returncode == 2
     done = cli("doctor", "./none.model", "bytes", "--text", "none.txt")

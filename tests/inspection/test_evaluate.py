@@ -282,7 +282,7 @@ def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
 def test_maps_of_another_pair_and_empty_text_are_errors(
     pair: Pair, maps: Maps, corpus: Path, evaluation: Evaluation, tmp_path: Path
 ) -> None:
-    with pytest.raises(XtokError, match="the sides are swapped"):
+    with pytest.raises(XtokError, match="swapped"):
         evaluate(pair.reversed, maps["recipe"], corpus)
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(XtokError, match="0 documents"):
@@ -318,7 +318,7 @@ def test_evaluate_on_the_command_line(
     assert cli(*line[:-1], "nowhere*.txt").returncode == 1
     assert cli(*line, "--max-leak", "0.1").returncode == 2
     missing = cli("evaluate", "none.safetensors", *line[2:], "--max-leak", "0.1")
-    fails(missing, "the map none.safetensors cannot be read: No such file")
+    fails(missing, "none.safetensors")
     nan = cli(*line, "--min-coverage", "nan")
     assert (nan.returncode, "--min-coverage is nan" in nan.stderr) == (2, True)
 

@@ -317,7 +317,7 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_does_not_fit_is_refused(gold: Any, small: Path, tmp_path: Path) -> None:
     folders = (small / "small-digits", small / "small-byte-level")
-    with pytest.raises(XtokError, match=r"^uld_student_temperature is 2, uld_teacher_temp"):
+    with pytest.raises(XtokError, match="temperature"):
         trainer(gold, *folders, tmp_path, uld_student_temperature=2)
     with pytest.raises(ValueError, match=r"^args is None, and must be a GOLDConfig$"):
         gold.XTokGOLDTrainer("a", "b")

@@ -240,7 +240,7 @@ def test_folders_with_and_without_transformers(
 @pytest.mark.parametrize("name", [["PreTrainedTokenizerFast"], {}, 5])
 def test_a_class_that_is_no_name(small: Path, tmp_path: Path, name: Any) -> None:
     folder = copied(small / "small-digits", tmp_path / "folder", tokens(tokenizer_class=name))
-    with pytest.raises(TokenizerError, match="is not a tokenizer that AutoTokenizer loads"):
+    with pytest.raises(TokenizerError, match="AutoTokenizer"):
         load_tokenizer(folder)
 
 

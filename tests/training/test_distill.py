@@ -161,7 +161,7 @@ def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path) -> None:
     assert first == run(setting, tmp_path / "b", "--from-scratch", "--seed=1", steps=1)
     assert first != run(setting, tmp_path / "c", "--from-scratch", "--seed=2", steps=1)
     without = [o for o in setting if not o.startswith("--map")]
-    with pytest.raises(XtokError, match="p-kl needs a map"):
+    with pytest.raises(XtokError, match="needs a map"):
         run(without, tmp_path / "d")
     (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     texts = [o for o in setting if not o.startswith("--texts")]

@@ -279,9 +279,9 @@ def test_padding_of_wider_models_takes_no_part() -> None:
 @pytest.mark.parametrize("name", ["p_kl", "gold"])
 def test_narrow_logits_are_refused(name: str) -> None:
     student, teacher = logits()
-    with pytest.raises(XtokError, match="the student's logits are 9 wide, the map's student 10"):
+    with pytest.raises(XtokError, match="student's logits"):
         some_loss(name, student[..., :9], teacher)
-    with pytest.raises(XtokError, match="the teacher's logits are 12 wide, the map's teacher 13"):
+    with pytest.raises(XtokError, match="teacher's logits"):
         some_loss(name, student, teacher[..., :12])
 
 

@@ -95,7 +95,7 @@ def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
     module = ProjectionModule(GOOD)
     padded = torch.cat([PROBS, torch.full((2, 3), 0.5)], 1)
     assert torch.equal(module(padded), module(PROBS))
-    with pytest.raises(XtokError, match="the student's logits are 3 wide, the map's student 4"):
+    with pytest.raises(XtokError, match="student's logits"):
         module(PROBS[:, :3])
 
 
