@@ -85,6 +85,11 @@ def option(default: Any, help: str, **about: Any) -> Any:
     return field(default=default, metadata={"about": About(help=help, **about)})
 
 
+def _top_k(default: int, help: str = "Entries per row, the scale slot included.") -> Any:
+    """Return the option of how many entries a row has at most."""
+    return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
+
+
 @functools.cache
 def _types(config: Any) -> dict[str, Any]:
     return get_type_hints(config)
@@ -167,14 +172,7 @@ def check_loss(loss: Loss) -> None:
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = option(
-        32,
-        "Entries per row, the scale slot included.",
-        short="-k",
-        min=1,
-        max=MAX_ENTRIES,
-        panel=MAIN,
-    )
+    top_k: int = _top_k(32)
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
@@ -258,14 +256,7 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = option(
-        4,
-        "Entries per row, the scale slot included.",
-        short="-k",
-        min=1,
-        max=MAX_ENTRIES,
-        panel=MAIN,
-    )
+    top_k: int = _top_k(4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,13 +266,8 @@ class BuildConfig(MultitokenConfig):
     `top_k` is that of the result; `multitoken` has its own default.
     """
 
-    top_k: int = option(
-        SortCutConfig.top_k,
-        "Entries per row, the scale slot included; with --for, 8 unless given.",
-        short="-k",
-        min=1,
-        max=MAX_ENTRIES,
-        panel=MAIN,
+    top_k: int = _top_k(
+        SortCutConfig.top_k, "Entries per row, the scale slot included; with --for, 8 unless given."
     )
     weights: Weights = option(
         "decay",
@@ -346,7 +332,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
+    top_k: int = _top_k(10, "Entries per row.")
     weight_threshold: float = option(
         0.0,
         "Drop entries whose share of the row is less: of the whole row by embeddings, of its "
@@ -399,7 +385,7 @@ class ProjectConfig(Config):
     """How `project` turns a teacher's predictions into a student's."""
 
     panel = MAIN
-    top_k: int = option(64, "Candidates per token.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
+    top_k: int = _top_k(64, "Candidates per token.")
     to: CacheFormat = option(
         "neutral",
         "What to write: the neutral Parquet, the columns that axolotl or DistillKit reads, or "

@@ -59,6 +59,11 @@ def map_option(help: str, default: Any = None, **about: Any) -> Any:
 
 MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
+BACK_MAP = map_option(
+    "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is built.",
+    name="map",
+    panel=MAIN,
+)
 JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 TEXT_FIELD = option(
     "text",

@@ -9,13 +9,13 @@ import xtok
 from xtok import report
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
+    BACK_MAP,
     JSON,
     STUDENT_CHAT_TEMPLATE,
     TEACHER_CHAT_TEMPLATE,
     ModelArguments,
     Models,
     Widths,
-    map_option,
 )
 from xtok.config import MAIN, ProjectConfig, option
 from xtok.errors import XtokError
@@ -38,12 +38,7 @@ def project(
         parser=expanded,
     ),
     models: ModelArguments,
-    back_map: Path | None = map_option(
-        "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is "
-        "built.",
-        name="map",
-        panel=MAIN,
-    ),
+    back_map: Path | None = BACK_MAP,
     output: Path = option(
         ..., "Where to write: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
     ),

@@ -6,11 +6,11 @@ import xtok
 from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import (
+    BACK_MAP,
     STUDENT_CHAT_TEMPLATE,
     TEACHER_CHAT_TEMPLATE,
     ModelArguments,
     Widths,
-    map_option,
 )
 from xtok.config import MAIN, ServeConfig, option
 from xtok.report.stdout import print_result, result_stream
@@ -24,12 +24,7 @@ def serve(
         ..., "The address of a vLLM or SGLang server of the teacher.", metavar="URL", panel=MAIN
     ),
     config: ServeConfig,
-    back_map: Path | None = map_option(
-        "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is "
-        "built.",
-        name="map",
-        panel=MAIN,
-    ),
+    back_map: Path | None = BACK_MAP,
     student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
     teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,

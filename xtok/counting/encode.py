@@ -31,10 +31,6 @@ class EncodedBatch(NamedTuple):
     sides: list[FlatIds]
 
 
-def _ignore(size: int, tokens: int) -> None:
-    """Advance nothing."""
-
-
 class TextEncoder:
     """Encodes documents with several tokenizers on all cores; as a context it ends its threads.
 
@@ -60,7 +56,7 @@ class TextEncoder:
         self,
         batches: Iterable[Batch],
         total: int,
-        advance: Callable[[int, int], object] = _ignore,
+        advance: Callable[[int, int], object],
     ) -> Iterator[EncodedBatch]:
         """Encode batches of documents, the next ones while one is worked on.
 
