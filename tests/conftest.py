@@ -18,7 +18,7 @@ import hub_folders
 import pytest
 import small_tokenizers
 from forked import TIMEOUT, Forks
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from make import built, write_documents
 
 import xtok
@@ -35,7 +35,11 @@ REAL = ROOT / "data" / "tokenizers"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure; and where a result decides, the same examples are tried each time.
-settings.register_profile("xtok", deadline=None, derandomize=bool(os.environ.get("CI")))
+# Fixtures of functions are the same for all examples, which is what these tests want.
+settings.register_profile(
+    "xtok", deadline=None, derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
 settings.load_profile("xtok")
 
 AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"

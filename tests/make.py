@@ -179,16 +179,13 @@ def qwen_like(small: Path, folder: Path, normalizer: str) -> Path:
     return copied(small / "small-byte-level", folder, tokenizer=parts)
 
 
-def vocabulary(width: int) -> Vocabulary:
-    return Vocabulary(
-        model_id="m",
-        revision=None,
-        backend=None,
-        vocab_size=width,
-        width_source="map",
-        tokenizer_vocab_size=None,
-        table=None,
-    )
+def vocabulary(width: int, **fields: Any) -> Vocabulary:
+    """A side of a map; without tokens, unless they are given."""
+    given: dict[str, Any] = {
+        "model_id": "m", "revision": None, "backend": None, "width_source": "map",
+        "tokenizer_vocab_size": None, "table": None,
+    }  # fmt: skip
+    return Vocabulary(vocab_size=width, **(given | fields))
 
 
 def tiny_map(rows: dict[int, list[tuple[int, float]]], **fields: Any) -> ProjectionMap:
@@ -241,15 +238,10 @@ def tiny_vocabulary(name: str, *tokens: bytes, width: int) -> Vocabulary:
     entries = [Entry(0, TokenType.CONTROL, b"<s>")]
     entries += [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(tokens, 1)]
     table, _ = decode_vocabulary(entries, width=width)
-    return Vocabulary(
-        model_id=name,
-        revision="main",
-        backend="hf",
-        vocab_size=width,
-        width_source="option",
-        tokenizer_vocab_size=len(tokens) + 1,
-        table=replace(table, roles={"bos": (0,)}),
-    )
+    return vocabulary(
+        width, model_id=name, revision="main", backend="hf", width_source="option",
+        tokenizer_vocab_size=len(tokens) + 1, table=replace(table, roles={"bos": (0,)}),
+    )  # fmt: skip
 
 
 TINY = ProjectionMap(

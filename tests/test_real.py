@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from checks import identity, known, related_by_bytes
 from conftest import ROOT, Load
-from make import table_of
+from make import built, table_of
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
@@ -108,9 +108,8 @@ def test_qwen_as_ranks_and_as_a_folder(
 
 @pytest.fixture(scope="module")
 def llama_to_qwen(load_real: Load) -> ProjectionMap:
-    return xtok.build(
-        load_real("llama3.tiktoken"), load_real("qwen.tiktoken"), BuildConfig(scale_trick=False)
-    )
+    sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    return built(*sides, BuildConfig(scale_trick=False))
 
 
 def named_row(projection: ProjectionMap, token: bytes) -> list[tuple[str, float]]:
@@ -141,7 +140,7 @@ def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real:
         ("llama3.tiktoken", "mistral-v3.model"),
         ("claude-2", "qwen.tiktoken"),
     ):
-        projection = xtok.build(load_real(student), load_real(teacher))
+        projection = built(load_real(student), load_real(teacher))
         table = table_of(load_real(teacher))
         holding = [i for i, token in enumerate(table.tokens()) if replacement in token]
         rows = table_of(load_real(student)).tokens()
@@ -152,22 +151,22 @@ def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_tokenizer_onto_itself_is_the_identity(load_real: Load, name: str) -> None:
-    identity(xtok.build(load_real(name), load_real(name)))
+    identity(built(load_real(name), load_real(name)))
 
 
 def test_build_is_the_three_stages_with_files_between(load_real: Load, tmp_path: Path) -> None:
     student, teacher = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    built = mapfile.to_safetensors(xtok.build(student, teacher))
+    expected = mapfile.to_safetensors(built(student, teacher))
     for suffix in (".safetensors", ".pt"):
         path = tmp_path / f"map{suffix}"
         multitoken(xtok.pair(student, teacher)).save(path)
         reapply_exact(ProjectionMap.load(path)).save(path)
         sort_cut(ProjectionMap.load(path)).save(path)
-        assert mapfile.to_safetensors(ProjectionMap.load(path)) == built
+        assert mapfile.to_safetensors(ProjectionMap.load(path)) == expected
 
 
 def test_llama_3_onto_mistral_does_not_confuse_byte_a1_with_a_character(load_real: Load) -> None:
-    projection = xtok.build(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
+    projection = built(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
     assert projection.teacher.table is not None
     table = projection.teacher.table
     [(_, weight)] = named_row(projection, b"\xa1")
@@ -247,7 +246,7 @@ def test_against_the_reference_map(load_real: Load) -> None:
 def test_against_the_reference_after_all_three_steps(load_real: Load) -> None:
     found = golden("sort_cut_claude_to_mistral_v3_top4")
     student, teacher = load_real("claude-2"), load_real("mistral-v3.model")
-    projection = xtok.build(student, teacher)
+    projection = built(student, teacher)
     rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
     same = valid = 0
     for s, (ids, weights) in enumerate(zip(found["indices"], found["weights"], strict=True)):

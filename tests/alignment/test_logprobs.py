@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Aligners, Tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import byte_ranks, run_python
 
@@ -22,9 +22,6 @@ from xtok.alignment.logprobs import Credit, ProjectedLogprobs
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 
-SLOW_FIXTURES = settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 LOGPROBS = st.floats(-50, 0, width=32) | st.sampled_from([0.0, -0.0, -1e-30, -1e30, -math.inf])
 
 
@@ -101,7 +98,7 @@ def test_impossible_tokens_stay_impossible(aligner: TokenAligner, credit: Credit
 
 
 @given(data=st.data())
-@SLOW_FIXTURES
+@settings(max_examples=150)
 def test_sums_are_preserved_exactly(
     aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
 ) -> None:

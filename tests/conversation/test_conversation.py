@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from checks import error_of, known
 from conftest import Load
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtok.conversation import (
@@ -201,7 +201,7 @@ def test_the_text_is_that_of_transformers(expression: str) -> None:
     texts=st.lists(st.text(max_size=12), min_size=1, max_size=4),
     name=st.sampled_from(["chatml", PROMPT_IN_THE_LOOP]),
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 def test_any_contents_are_found_where_they_are(
     byte_level: Tokenizer, texts: list[str], name: str
 ) -> None:

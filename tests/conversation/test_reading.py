@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from chat_families import CALL, TOLD
 from checks import known
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtok.conversation import ReadBack, read_back, render
@@ -194,7 +194,7 @@ def qwen(family: Family) -> Tokenizer:
     return family("qwen3")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_said_is_read_back_or_none(qwen: Tokenizer, data: st.DataObject) -> None:
     """Cut off anywhere, in other tokens of the same bytes, with what looks like the template's."""

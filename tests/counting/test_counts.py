@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make import vocabulary
 from numpy.typing import NDArray
 
 from xtok.alignment.aligner import TokenAligner
@@ -26,17 +27,13 @@ TOKENS = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"c"]
 DATA, OFFSETS = np.frombuffer(b"".join(TOKENS), np.uint8), np.cumsum([0, *map(len, TOKENS)])
 
 
-def vocabulary(unknown: str) -> Vocabulary:
+def side(unknown: str) -> Vocabulary:
     """The tokens, the first of which stands for no bytes, and has no counterpart."""
     types = np.array([TokenType.UNKNOWN] + [TokenType.NORMAL] * (len(TOKENS) - 1), np.uint8)
-    return Vocabulary(
-        model_id="tokens", revision=None, backend=None, vocab_size=len(TOKENS),
-        width_source="option", tokenizer_vocab_size=None,
-        table=TokenTable(DATA, OFFSETS, types, {0: unknown}),
-    )  # fmt: skip
+    return vocabulary(len(TOKENS), table=TokenTable(DATA, OFFSETS, types, {0: unknown}))
 
 
-PAIR = Pair(vocabulary("<s>"), vocabulary("<t>"))
+PAIR = Pair(side("<s>"), side("<t>"))
 ALIGNER = TextAligner(PAIR)
 Documents = list[tuple[list[int], list[int]]]
 Weights = dict[tuple[int, int], float]

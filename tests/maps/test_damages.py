@@ -157,10 +157,8 @@ anything = st.recursive(
     ),
     max_leaves=5,
 )
-fuzz = settings(
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+SLOW = HealthCheck.function_scoped_fixture, HealthCheck.too_slow
+fuzz = settings(max_examples=150, suppress_health_check=SLOW)
 
 
 @fuzz

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from checks import known
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import FOREIGN, TINY, read_pt, run_python, same, tiny_vocabulary
 from safetensors.numpy import load as load_tensors
@@ -374,7 +374,7 @@ def test_counts_and_matrices_are_read(tmp_path: Path, value: Any) -> None:
     assert found.to_torch().to_dense().tolist() == [[0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]]
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(
     counts=st.dictionaries(
         st.tuples(st.integers(0, 2**18), st.integers(0, 2**18)),

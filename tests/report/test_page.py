@@ -19,7 +19,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from checks import fails, known, usage_error
 from conftest import Cli, Load
-from make import built, byte_ranks
+from make import built, byte_ranks, vocabulary
 from numpy.typing import NDArray
 
 import xtok
@@ -36,7 +36,7 @@ from xtok.report.alignment import chunks
 from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
 
@@ -81,22 +81,14 @@ def hostile_map() -> ProjectionMap:
     contents = [*HOSTILE, b"ok"]
     entries = [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(contents)]
     entries.append(Entry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 1_000))
-    sides = [
-        Vocabulary(
-            model_id=NAME,
-            revision=NAME,
-            backend=NAME,
-            vocab_size=20,
-            width_source="option",
-            tokenizer_vocab_size=len(entries),
-            table=decode_vocabulary(entries, width=20)[0],
-        )
-        for _ in range(2)
-    ]
+    side = vocabulary(
+        20, model_id=NAME, revision=NAME, backend=NAME, width_source="option",
+        tokenizer_vocab_size=len(entries), table=decode_vocabulary(entries, width=20)[0],
+    )  # fmt: skip
     n = len(contents)
     return ProjectionMap(
-        student=sides[0],
-        teacher=sides[1],
+        student=side,
+        teacher=side,
         student_ids=np.repeat(np.arange(n, dtype=np.int32), 2),
         teacher_ids=np.stack([np.arange(n), np.arange(n)[::-1]], 1).ravel().astype(np.int32),
         weights=np.tile(np.array([0.75, 0.25], np.float32), n),
@@ -396,7 +388,7 @@ def real_page(load_real: Load, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The page of Llama 3 to Qwen."""
     sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
     path = tmp_path_factory.mktemp("real") / "page.html"
-    path.write_bytes(render(examine(xtok.build(*sides), pair=xtok.pair(*sides))))
+    path.write_bytes(render(examine(built(*sides), pair=xtok.pair(*sides))))
     return path
 
 

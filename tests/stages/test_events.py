@@ -57,9 +57,15 @@ def test_a_tokenizer_with_itself_has_an_event_for_each_token(byte_level: Tokeniz
         assert len({table[i] for i in ours}) == 1 or result.student_event[ours[0]] == result.rest
 
 
-def test_each_token_is_where_its_link_is(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    result = events(digits, byte_level)
-    links = result.student_link
+@pytest.fixture(scope="module")
+def by_bytes(digits: Tokenizer, byte_level: Tokenizer) -> EventMap:
+    return events(digits, byte_level)
+
+
+def test_each_token_is_where_its_link_is(
+    digits: Tokenizer, byte_level: Tokenizer, by_bytes: EventMap
+) -> None:
+    result, links = by_bytes, by_bytes.student_link
     ours, theirs = digits.table, byte_level.table
     number = next(i for i in ours.text_ids.tolist() if ours[i].isdigit() and len(ours[i]) > 1)
     assert theirs[int(links[number])] == ours[number][:1]  # the first piece
@@ -316,10 +322,10 @@ def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]]
     ],
 )
 def test_a_damaged_file_says_what_is_wrong(
-    digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path, change: Any, message: str
+    by_bytes: EventMap, tmp_path: Path, change: Any, message: str
 ) -> None:
     path = tmp_path / "events.safetensors"
-    events(digits, byte_level).save(path)
+    by_bytes.save(path)
     damaged(path, change)
     with pytest.raises(MapFileError, match=message):
         EventMap.load(path)

@@ -16,7 +16,7 @@ import pytest
 import small_tokenizers
 from checks import known, not_loaded
 from conftest import KINDS, Tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import copied, hf_folder_of_ranks, spelled, table_of
 
@@ -44,7 +44,7 @@ def test_segments_concatenate_to_the_very_bytes(tokenizer: Tokenizer) -> None:
 
 
 @given(data=st.one_of(st.binary(max_size=40), st.text(max_size=20).map(str.encode)))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 def test_any_bytes_are_spelled_exactly(tokenizer: Tokenizer, data: bytes) -> None:
     ids = tokenizer.segment(data)
     table = table_of(tokenizer)

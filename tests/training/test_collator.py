@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import TURNS, qwen_like
 from torch.utils.data import DataLoader
@@ -82,7 +82,7 @@ def nfc(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenize
     return xtok.load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     texts=st.lists(
         st.lists(st.sampled_from(["<think>", "<|im_end|>", *CHANGED]), max_size=4), min_size=1
