@@ -33,7 +33,7 @@ class Model:
     """A model's server as vLLM 0.32 or SGLang 0.5 answers, exact, of prompts alone.
 
     What it was asked for is in `asked`; `status` other than 200 is all that it answers, `delay`
-    how many seconds it takes.
+    how many seconds it takes; `busy` requests are to come again after a second.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Model:
         self.model = tiny_model(len(tokenizer.table), seed=seed, sharp=0.6).eval()
         self.asked: list[list[int]] = []
         self.status, self.delay = 200, 0.0
-        self.running = self.most = self.cancelled = 0
+        self.running = self.most = self.cancelled = self.busy = 0
         self.keys: set[str | None] = set()
         routes = [Route("/health", self._health), Route("/v1/models", self._models)]
         if tokenizes:
@@ -101,6 +101,9 @@ class Model:
                 await asyncio.sleep(0.01)
             if self.status != 200:
                 return JSONResponse({"error": {"message": "out of memory"}}, self.status)
+            if self.busy:
+                self.busy -= 1
+                return Response(status_code=429, headers={"Retry-After": "1"})
             if len(ids) + 1 > self.max_model_len:
                 return _refused(f"the prompt has {len(ids)} tokens")
             if max(ids) >= len(self.tokenizer.table):

@@ -24,7 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_teachers import Model, proxied, running
 from starlette.applications import Starlette
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import xtok
@@ -219,13 +220,13 @@ def test_sglangs_answer(start: Start) -> None:
     assert [entry[1] for entry in scored] == ids
     assert [entry[0] for entry in scored[1:]] == own(ids, rows)
     # From a place on, for a batch, with the best candidates and chosen ones.
-    [more, same] = served.post(
-        "/generate", input_ids=[ids, ids], logprob_start_len=[4, 0], top_logprobs_num=3,
-        token_ids_logprob=[[ids[5], 7], [ids[5]]], **ask,
+    [more, last] = served.post(
+        "/generate", input_ids=[ids, ids[:6]], logprob_start_len=4, top_logprobs_num=3,
+        token_ids_logprob=[ids[5], 7], **ask,
     )  # fmt: skip
     meta = more["meta_info"]
     assert meta["input_token_logprobs"] == [[None, ids[4], None], *scored[5:]]
-    assert same["meta_info"]["input_token_logprobs"] == scored
+    assert last["meta_info"]["input_token_logprobs"] == [[None, ids[4], None], scored[5]]
     assert meta["input_top_logprobs"][0] is None
     for row, top in zip(rows[5:], meta["input_top_logprobs"][1:], strict=True):
         best = sorted(row.items(), key=lambda item: item[1]["rank"])[:3]
@@ -315,7 +316,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("/generate", {"input_ids": [1]}, "return_logprob: "),
     ("/generate", {"return_logprob": True}, "input_ids: give token ids"),
     ("/generate", {"input_ids": [1], "return_logprob": True, "logprob_start_len": 1}, "logprob_s"),
-    ("/generate", {"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: 2 values"),
+    ("/generate", {"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: Expected"),
     ("/inference/v1/generate", {"token_ids": [1]}, "Object missing required field `sampling_par"),
     (
         "/generate",
@@ -332,7 +333,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("/tokenize", b'{"prompt":"\xff"}', "can't decode byte 0xff"),
     (
         "/generate",
-        {"input_ids": [[1], [2]], "return_logprob": True, "top_logprobs_num": [-1, 5]},
+        {"input_ids": [[1], [2]], "return_logprob": True, "top_logprobs_num": -1},
         "top_logprobs_num: -1 is not in 0",
     ),
     (
@@ -603,6 +604,19 @@ def test_a_teacher_that_goes_away_and_comes_back(
         assert client.get(f"{url}/health").status_code == 200
 
 
+def test_a_busy_teacher_is_asked_again_when_it_says(
+    pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teachers, "_PAUSES", (0.0,))
+    model = Model(digits)
+    with running(model.app) as behind, proxied(pair, behind) as url:
+        model.busy, begin = 1, time.monotonic()
+        body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+        assert model.asked[-1] == model.asked[-2]
+        assert time.monotonic() - begin >= 1
+
+
 def test_a_teacher_that_dies(
     pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -674,6 +688,33 @@ def test_a_teacher_that_answers_something_else(digits: Tokenizer, answer: Any, w
     app = Starlette(routes=[Route(path, scored, methods=["POST"]) for path in routes])
     with running(app) as url:
         asyncio.run(ask(url))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"", b"[]", b"null", b"<html>", b'{"choices": [{}]}', b'{"choices": [{"prompt_logprobs"'],
+)
+def test_a_teacher_that_calls_tokens_odd_names(digits: Tokenizer, odd: bytes) -> None:
+    """Names are compared without /tokenize; those that are no text tell nothing."""
+
+    async def scored(request: Request) -> Response:
+        ids = (await request.json())["prompt"]
+        if odd and len(ids) > 8:  # those of the text whose names are compared
+            return Response(odd)
+        rows = [{str(i): {"logprob": -1.0, "rank": 1, "decoded_token": i}} for i in ids[1:]]
+        return JSONResponse({"choices": [{"prompt_logprobs": [None, *rows]}]})
+
+    async def ask(url: str) -> None:
+        async with aclosing(Teacher(url, digits)) as teacher:
+            await teacher.begin()
+
+    with running(Starlette(routes=[Route("/v1/completions", scored, methods=["POST"])])) as url:
+        if not odd:
+            asyncio.run(ask(url))
+            return
+        with pytest.raises(XtokError, match=f"^the teacher's server at {url}: ") as raised:
+            asyncio.run(ask(url))
+    assert raised.value.parameter == "teacher_url"
 
 
 def test_a_client_that_leaves_frees_its_place(pair: Pair, digits: Tokenizer) -> None:

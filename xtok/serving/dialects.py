@@ -111,7 +111,7 @@ class _Demo(_Scored):
 
 class _Sampling(_Scored):
     prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: list[int | list[int]] | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
     prompt_logprob_start: int = 0
 
 
@@ -125,8 +125,7 @@ def inference(body: bytes) -> Asked:
     """Read `POST /inference/v1/generate`."""
     asked = _decoded(body, _Tokens)
     sampling = asked.sampling_params
-    if asked.stream:
-        raise BadRequest("stream: this server answers at once, and streams nothing")
+    _check_streams_nothing(asked.stream)
     ids = asked.token_ids
     wanted: list[list[int]] = []
     if sampling.prompt_logprob_token_ids is None:
@@ -156,11 +155,9 @@ def inference(body: bytes) -> Asked:
 def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
     """Return the chosen ids of each token; none for those before the start."""
     start = sampling.prompt_logprob_start
-    given = sampling.prompt_logprob_token_ids or []
+    rows = sampling.prompt_logprob_token_ids or []
     if not 0 <= start < max(count, 1):
         raise BadRequest(f"prompt_logprob_start: {start} is not in 0..{count - 1}")
-    rows, is_one = _split(given, "prompt_logprob_token_ids")
-    rows = [*repeat(given, count - 1 - start)] if is_one else rows  # type: ignore[list-item]
     if len(rows) != count - 1 - start:
         raise BadRequest(
             f"prompt_logprob_token_ids: {len(rows)} rows, and {count - 1 - start} tokens after "
@@ -205,16 +202,15 @@ def _vllm_rows(one: Scores, top_k: int, about: About) -> list[dict[int, Entry] |
 class _Length(msgspec.Struct):
     max_new_tokens: int | None = None
     temperature: float | None = None
-    n: int | None = 1
 
 
 class _Generate(msgspec.Struct):
     input_ids: list[int | list[int]] = []
-    sampling_params: _Length | list[_Length] | None = None
-    return_logprob: bool | list[bool] = False
-    logprob_start_len: int | list[int] = -1
-    top_logprobs_num: int | list[int] = 0
-    token_ids_logprob: list[int | list[int]] | None = None
+    sampling_params: _Length | None = None
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: list[int] | None = None
     token_ids_logprob_positions: list[list[int]] | None = None
     stream: bool | None = False
 
@@ -228,63 +224,49 @@ def generate(body: bytes) -> Asked:
         raise BadRequest("input_ids: give token ids, a list of them or several")
     asked = _decoded(body, _Generate)
     sequences, is_one = _split(asked.input_ids, "input_ids")
-    count = len(sequences)
-    if not all(_each(asked.return_logprob, count, "return_logprob")):
+    if not asked.return_logprob:
         raise BadRequest("return_logprob: this server only scores, so ask for it")
-    if asked.stream:
-        raise BadRequest("stream: this server answers at once, and streams nothing")
+    _check_streams_nothing(asked.stream)
     sampling = asked.sampling_params or _Length()
-    for one in sampling if isinstance(sampling, list) else [sampling]:
-        _check_writes_nothing(one.max_new_tokens, "sampling_params.max_new_tokens", most=1)
-    tops = _each(asked.top_logprobs_num, count, "top_logprobs_num")
-    starts = [
-        start if start >= 0 else len(ids) - 1
-        for start, ids in zip(
-            _each(asked.logprob_start_len, count, "logprob_start_len"), sequences, strict=True
-        )
-    ]
-    for start, ids in zip(starts, sequences, strict=True):
-        if start >= max(1, len(ids)):
-            raise BadRequest(f"logprob_start_len: {start}, of {len(ids)} tokens")
-    top_k = max(_checked_k(top, "top_logprobs_num") for top in tops)
-    chosen_ids = _chosen(asked, sequences)
+    _check_writes_nothing(sampling.max_new_tokens, "sampling_params.max_new_tokens")
+    shortest = min(map(len, sequences), default=0)
+    if asked.logprob_start_len >= max(1, shortest):
+        raise BadRequest(f"logprob_start_len: {asked.logprob_start_len}, of {shortest} tokens")
+    top_k = _checked_k(asked.top_logprobs_num, "top_logprobs_num")
+    rows = _chosen(asked, sequences)
 
     def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
         answers = [
-            _sglang_answer(f"{number}-{n}", one, about, top, start, wanted)
-            for n, (one, top, start, wanted) in enumerate(
-                zip(scores, tops, starts, chosen_ids, strict=True)
-            )
+            _sglang_answer(f"{number}-{n}", one, about, asked, wanted)
+            for n, (one, wanted) in enumerate(zip(scores, rows, strict=True))
         ]
         return msgspec.json.encode(answers[0] if is_one else answers)
 
-    widest = max((len(row) for rows in chosen_ids for row in rows or ()), default=0)
-    temperature = None if isinstance(sampling, list) else sampling.temperature
-    return Asked(sequences, top_k, write, chosen=widest, temperature=temperature)
+    widest = max((len(ids) for wanted in rows for ids in wanted or ()), default=0)
+    return Asked(sequences, top_k, write, chosen=widest, temperature=sampling.temperature)
 
 
 def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]] | None]:
     """Return the ids that a request chooses, of each sequence and each of its tokens."""
-    if asked.token_ids_logprob_positions is not None:
-        rows, count = asked.token_ids_logprob_positions, len(sequences[0])
+    rows = asked.token_ids_logprob_positions
+    if rows is not None:
         if len(sequences) > 1:
             raise BadRequest("token_ids_logprob_positions: give them with one sequence")
-        if len(rows) != count:
-            raise BadRequest(f"token_ids_logprob_positions: {len(rows)} rows for {count} tokens")
+        if len(rows) != len(sequences[0]):
+            raise BadRequest(
+                f"token_ids_logprob_positions: {len(rows)} rows for {len(sequences[0])} tokens"
+            )
         return [rows]
-    if asked.token_ids_logprob is None:
-        return [None] * len(sequences)
-    rows, is_one = _split(asked.token_ids_logprob, "token_ids_logprob")
-    rows = rows * len(sequences) if is_one else rows
-    if len(rows) != len(sequences):
-        raise BadRequest(f"token_ids_logprob: {len(rows)} lists for {len(sequences)} sequences")
-    return [[row] * len(ids) for row, ids in zip(rows, sequences, strict=True)]
+    ids = asked.token_ids_logprob
+    return [None if ids is None else [ids] * len(sequence) for sequence in sequences]
 
 
 def _sglang_answer(
-    name: str, one: Scores, about: About, top_k: int, start: int, wanted: list[list[int]] | None
+    name: str, one: Scores, about: About, asked: _Generate, wanted: list[list[int]] | None
 ) -> dict[str, Any]:
     ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
+    top_k, start = asked.top_logprobs_num, asked.logprob_start_len
+    start = start if start >= 0 else len(ids) - 1
     own: list[Any] = [[value, i, None] for value, i in zip(values, ids, strict=True)][start:]
     own[0][0] = None  # the first one is not scored
     meta: dict[str, Any] = {
@@ -368,21 +350,12 @@ def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]
     return [*given], False  # type: ignore[list-item]
 
 
-def _each(given: T | list[T], count: int, field: str) -> list[T]:
-    """Return a value for each sequence, of one for all or of a list of them."""
-    values = given if isinstance(given, list) else [given] * count
-    if len(values) != count:
-        raise BadRequest(f"{field}: {len(values)} values for {count} sequences")
-    return values
-
-
 def _needed(top_k: int | None, asked: _Scored) -> int:
     """Check a request of vLLM's, and return how many candidates it wants."""
-    if asked.stream:
-        raise BadRequest("stream: this server answers at once, and streams nothing")
+    _check_streams_nothing(asked.stream)
     if asked.n not in (None, 1):
         raise BadRequest(f"n: {asked.n}, and this server writes nothing")
-    _check_writes_nothing(asked.max_tokens, "max_tokens", most=1)
+    _check_writes_nothing(asked.max_tokens, "max_tokens")
     if top_k is None:
         raise BadRequest("prompt_logprobs: this server only scores, so ask for them")
     return _checked_k(top_k, "prompt_logprobs")
@@ -394,6 +367,11 @@ def _checked_k(top_k: int, field: str) -> int:
     return top_k
 
 
-def _check_writes_nothing(tokens: int | None, field: str, most: int) -> None:
-    if tokens is not None and tokens > most:
+def _check_writes_nothing(tokens: int | None, field: str) -> None:
+    if tokens is not None and tokens > 1:  # vLLM's clients cannot ask for 0
         raise BadRequest(f"{field}: {tokens}, and this server writes nothing")
+
+
+def _check_streams_nothing(stream: bool | None) -> None:
+    if stream:
+        raise BadRequest("stream: this server answers at once, and streams nothing")

@@ -33,7 +33,14 @@ _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 _SLOWEST = 3600.0
 """Seconds that the teacher may take for one sequence, waiting for others included."""
 
-_BUSY = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
+_LONGEST_PAUSE = 60.0
+"""Seconds of Retry-After that are waited at most; clients of ours have limits of their own."""
+
+_BUSY = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
 
 PROBE = (
     "In 2014, 3,141 people said: “It's été — naïve!”\n\tdef f(x):  return x ** 2  # 東京で\r\n"
@@ -60,6 +67,18 @@ class _Choice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice] = []
+
+
+class _Named(msgspec.Struct):
+    decoded_token: Any = None
+
+
+class _NamedChoice(msgspec.Struct):
+    prompt_logprobs: list[dict[int, _Named] | None]
+
+
+class _NamedCompletion(msgspec.Struct):
+    choices: list[_NamedChoice]
 
 
 _Triple: TypeAlias = tuple[float | None, int, Any]
@@ -187,23 +206,17 @@ class Teacher:
         [own] = self.tokenizer.encode_batch([PROBE])
         body = {**self._body(own, 1), "return_text_in_logprobs": True}
         try:
-            value = _json(await self._post(self._route, msgspec.json.encode(body)))
+            response = await self._post(self._route, msgspec.json.encode(body))
         except TeacherError as error:
             if error.is_request:
                 raise self._other(str(error)) from error
             raise
-        if self.kind == "vllm":
-            rows = value["choices"][0]["prompt_logprobs"]
-            names = [
-                row[str(i)].get("decoded_token") for i, row in zip(own[1:], rows[1:], strict=True)
-            ]
-        else:
-            names = [entry[2] for entry in value["meta_info"]["input_token_logprobs"][1:]]
-        table = self.tokenizer.table
-        for token_id, name in zip(own[1:], names, strict=False):
-            ours = table[token_id].decode("utf-8", "replace").strip()
-            is_character = name is not None and "\N{REPLACEMENT CHARACTER}" not in ours + name
-            if is_character and name.strip() != ours:
+        self._read(response.content, own)
+        names = _names_of_vllm if self.kind == "vllm" else _names_of_sglang
+        for token_id, name in zip(own[1:], names(response.content, own), strict=True):
+            ours = self.tokenizer.table[token_id].decode("utf-8", "replace").strip()
+            is_text = isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name
+            if is_text and name.strip() != ours:
                 raise self._other(f"its token {token_id} is {name!r}, not {ours!r}")
 
     def _other(self, problem: str) -> XtokError:
@@ -297,7 +310,10 @@ class Teacher:
         return Scores(rows.topk, ranks)
 
     async def _post(self, route: str, content: bytes) -> httpx.Response:
-        """Post a request, again where the server is away for a moment."""
+        """Post a request, again where the server is away or too busy for a moment.
+
+        When all pauses are over, the client gets a 502, which trainers ask again after.
+        """
         for pause in (*_PAUSES, None):
             try:
                 async with self._places:
@@ -306,18 +322,30 @@ class Teacher:
                     )
                 if response.is_success:
                     return response
-                problem = _words(response)
+                problem, wanted = _words(response), _retry_after(response)
                 if response.status_code not in _BUSY:
                     is_request = response.status_code in (400, 413, 422)
                     raise TeacherError(problem, is_request=is_request)
             except httpx.TimeoutException as error:
                 raise TeacherError(_reason(error)) from error
             except httpx.RequestError as error:
-                problem = _reason(error)
+                problem, wanted = _reason(error), 0.0
             if pause is None:
                 break
-            await asyncio.sleep(pause)
+            await asyncio.sleep(max(pause, wanted))
         raise TeacherError(problem)
+
+
+def _names_of_vllm(content: bytes, ids: Sequence[int]) -> list[Any]:
+    """Return what an answer, which `_read` has checked, calls each id after the first."""
+    rows = msgspec.json.decode(content, type=_NamedCompletion).choices[0].prompt_logprobs
+    return [row[i].decoded_token for i, row in zip(ids[1:], rows[1:], strict=True) if row]
+
+
+def _names_of_sglang(content: bytes, ids: Sequence[int]) -> list[Any]:
+    """The same of SGLang's answer."""
+    own = msgspec.json.decode(content, type=_Generated).meta_info.input_token_logprobs or []
+    return [name for _, _, name in own[1:]]
 
 
 class _Rows(NamedTuple):
@@ -415,6 +443,12 @@ def _words(response: httpx.Response) -> str:
     text = value if isinstance(value, str) else response.text
     status = f"{response.status_code} {response.reason_phrase}"
     return f"{status}: {' '.join(text.split())[:500]}" if text.strip() else status
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Return how many seconds a busy server asks to wait; 0 if it does not say."""
+    told = response.headers.get("retry-after", "")
+    return min(_LONGEST_PAUSE, float(told)) if told.isascii() and told.isdecimal() else 0.0
 
 
 def _reason(error: httpx.RequestError) -> str:
