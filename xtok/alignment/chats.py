@@ -107,10 +107,18 @@ def align_rendered(
     )
 
 
-def written_alike(student: Conversation, teacher: Conversation) -> list[tuple[slice, slice]]:
+def written_alike(
+    student: Conversation, teacher: Conversation, roles: Mapping[int, int]
+) -> list[tuple[slice, slice]]:
     """Return the tokens of both sides that come from the same string of a message, in order.
 
-    They begin and end at bytes where tokens of both sides do.
+    They begin and end at bytes where tokens of both sides do. A control token behind a string,
+    which ends a turn on both sides, goes with it.
+
+    Args:
+        student: a rendering by the student's template.
+        teacher: that of the same messages by the teacher's.
+        roles: for each special token of the student, the teacher's of the same role.
     """
     alike = []
     for ours, theirs in _in_common(_written(student), _written(teacher)):
@@ -121,10 +129,13 @@ def written_alike(student: Conversation, teacher: Conversation) -> list[tuple[sl
             )
         )
         if spans:
+            our_end, their_end = ours.start + spans[0].stop, theirs.start + spans[1].stop
+            behind, of_teacher = student.ids[our_end:][:1], teacher.ids[their_end:][:1]
+            more = len(behind) > 0 and [roles.get(int(behind[0]))] == of_teacher.tolist()
             alike.append(
                 (
-                    slice(ours.start + spans[0].start, ours.start + spans[0].stop),
-                    slice(theirs.start + spans[1].start, theirs.start + spans[1].stop),
+                    slice(ours.start + spans[0].start, our_end + more),
+                    slice(theirs.start + spans[1].start, their_end + more),
                 )
             )
     return alike

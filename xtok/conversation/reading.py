@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.conversation.formats import PromptFormat
-from xtok.conversation.rendering import Conversation, encoded, find_template, rendered
+from xtok.conversation.rendering import Conversation, encoded, find_template, render, rendered
 from xtok.conversation.templates import Rendering
 from xtok.errors import XtokError
 from xtok.vocab.table import byte_offsets
@@ -41,6 +41,17 @@ class ReadBack:
     variables: dict[str, Any]
     add_generation_prompt: bool
     conversation: Conversation  # with the ids that were given, which may be its first ones only
+
+    def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
+        """Render it by another tokenizer's template; raises as `render` does."""
+        return render(
+            tokenizer,
+            self.messages,
+            tools=self.tools,
+            variables=self.variables,
+            add_generation_prompt=self.add_generation_prompt,
+            template=template,
+        )
 
 
 class _UnclearError(Exception):

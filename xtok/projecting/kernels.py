@@ -168,9 +168,8 @@ def project_rows(  # type: ignore[no-untyped-def]
 ):
     """Project the rows `todo`, until there is no more room for the keys of stems that are missing.
 
-    A row of K = 64 takes 7 to 10 µs, of which the map's rows take most; along the path, a look at
-    the table of stems for each candidate whose seam a student's token may reach over. To spell new
-    stems takes as long again (`scripts/benchmark.py serving` says tokens per second).
+    A row of K = 64 takes 7 to 10 µs, of which the map's rows take most. To spell new stems takes as
+    long again (`scripts/benchmark.py serving` says tokens per second).
 
     Args:
         teacher: a `Teacher`.
@@ -187,10 +186,6 @@ def project_rows(  # type: ignore[no-untyped-def]
     Returns:
         How many keys are missing.
     """
-    # Arrays of their own: those of a tuple are counted references, in loops and calls as well.
-    data, offsets, is_text, ends_text, is_open, row_bounds, columns, weights, joined = teacher
-    token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = given
-    slots, keys, stem_first, settled, grows = stems
     misses = np.int64(0)
     kept, order = np.empty_like(touched), np.empty_like(touched)
     values = np.empty(len(touched))
@@ -199,137 +194,179 @@ def project_rows(  # type: ignore[no-untyped-def]
     part = np.empty(1024, np.float64)
     for x in todo:
         j, u = rows.place[x], rows.inside[x]
-        t = token_ids[j]
-        so_far = data[offsets[t] : offsets[t] + u]
-        start, end = starts[j], starts[j + 1]
-        if misses + end - start + 2 > len(missing):
+        most = given.starts[j + 1] - given.starts[j] + 2
+        if misses + most > len(missing):
             break
         if is_same and u == 0:
             _copy(given, j, rows, x, top_k)
             continue
-        misses_before = misses
-        num_parts = np.int64(0)
-        goes_to, part = _room(goes_to, part, num_parts + end - start + 2)
-        rest = np.exp(np.float64(rest_logprob[j]))
-        known = not np.isnan(rest)
-        if not known:
-            rest = 0.0
-        total = on_path = 0.0
-        follows = u > 0 or is_text[t]
-        is_listed = is_full = False
-        for k in range(start, end + 1):
-            if k < end:
-                c, logprob = ids[k], logprobs[k]
-                is_listed |= c == t
-            elif not is_listed and start < end and not np.isnan(realized_logprob[j]):
-                c, logprob = t, realized_logprob[j]
-                rest = max(0.0, rest - np.exp(np.float64(logprob)))
-            else:
-                break
-            if u > 0 and _shared(data, offsets[c], offsets[c + 1], so_far, u) < u:
-                continue
-            p = np.exp(np.float64(logprob))
-            total += p
-            if c == t and follows:
-                on_path = p
-                continue
-            goes_to[num_parts] = -2 - c
-            if u > 0:
-                goes_to[num_parts] = -1  # a token that ends here: what follows is not known
-                if offsets[c + 1] - offsets[c] > u:
-                    key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
-                    e = slots[_slot(slots, keys, key)]
-                    if e < 0:
-                        missing[misses] = key
-                        misses += 1
-                    else:
-                        goes_to[num_parts] = settled[e]
-            part[num_parts] = p
-            num_parts += 1
-        # Along the path: what the text really has, with the prediction at each next place.
-        key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
-        while on_path > 0.0:
-            e = slots[_slot(slots, keys, key)]
-            if e < 0:
-                missing[misses] = key
-                misses += 1
-                break
-            j += 1
-            start = end = np.int64(0)
-            if grows[e] and j < rows.last[x]:
-                start, end = starts[j], starts[j + 1]
-            is_full = misses + end - start + 2 > len(missing)
-            if is_full:
-                break
-            goes_to, part = _room(goes_to, part, num_parts + end - start + 2)
-            first = stem_first[e]
-            is_any = is_open[t]
-            last_byte = data[offsets[t + 1] - 1]
-            t = token_ids[j] if start < end else t
-            left, p_next = 1.0, 0.0
-            if start < end:
-                left = np.exp(np.float64(rest_logprob[j]))
-                if np.isnan(left):
-                    known, left = False, 0.0
-            is_listed = False
-            for k in range(start, end):
-                c = ids[k]
-                p = np.exp(np.float64(logprobs[k]))
-                if c == t:
-                    is_listed = True
-                    p_next = p
-                    continue
-                goes_to[num_parts] = first if is_text[c] or ends_text[c] else -1
-                if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
-                    child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
-                    found = slots[_slot(slots, keys, child)]
-                    if found < 0:
-                        missing[misses] = child
-                        misses += 1
-                    else:
-                        goes_to[num_parts] = stem_first[found]
-                part[num_parts] = on_path * p
-                num_parts += 1
-            if start < end and not is_listed and not np.isnan(realized_logprob[j]):
-                p_next = np.exp(np.float64(realized_logprob[j]))
-                left = max(0.0, left - p_next)
-            goes_to[num_parts], part[num_parts] = settled[e], on_path * left
-            num_parts += 1
-            on_path *= p_next
-            if on_path > 0.0 and not is_text[t]:
-                goes_to[num_parts] = first if ends_text[t] else -1
-                part[num_parts] = on_path
-                num_parts += 1
-                break
-            key = (np.int64(e) + 1) << ID_BITS | np.int64(t)
-        if is_full or misses > misses_before:
+        before = misses
+        goes_to, part = _room(goes_to, part, np.int64(0), most)
+        count, on_path, fits, rest, misses = _part_candidates(
+            teacher, given, stems, j, u, goes_to, part, missing, misses
+        )
+        goes_to, part, count, is_known, is_full, misses = _part_path(
+            teacher, given, stems, rows, x, on_path, goes_to, part, count, missing, misses
+        )
+        if is_full or misses > before:
             continue
         # Inside a token, what does not go on as the text did is not possible: what is not known
         # keeps its share.
         scale = 1.0
         if u > 0:
-            scale = (1.0 - rest) / total if total > 0.0 else 0.0
-        count, rest = _add_up(
-            goes_to[:num_parts], part, scale, rest, row_bounds, columns, weights, mass, touched
-        )
+            scale = (1.0 - rest) / fits if fits > 0.0 else 0.0
+        count, rest = _add_up(goes_to[:count], part, scale, rest, teacher, mass, touched)
         own = mass[rows.realized[x]]
         rows.own[x] = np.log(own) if own > 0.0 else np.nan
         for n in range(count):
             values[n] = mass[touched[n]]
             mass[touched[n]] = 0.0
         size = _keep_best(values, touched, count, top_k, places, kept, order)
-        _write(rows, x, size, values, touched, count, order, rest, known)
+        is_known &= not np.isnan(given.rest_logprob[j])
+        _write(rows, x, size, values, touched, count, order, rest, is_known)
     return misses
 
 
 @inner_kernel
-def _add_up(  # type: ignore[no-untyped-def]
-    goes_to, part, scale, rest, row_bounds, columns, weights, mass, touched
+def _part_candidates(  # type: ignore[no-untyped-def]
+    teacher, given, stems, j, u, goes_to, part, missing, misses
 ):
+    """Say where the candidates of a row go, but for the one that the text has: it is on the path.
+
+    A candidate costs an exponential and, inside a token, a comparison of the bytes before, and a
+    look at the table of stems for those that begin with them.
+
+    Returns:
+        how many parts there are; the probability of the one on the path, and that of all that
+        begin as the text does; the rest; and how many keys are missing now.
+    """
+    # Arrays of their own: those of a tuple are counted references, in loops as well.
+    data, offsets, is_text = teacher.data, teacher.offsets, teacher.is_text
+    ids, logprobs, slots, keys = given.ids, given.logprobs, stems.slots, stems.keys
+    settled, t = stems.settled, given.token_ids[j]
+    so_far = data[offsets[t] : offsets[t] + u]
+    start, end = given.starts[j], given.starts[j + 1]
+    rest, realized = np.exp(np.float64(given.rest_logprob[j])), given.realized_logprob[j]
+    if np.isnan(rest):
+        rest = 0.0
+    count = np.int64(0)
+    fits = on_path = 0.0
+    follows = u > 0 or is_text[t]
+    is_listed = False
+    for k in range(start, end + 1):
+        if k < end:
+            c, logprob = ids[k], logprobs[k]
+            is_listed |= c == t
+        elif not is_listed and start < end and not np.isnan(realized):
+            c, logprob = t, realized
+            rest = max(0.0, rest - np.exp(np.float64(logprob)))
+        else:
+            break
+        if u > 0 and _shared(data, offsets[c], offsets[c + 1], so_far, u) < u:
+            continue
+        p = np.exp(np.float64(logprob))
+        fits += p
+        if c == t and follows:
+            on_path = p
+            continue
+        goes_to[count] = -2 - c
+        if u > 0:
+            goes_to[count] = -1  # a token that ends here: what follows is not known
+            if offsets[c + 1] - offsets[c] > u:
+                key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
+                e = slots[_slot(slots, keys, key)]
+                if e < 0:
+                    missing[misses] = key
+                    misses += 1
+                else:
+                    goes_to[count] = settled[e]
+        part[count] = p
+        count += 1
+    return count, on_path, fits, rest, misses
+
+
+@inner_kernel
+def _part_path(  # type: ignore[no-untyped-def]
+    teacher, given, stems, rows, x, on_path, goes_to, part, count, missing, misses
+):
+    """Follow what the text really has, with the prediction at each next place.
+
+    A place costs a look at the table of stems, and one more for each candidate whose seam a
+    student's token may reach over.
+
+    Returns:
+        the parts, with room for more, and how many there are; whether all rests are known; whether
+        keys would have no more room; and how many keys are missing now.
+    """
+    data, offsets, is_text, ends_text, is_open, _, _, _, joined = teacher
+    token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = given
+    slots, keys, stem_first, settled, grows = stems
+    j, u, last = rows.place[x], rows.inside[x], rows.last[x]
+    is_known, t = True, token_ids[j]
+    key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
+    while on_path > 0.0:
+        e = slots[_slot(slots, keys, key)]
+        if e < 0:
+            missing[misses] = key
+            misses += 1
+            break
+        j += 1
+        start = end = np.int64(0)
+        if grows[e] and j < last:
+            start, end = starts[j], starts[j + 1]
+        if misses + end - start + 2 > len(missing):
+            return goes_to, part, count, is_known, True, misses
+        goes_to, part = _room(goes_to, part, count, end - start + 2)
+        first = stem_first[e]
+        is_any = is_open[t]
+        last_byte = data[offsets[t + 1] - 1]
+        t = token_ids[j] if start < end else t
+        left, p_next = 1.0, 0.0
+        if start < end:
+            left = np.exp(np.float64(rest_logprob[j]))
+            if np.isnan(left):
+                is_known, left = False, 0.0
+        is_listed = False
+        for k in range(start, end):
+            c = ids[k]
+            p = np.exp(np.float64(logprobs[k]))
+            if c == t:
+                is_listed = True
+                p_next = p
+                continue
+            goes_to[count] = first if is_text[c] or ends_text[c] else -1
+            if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
+                child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
+                found = slots[_slot(slots, keys, child)]
+                if found < 0:
+                    missing[misses] = child
+                    misses += 1
+                else:
+                    goes_to[count] = stem_first[found]
+            part[count] = on_path * p
+            count += 1
+        if start < end and not is_listed and not np.isnan(realized_logprob[j]):
+            p_next = np.exp(np.float64(realized_logprob[j]))
+            left = max(0.0, left - p_next)
+        goes_to[count], part[count] = settled[e], on_path * left
+        count += 1
+        on_path *= p_next
+        if on_path > 0.0 and not is_text[t]:
+            goes_to[count] = first if ends_text[t] else -1
+            part[count] = on_path
+            count += 1
+            break
+        key = (np.int64(e) + 1) << ID_BITS | np.int64(t)
+    return goes_to, part, count, is_known, False, misses
+
+
+@inner_kernel
+def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore[no-untyped-def]
     """Add parts up by the student's token; return how many tokens have some, and the rest.
 
     A part goes to a token, by a row of the map, or to the rest; `touched` are the tokens.
     """
+    row_bounds, columns, weights = teacher.row_bounds, teacher.columns, teacher.weights
     count = np.uint64(0)  # an unsigned index is not checked for counting from the end
     for n in range(len(goes_to)):
         s, p = goes_to[n], part[n] * scale
@@ -372,14 +409,15 @@ def _write(  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _room(goes_to, part, size):  # type: ignore[no-untyped-def]
-    """Return the parts with room for so many."""
+def _room(goes_to, part, count, more):  # type: ignore[no-untyped-def]
+    """Return the parts, `count` of them, with room for some more."""
+    size = count + more
     if size <= len(part):
         return goes_to, part
-    more = np.empty(2 * size, np.int32), np.empty(2 * size, np.float64)
-    more[0][: len(part)] = goes_to
-    more[1][: len(part)] = part
-    return more
+    larger = np.empty(2 * size, np.int32), np.empty(2 * size, np.float64)
+    larger[0][:count] = goes_to[:count]
+    larger[1][:count] = part[:count]
+    return larger
 
 
 @inner_kernel

@@ -242,13 +242,7 @@ class Projector:
         the student does after the bytes of the teacher's token that are before the stem.
         """
         size = self._size + len(keys)
-        old = self._stems
-        if size > len(old.keys):
-            self._stems = _no_stems(max(size, 2 * len(old.keys)))
-            arrays: Any = zip(self._stems[1:], old[1:], strict=True)
-            for array, before in arrays:
-                array[: self._size] = before[: self._size]
-            add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
+        self._make_room(size)
         _, all_keys, first, settled, grows = self._stems
         new = slice(self._size, size)
         all_keys[new] = keys
@@ -290,15 +284,28 @@ class Projector:
         add_stems(self._stems.slots, all_keys[:size], self._size)
         self._size = size
 
+    def _make_room(self, size: int) -> None:
+        """Make the table larger, if it has no room for so many stems."""
+        old = self._stems
+        if size <= len(old.keys):
+            return
+        self._stems = _no_stems(max(size, 2 * len(old.keys)))
+        arrays: Any = zip(self._stems[1:], old[1:], strict=True)
+        for array, before in arrays:
+            array[: self._size] = before[: self._size]
+        add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
+
     def _spelled(self, stem: int) -> tuple[bytes, bytes]:
         """Return the bytes of the teacher's token that are before a stem, and those of the stem."""
-        key = int(self._stems.keys[stem])
-        token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
-        if key >> ROOT:
-            inside = other - (1 << ROOT - ID_BITS)
-            return token[:inside], token[inside:]
-        before, text = self._spelled(other - 1)
-        return before, text + token
+        parts: list[bytes] = []  # the last token first
+        while True:
+            key = int(self._stems.keys[stem])
+            token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
+            if key >> ROOT:
+                inside = other - (1 << ROOT - ID_BITS)
+                return token[:inside], b"".join([token[inside:], *reversed(parts)])
+            parts.append(token)
+            stem = other - 1
 
     def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> list[int]:
         r"""Return the student's first token of each text after what is before it; −1 for none.

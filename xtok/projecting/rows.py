@@ -267,14 +267,7 @@ class RowProjector:
         with suppress(XtokError):  # no template, or one that does not take it
             found = read_back(self.teacher, ids.tolist(), template=self._templates[1])
             if found is not None:
-                ours = render(
-                    self.student,
-                    found.messages,
-                    tools=found.tools,
-                    variables=found.variables,
-                    add_generation_prompt=found.add_generation_prompt,
-                    template=self._templates[0],
-                )
+                ours = found.render(self.student, self._templates[0])
                 told = self._of_both(ours, found.conversation)
                 is_cut = found.conversation.bounds[-1] < len(found.conversation.text.encode())
                 end = told.spans[-1][0].stop if is_cut and told.spans else len(told.ids)
@@ -283,17 +276,8 @@ class RowProjector:
 
     def _of_both(self, ours: Conversation, theirs: Conversation) -> _Told:
         """Align what the roles wrote, and the ends of turns."""
-        spans = [self._with_end(ours, theirs, *spans) for spans in written_alike(ours, theirs)]
+        spans = written_alike(ours, theirs, self._pair.equal_roles)
         return _Told(ours.ids, spans, ours.assistant_mask)
-
-    def _with_end(
-        self, ours: Conversation, theirs: Conversation, our: slice, their: slice
-    ) -> tuple[slice, slice]:
-        """Add the control token that ends a turn on both sides."""
-        ends = ours.ids[our.stop : our.stop + 1].tolist()
-        if ends and ends == [self._roles.get(i) for i in theirs.ids[their.stop :][:1].tolist()]:
-            return slice(our.start, our.stop + 1), slice(their.start, their.stop + 1)
-        return our, their
 
     def _masks(self, rows: StoredRows, told: Sequence[_Told]) -> Iterator[NDArray[np.bool_]]:
         """Return which of the student's tokens are targets, as the teacher's at their bytes are."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import Conversation, read_back, render
+from xtok.conversation import read_back
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
@@ -106,14 +106,11 @@ class Scorer:
         if told is None:
             return None
         try:
-            theirs = render(
-                self.teacher, told.messages, tools=told.tools, variables=told.variables,
-                add_generation_prompt=told.add_generation_prompt, template=self._templates[1],
-            )  # fmt: skip
+            theirs = told.render(self.teacher, self._templates[1])
         except XtokError:  # a template that refuses a role, or tools
             return None
         ours = told.conversation
-        spans = [self._with_end(ours, theirs, *both) for both in written_alike(ours, theirs)]
+        spans = written_alike(ours, theirs, self._roles)
         is_shared = np.zeros(len(ids), np.bool_)
         tables = self.student.table, self.teacher.table
         for both in spans:
@@ -131,15 +128,6 @@ class Scorer:
         return Spelled(
             own, own, np.arange(len(ids) + 1), theirs.ids[:end].tolist(), spans, is_chat=True
         )
-
-    def _with_end(
-        self, ours: Conversation, theirs: Conversation, our: slice, their: slice
-    ) -> tuple[slice, slice]:
-        """Add the control token that ends a turn on both sides."""
-        end, of_teacher = ours.ids[our.stop :][:1].tolist(), theirs.ids[their.stop :][:1].tolist()
-        if end and [self._roles.get(end[0])] == of_teacher:
-            return slice(our.start, our.stop + 1), slice(their.start, their.stop + 1)
-        return our, their
 
     def _of_text(self, ids: Sequence[int]) -> Spelled:
         """Spell a sequence byte for byte.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
@@ -348,13 +348,6 @@ def _names_of_sglang(content: bytes, ids: Sequence[int]) -> list[Any]:
     return [name for _, _, name in own[1:]]
 
 
-class _Rows(NamedTuple):
-    counts: list[int]
-    ids: Any
-    logprobs: Any
-    ranks: list[int]
-
-
 def _read_vllm(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
     choices = msgspec.json.decode(content, type=_Completion).choices
     rows = choices[0].prompt_logprobs if choices else None
@@ -363,10 +356,8 @@ def _read_vllm(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
     kept = [row or {} for row in rows]
     entries = [*chain.from_iterable(row.values() for row in kept)]
     own = [row.get(i) for i, row in zip(ids, kept, strict=False)]
-    return _topk(ids, _Rows(
-        [*map(len, kept)], chain.from_iterable(kept), (e.logprob for e in entries),
-        [(e.rank or 0) if e else 0 for e in own],
-    ))  # fmt: skip
+    ranks = [(e.rank or 0) if e else 0 for e in own]
+    return _topk(ids, kept, (e.logprob for e in entries)), np.array(ranks, np.int64)
 
 
 def _read_sglang(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
@@ -385,28 +376,28 @@ def _read_sglang(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
         ranks.append(list(row).index(own[1]) + 1 if own[1] in row else 0)
         kept.append(row if ranks[-1] else {})
     values = chain.from_iterable(row.values() for row in kept)
-    return _topk(ids, _Rows([*map(len, kept)], chain.from_iterable(kept), values, ranks))
+    return _topk(ids, kept, values), np.array(ranks, np.int64)
 
 
-def _topk(ids: Sequence[int], rows: _Rows) -> tuple[TopK, Any]:
-    if len(rows.counts) != len(ids):
-        raise msgspec.ValidationError(f"{len(rows.counts)} rows for {len(ids)} ids")
-    wrong = [n for n, count in enumerate(rows.counts) if bool(n) != bool(count)]
+def _topk(ids: Sequence[int], rows: Sequence[Mapping[int, Any]], logprobs: Iterable[float]) -> TopK:
+    """Return rows of candidates by id, and the log-probabilities of all, as predictions."""
+    if len(rows) != len(ids):
+        raise msgspec.ValidationError(f"{len(rows)} rows for {len(ids)} ids")
+    wrong = [n for n, row in enumerate(rows) if bool(n) != bool(row)]
     if wrong:
         what = "nothing" if wrong[0] else "something, with nothing before it,"
         raise msgspec.ValidationError(f"it says {what} of token {wrong[0]}")
-    starts = bounds_of(rows.counts)
-    candidates = np.fromiter(rows.ids, np.int64, starts[-1])
+    starts = bounds_of([*map(len, rows)])
+    candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
     outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
     if len(outside):
         raise msgspec.ValidationError(f"{outside[0]} is no token id")
     unknown = np.full(len(ids), np.nan, np.float32)
-    topk = TopK(
+    return TopK(
         np.array(ids, np.int32), np.array([0, len(ids)]), starts,
-        candidates.astype(np.int32), np.fromiter(rows.logprobs, np.float32, starts[-1]),
+        candidates.astype(np.int32), np.fromiter(logprobs, np.float32, starts[-1]),
         unknown, unknown.copy(),
     )  # fmt: skip
-    return topk, np.array(rows.ranks, np.int64)
 
 
 def _address(url: str) -> str:
