@@ -26,6 +26,7 @@ from xtok import TokenAligner
 from xtok.counting.prior import prior_edges
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
+from xtok.projecting.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +133,16 @@ def map_to_digits(pair: Pair) -> ProjectionMap:
 @pytest.fixture(scope="session")
 def map_to_sentencepiece(byte_level: Tokenizer, sentencepiece: Tokenizer) -> ProjectionMap:
     return built(byte_level, sentencepiece)
+
+
+@pytest.fixture(scope="session")
+def back_map(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The file of the map that `project` builds from a teacher, `byte_level`, to `digits`."""
+    path = tmp_path_factory.mktemp("map") / "back.safetensors"
+    built(byte_level, digits, BACK_MAP).save(path)
+    return path
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 import uvicorn
+from make import built
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,7 +26,6 @@ from xtok.projecting.back_map import BACK_MAP
 from xtok.serving.scoring import Scorer
 from xtok.serving.server import Proxy, bound
 from xtok.serving.teacher import Teacher
-from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 
 
@@ -192,7 +192,7 @@ def proxied(
 ) -> Iterator[str]:
     """Run xtok's server in front of a teacher's, in a thread; yield its address."""
     note = silent_note if notes is None else notes.append
-    made = back_map or map_of_pair(pair.reversed, BACK_MAP)
+    made = back_map or built(pair.tokenizers[1], pair.tokenizers[0], BACK_MAP)
     servers: list[uvicorn.Server] = []
 
     async def serve(opened: socket.socket) -> None:

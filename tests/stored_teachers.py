@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import small_tokenizers
 
 from xtok.tokenizers import Tokenizer
 
+TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 Row = dict[str, Any]
 
 

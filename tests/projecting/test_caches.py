@@ -13,33 +13,25 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import small_tokenizers
 import stored_teachers as teachers
 from naive_projecting import top_k
-from stored_teachers import Row
+from stored_teachers import TEXTS, Row
 
 import xtok
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.projecting import answers, caches, files
-from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.caches import Target, open_cache, read_cache
 from xtok.projecting.distillkit import Bin, Compression, config_for, decompressed_rows
 from xtok.projecting.stored import StoredRows, checked
 from xtok.tokenizers import Tokenizer
 
-TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 K = 8
 
 
 @pytest.fixture(scope="module")
 def rows(byte_level: Tokenizer) -> list[Row]:
     return teachers.rows_of(byte_level, TEXTS, K)
-
-
-@pytest.fixture(scope="module")
-def back_map(byte_level: Tokenizer, digits: Tokenizer) -> xtok.ProjectionMap:
-    return xtok.build(byte_level, digits, BACK_MAP)
 
 
 def write_distillkit(path: Path, rows: list[Row], *, compressed: bool, d: int, k: int = K) -> Path:
@@ -410,9 +402,8 @@ def test_other_parquet(tmp_path: Path, rows: list[Row], byte_level: Tokenizer) -
 
 
 def test_renormalized_values_have_no_rest(
-    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
     scaled = json.loads(json.dumps(rows))
     for row in scaled:
         for logprobs in row["topk_logprobs"]:
@@ -433,9 +424,8 @@ def test_renormalized_values_have_no_rest(
 
 @pytest.mark.parametrize("kind", ["neutral", "vllm"])
 def test_rows_of_the_whole_vocabulary_have_no_rest(
-    kind: str, byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    kind: str, byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
     """They sum to 1 as renormalized ones do; a server says −9999 of what is impossible."""
     width = byte_level.vocabulary.vocab_size
     rows = teachers.rows_of(byte_level, TEXTS, width)
@@ -459,7 +449,7 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
 @pytest.mark.parametrize("told", ["normalized", "rest_logprob"])
 def test_a_cache_may_tell_that_it_is_not_renormalized(
     told: str, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer,
-    back_map: xtok.ProjectionMap, tmp_path: Path,
+    back_map: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """A sure teacher's rows sum to 1, too."""
     sure = json.loads(json.dumps(rows))
@@ -476,9 +466,8 @@ def test_a_cache_may_tell_that_it_is_not_renormalized(
 
 
 def test_other_tokenizers_are_refused(
-    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
     about: dict[str, Any] = {"tokenizer": "them", "tokenizer_sha256": "0" * 64}
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
     out = tmp_path / "out.parquet"
@@ -510,7 +499,7 @@ def project(
 
 
 def test_text_and_other_columns_come_along(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     rows = teachers.rows_of(byte_level, TEXTS, K, with_text=True)
     for row in rows:
@@ -539,7 +528,7 @@ CHAT = [
 
 
 def test_conversations_are_rendered_on_both_sides(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     """What the roles wrote has targets; the templates' own text has none."""
     templates = {"teacher_template": "plain", "student_template": "{% for m in messages %}"
@@ -569,7 +558,7 @@ def test_conversations_are_rendered_on_both_sides(
 
 
 def test_ids_alone_are_read_back_as_conversations(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     """As if their messages were told; where they break off, so does the student's text."""
     templates = {"teacher_template": "chatml", "student_template": "{% for m in messages %}"
@@ -594,7 +583,7 @@ def test_ids_alone_are_read_back_as_conversations(
 
 
 def test_a_teacher_without_its_bos_is_noted(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     bos, size = byte_level.bos_id, byte_level.vocabulary.vocab_size
     assert bos is not None
@@ -615,7 +604,7 @@ def test_a_teacher_without_its_bos_is_noted(
 
 
 def test_templates_that_write_the_date_are_noted(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     """Before all is projected, and where ids of another day are not those of the messages."""
     dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}{% for m in messages %}"
@@ -684,9 +673,8 @@ def test_the_first_token_has_no_prediction(
 
 
 def test_what_the_text_costs(
-    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
     """−log₂ of its own tokens, a byte."""
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     pair = xtok.pair(digits, byte_level)

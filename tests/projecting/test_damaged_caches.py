@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import small_tokenizers
 import stored_teachers as teachers
 import yaml
 from stored_teachers import Row
@@ -25,13 +24,13 @@ from test_caches import read, write_distillkit
 
 import xtok
 from xtok.errors import XtokError
+from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting import answers, caches, files
-from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.caches import open_cache, read_cache
 from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
 
-TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:3]
+TEXTS = teachers.TEXTS[:3]
 K = 4
 RUNS = 100
 
@@ -45,10 +44,11 @@ VALUES: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def projector(byte_level: Tokenizer, digits: Tokenizer) -> RowProjector:
-    back_map = xtok.build(byte_level, digits, BACK_MAP)
-    return RowProjector(xtok.pair(digits, byte_level), back_map, top_k=K, student_template="plain",
-                        teacher_template="plain")  # fmt: skip
+def projector(byte_level: Tokenizer, digits: Tokenizer, back_map: Path) -> RowProjector:
+    return RowProjector(
+        xtok.pair(digits, byte_level), ProjectionMap.load(back_map), top_k=K,
+        student_template="plain", teacher_template="plain",
+    )  # fmt: skip
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -17,22 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_tokenizers
 import stored_teachers as teachers
 from conftest import Cli
-from stored_teachers import Row
+from stored_teachers import TEXTS, Row
 
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.pairs import Pair
-from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.files import Projected
 from xtok.projecting.rows import RowProjector
-from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 
-TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 MODELS = ("small-digits", "small-byte-level")
 
 
@@ -44,13 +40,6 @@ def rows(byte_level: Tokenizer) -> list[Row]:
 @pytest.fixture(scope="module")
 def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
     return xtok.pair(digits, byte_level)
-
-
-@pytest.fixture(scope="module")
-def back_map(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("map") / "back.safetensors"
-    map_of_pair(pair.reversed, BACK_MAP).save(path)
-    return path
 
 
 @contextmanager

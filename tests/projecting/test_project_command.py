@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-import small_tokenizers
 import stored_teachers as teachers
 from conftest import Cli
-from stored_teachers import Row
+from stored_teachers import TEXTS, Row
 
 import xtok
 from xtok import pairs
@@ -23,25 +22,13 @@ from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.input_files import parquet_file
 from xtok.projecting import files
-from xtok.projecting.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
-
-TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 
 
 @pytest.fixture(scope="module")
 def rows(byte_level: Tokenizer) -> list[Row]:
     return teachers.rows_of(byte_level, TEXTS, with_text=True)
-
-
-@pytest.fixture(scope="module")
-def back_map(
-    byte_level: Tokenizer, digits: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    path = tmp_path_factory.mktemp("map") / "back.safetensors"
-    xtok.build(byte_level, digits, BACK_MAP).save(path)
-    return path
 
 
 def test_the_command(

@@ -11,25 +11,21 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-import small_tokenizers
 import stored_teachers as teachers
 from conftest import Cli
-from stored_teachers import Row
+from stored_teachers import TEXTS, Row
 
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.projecting import ray as cluster
-from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.ray import TokenizerSource
-from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")
 
-TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 MODELS = ("small-digits", "small-byte-level")
 
 
@@ -60,13 +56,6 @@ def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
 @pytest.fixture(scope="module")
 def rows(byte_level: Tokenizer) -> list[Row]:
     return teachers.rows_of(byte_level, TEXTS, with_text=True)
-
-
-@pytest.fixture(scope="module")
-def back_map(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("map") / "back.safetensors"
-    map_of_pair(pair.reversed, BACK_MAP).save(path)
-    return path
 
 
 @pytest.fixture

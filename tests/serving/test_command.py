@@ -83,7 +83,7 @@ def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer) -> None
         while not model.running:
             time.sleep(0.005)
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaves:
-            leaves.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            leaves.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
         process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert process.poll() is None

@@ -318,15 +318,6 @@ def _demo(body: bytes) -> Asked:
     return Asked([ids], top_k, write, temperature=asked.temperature)
 
 
-class _Text(msgspec.Struct):
-    prompt: str
-
-
-def text_to_tokenize(body: bytes) -> str:
-    """Read `POST /tokenize`."""
-    return _decoded(body, _Text).prompt
-
-
 # What all share
 
 T = TypeVar("T")

@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
@@ -42,7 +41,6 @@ from xtok.serving.dialects import (
     generate,
     inference,
     model_cards,
-    text_to_tokenize,
 )
 from xtok.serving.scoring import Scorer, Spelled
 from xtok.serving.teacher import PROBE, Teacher, TeacherError
@@ -187,7 +185,6 @@ class Proxy:
                 scoring("/v1/completions", completions),
                 scoring("/generate", generate),
                 scoring("/inference/v1/generate", inference),
-                Route("/tokenize", self._tokenize, methods=["POST"]),
             ]
         )
         app.add_middleware(GzipForOthers)
@@ -216,19 +213,6 @@ class Proxy:
             return problem
         cards = model_cards(self.about, self.teacher.model, self._max_model_len())
         return JSONResponse(cards)
-
-    async def _tokenize(self, request: Request) -> Response:
-        if problem := self._refused(request):
-            return problem
-        try:
-            text = text_to_tokenize(await _body(request))
-        except BadRequest as error:
-            return _error(400, str(error))
-        except ClientDisconnect:
-            return Response(status_code=499)
-        [ids] = await asyncio.to_thread(self.scorer.student.encode_batch, [text])
-        answer = {"count": len(ids), "max_model_len": self._max_model_len(), "tokens": ids}
-        return JSONResponse(answer)
 
     async def _scored(self, request: Request, parse: Parser) -> Response:
         """Answer a request for log-probabilities, unless its client leaves before."""
@@ -348,31 +332,14 @@ def is_here(host: str) -> bool:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request, unpacked; at most 64 MB."""
-    unpack = zlib.decompressobj(31) if _is_gzip(request) else None
-    parts, size, sent = [], 0, 0
+    """Return the body of a request; at most 64 MB."""
+    parts, size = [], 0
     async for part in request.stream():
-        try:
-            data = unpack.decompress(part, LARGEST_BODY - size + 1) if unpack else part
-        except zlib.error as error:
-            raise BadRequest(f"the body is no gzip: {error}") from error
-        parts.append(data)
-        size += len(data)
-        sent += len(part)
-        if max(size, sent) > LARGEST_BODY:
+        parts.append(part)
+        size += len(part)
+        if size > LARGEST_BODY:
             raise BadRequest(f"the body has more than {LARGEST_BODY >> 20} MB: send less at once")
-        if unpack and unpack.unused_data:
-            raise BadRequest("the body is no gzip: something follows its end")
-    if unpack and not unpack.eof:
-        raise BadRequest("the body is no gzip: it ends early")
     return b"".join(parts)
-
-
-def _is_gzip(request: Request) -> bool:
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding not in ("identity", "gzip"):
-        raise BadRequest(f"content-encoding: {encoding}, and must be gzip or identity")
-    return encoding == "gzip"
 
 
 async def _while_connected(request: Request, work: Awaitable[Response]) -> Response:

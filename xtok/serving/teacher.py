@@ -69,18 +69,6 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice] = []
 
 
-class _Named(msgspec.Struct):
-    decoded_token: Any = None
-
-
-class _NamedChoice(msgspec.Struct):
-    prompt_logprobs: list[dict[int, _Named] | None]
-
-
-class _NamedCompletion(msgspec.Struct):
-    choices: list[_NamedChoice]
-
-
 _Triple: TypeAlias = tuple[float | None, int, Any]
 
 
@@ -211,9 +199,17 @@ class Teacher:
             if error.is_request:
                 raise self._other(str(error)) from error
             raise
-        self._read(response.content, own)
-        names = _names_of_vllm if self.kind == "vllm" else _names_of_sglang
-        for token_id, name in zip(own[1:], names(response.content, own), strict=True):
+        self._read(response.content, own)  # so it is what it should be
+        value = _json(response)
+        if value is None:  # nested too deeply
+            raise TeacherError(f"{self._route} answered what is no JSON")
+        if self.kind == "vllm":
+            rows = value["choices"][0]["prompt_logprobs"]
+            entries = [row.get(str(i), {}) for i, row in zip(own, rows, strict=True) if row]
+            names = [entry.get("decoded_token") for entry in entries]
+        else:
+            names = [name for _, _, name in value["meta_info"]["input_token_logprobs"][1:]]
+        for token_id, name in zip(own[1:], names, strict=True):
             ours = self.tokenizer.table[token_id].decode("utf-8", "replace").strip()
             is_text = isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name
             if is_text and name.strip() != ours:
@@ -334,18 +330,6 @@ class Teacher:
                 break
             await asyncio.sleep(max(pause, wanted))
         raise TeacherError(problem)
-
-
-def _names_of_vllm(content: bytes, ids: Sequence[int]) -> list[Any]:
-    """Return what an answer, which `_read` has checked, calls each id after the first."""
-    rows = msgspec.json.decode(content, type=_NamedCompletion).choices[0].prompt_logprobs
-    return [row[i].decoded_token for i, row in zip(ids[1:], rows[1:], strict=True) if row]
-
-
-def _names_of_sglang(content: bytes, ids: Sequence[int]) -> list[Any]:
-    """The same of SGLang's answer."""
-    own = msgspec.json.decode(content, type=_Generated).meta_info.input_token_logprobs or []
-    return [name for _, _, name in own[1:]]
 
 
 def _read_vllm(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
