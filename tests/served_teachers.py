@@ -78,8 +78,9 @@ class Model:
         return Response(status_code=self.status)
 
     async def _models(self, request: Request) -> Response:
-        if self.status != 200:
-            return JSONResponse({"error": {"message": "loading"}}, self.status)
+        if self.busy:
+            self.busy -= 1
+            return JSONResponse({"error": {"message": "loading"}}, 503)
         card = {"id": "the-teacher", "root": "/models/teacher", "max_model_len": self.max_model_len}
         return JSONResponse({"object": "list", "data": [card]})
 

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -566,8 +565,7 @@ def test_servers_that_are_none(digits: Tokenizer) -> None:
 
 def test_a_server_that_is_still_loading_is_waited_for(pair: Pair, digits: Tokenizer) -> None:
     model = Model(digits)
-    model.status = 503
-    threading.Timer(0.2, setattr, (model, "status", 200)).start()
+    model.busy = 1
     _, notes = begin(pair, model, wait=60.0)
     assert notes[0].startswith("waiting for the teacher's server at http://127.0.0.1:")
     assert notes[0].endswith("503 Service Unavailable: loading")
@@ -594,24 +592,11 @@ def test_a_teacher_that_goes_away_and_comes_back(
         model.status, before = 503, len(model.asked)
         assert client.post(f"{url}/v1/completions", json=body).status_code == 502
         assert len(model.asked) == before + 3
-        # Away for one answer only: the request is sent again.
-        threading.Timer(0.1, setattr, (model, "status", 200)).start()
-        monkeypatch.setattr(teachers, "_PAUSES", (0.5,))
+        # Too busy for one answer: the request is sent again, when the teacher says.
+        model.status, model.busy, since = 200, 1, time.monotonic()
         assert client.post(f"{url}/v1/completions", json=body).json()["choices"] == right
+        assert time.monotonic() - since >= 1
         assert client.get(f"{url}/health").status_code == 200
-
-
-def test_a_busy_teacher_is_asked_again_when_it_says(
-    pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(teachers, "_PAUSES", (0.0,))
-    model = Model(digits)
-    with running(model.app) as behind, proxied(pair, behind) as url:
-        model.busy, begin = 1, time.monotonic()
-        body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
-        assert model.asked[-1] == model.asked[-2]
-        assert time.monotonic() - begin >= 1
 
 
 def test_a_teacher_that_dies(
