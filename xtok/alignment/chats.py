@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from xtok.pairs import Pair
 from xtok.vocab.table import byte_offsets
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ChatAlignment:
+class ChatAlignment(NamedTuple):
     """Two renderings of one conversation, and which of their tokens belong together."""
 
     student: Conversation

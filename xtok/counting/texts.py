@@ -45,8 +45,7 @@ _ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in
 _ROWS_AT_ONCE = 16  # of Parquet, which may hold one long text a million times
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextShard:
+class TextShard(NamedTuple):
     """A part of a text file that can be read on its own: documents that begin in `start`..`stop`.
 
     These are bytes, or row groups of Parquet; `stop` is None for the end of the file.

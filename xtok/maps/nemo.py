@@ -6,10 +6,10 @@ import io
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251 - what torch.load raises; nothing is unpickled
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,8 +106,7 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
 # Reading: every layout as `Entries`, then put in order
 
 
-@dataclass(frozen=True)
-class Entries:
+class Entries(NamedTuple):
     """The entries of a file, and what it says of them."""
 
     edges: Edges  # in arrays of their own, sorted by student id; ids int32, weights not integers
@@ -115,7 +114,7 @@ class Entries:
     top_k: int  # the number of columns of a padded layout, else the longest row
     has_order: bool = False  # whether a row's entries are in an order, as in a padded layout
     shape: tuple[int | None, int | None] = (None, None)  # None: the file does not say it
-    says: Mapping[str, Any] = field(default_factory=dict)  # names of models, whether slots
+    says: Mapping[str, Any] = MappingProxyType({})  # names of models, whether slots
     without_id: int = 0  # how many weights have no teacher id
     own: tuple[Tensors, str] | None = None  # the tensors and the JSON text of a map that xtok wrote
 
@@ -138,7 +137,7 @@ def read_pt(path: Path, source: Path) -> Entries:
         return entries
     named = own["tensors"].items()  # copied: the map outlives the file
     tensors = {name: _strided(tensor, size).numpy().copy() for name, tensor in named}
-    return replace(entries, own=(tensors, own["metadata"]))
+    return entries._replace(own=(tensors, own["metadata"]))
 
 
 def _load(path: Path, source: Path) -> Any:
@@ -182,7 +181,7 @@ def trained(tensors: Tensors, metadata: str) -> Entries:
     require(s.ndim == 1 and all(a.shape == s.shape for a in edges), "the shape of the entries")
     require((s[1:] >= s[:-1]).all(), "the order of student_ids")
     ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
-    return replace(_coo(edges), is_last=ends_row, has_order=True, own=(tensors, metadata))
+    return _coo(edges)._replace(is_last=ends_row, has_order=True, own=(tensors, metadata))
 
 
 def _read_entries(loaded: Any, size: int) -> Entries:
@@ -199,7 +198,7 @@ def _read_entries(loaded: Any, size: int) -> Entries:
             entries = _coo(Edges(s, t, matrix[s, t]))
         else:
             entries = _coo(_sparse(loaded.detach(), size))
-        return replace(entries, shape=(loaded.shape[0], loaded.shape[1]))
+        return entries._replace(shape=(loaded.shape[0], loaded.shape[1]))
     if isinstance(loaded, dict) and loaded:
         return _coo(_counted(loaded))
     raise ValueError("it has neither indices and likelihoods, nor counts of pairs, nor a matrix")
@@ -267,8 +266,7 @@ def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, 
     padding = likelihoods[~is_entry]
     require(not np.isnan(padding).any(), "a weight that is no number")
     s, column = np.nonzero(is_entry)
-    return replace(
-        _coo(Edges(s, indices[s, column], likelihoods[s, column])),
+    return _coo(Edges(s, indices[s, column], likelihoods[s, column]))._replace(
         is_last=column == top_k - 1,
         top_k=top_k,
         has_order=True,

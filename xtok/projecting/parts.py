@@ -106,7 +106,7 @@ class Job:
         return replace(
             self,
             caches=tuple(replace(cache, path=cache.path.absolute()) for cache in self.caches),
-            shards=tuple((n, replace(s, path=s.path.absolute())) for n, s in self.shards),
+            shards=tuple((n, s._replace(path=s.path.absolute())) for n, s in self.shards),
             folder=self.folder.absolute(),
         )
 
