@@ -107,8 +107,8 @@ def add_chunks(  # type: ignore[no-untyped-def]
 ):
     """Add amounts to chunks in an open-addressed table, while there is room.
 
-    A chunk costs a look at each of its tokens for its hash, another to compare or copy it, and a
-    wait for the memory of its slot and its ids: 0.4 µs for three tokens where half are new.
+    A chunk costs a look at each of its tokens for its hash, another to compare or copy it, and,
+    most of all, the wait for the memory of its slot and its ids.
 
     Args:
         s_starts: int64 `[chunks]`, where a chunk's tokens begin in `s_ids` (int32).
