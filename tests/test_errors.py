@@ -389,7 +389,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "could be in", OTHER),
     (lambda: FORMATS["llama3"].pad_id(small_one(r"small.tiktoken@\w+|\W+").table),
      "the vocabulary has no padding token for the format llama3",
-     "it is one of <|finetune_right_pad_id|>, <|finetune_right_pad|>; give a pad_id of your own"),
+     "it is one of <|finetune_right_pad_id|>, <|finetune_right_pad|>; "
+     "give collate your own pad_id"),
     (lambda: suffix("{{ m.content + ' t' }}", ASK, ANSWER, {"role": "tool", "content": "he cat"}),
      "message 1, the assistant's, does not end with a token", SUFFIX),
     (lambda: suffix(DROPS, {"role": "tool", "content": ""}),

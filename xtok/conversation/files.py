@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import XtokError
-from xtok.input_files import decompressed, parquet_file, reading
+from xtok.input_files import decompressed, no_json, parquet_file, reading
 from xtok.vocab.display import listed
 
 MAX_BYTES = 1 << 30
@@ -83,14 +83,12 @@ def _parsed(data: bytes, path: Path, line: int = 1) -> tuple[Any, bool]:
         text = data.removeprefix(b"\xef\xbb\xbf").decode()
         value, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip()))
         return value, not text[end:].strip()
-    except json.JSONDecodeError as error:
-        line += error.lineno - 1
-        problem = f"no JSON: {error.msg} at column {error.colno}"
     except UnicodeDecodeError as error:
         line += data.count(b"\n", 0, error.start)
         problem = f"not UTF-8: {error.reason}"
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; endless brackets
-        problem = f"no JSON: {error}"
+    except (ValueError, RecursionError) as error:
+        line += getattr(error, "lineno", 1) - 1
+        problem = no_json(error)
     raise _error(f"{path}, line {line}", problem)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from xtok.errors import XtokError
-from xtok.input_files import compression_of, decompressed, parquet_file, reading
+from xtok.input_files import compression_of, decompressed, no_json, parquet_file, reading
 from xtok.vocab.display import listed
 
 Format = Literal["text", "jsonl", "parquet"]
@@ -330,10 +330,8 @@ def _json_document(shard: TextShard, offset: int, line: bytes) -> tuple[str, str
     try:
         value = json.loads(text)
         problem = _problem_of(value, shard)
-    except json.JSONDecodeError as error:
-        problem = f"no JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:
-        problem = f"no JSON: {error}"
+        problem = no_json(error)
     if problem:
         raise XtokError(
             f"{shard.path}, line {line_number(shard, offset)}: {problem}",

@@ -47,7 +47,7 @@ class PromptFormat:
         if not known:
             raise XtokError(
                 f"the vocabulary has no padding token for the format {self.name}",
-                hint=f"it is one of {', '.join(self.pad_tokens)}; give a pad_id of your own",
+                hint=f"it is one of {', '.join(self.pad_tokens)}; give collate your own pad_id",
             )
         return known[0]
 
