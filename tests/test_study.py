@@ -54,6 +54,10 @@ def test_every_student_is_trained_once(
     assert table.count("\n| topk-kl | path-64 | 1 | 1 |") == 1
     assert table.count("\n| topk-kl | path-64 | 0.3 | 1 |") == 1
     assert table.count("\n| gold | for-gold | 1 | 1 |") == 1
+    study.report(found, "topk-kl", "map-64")
+    against = capsys.readouterr().out
+    assert "| topk-kl | map-64 | 1 | 1 | " in against
+    assert "| 0.000 | 0.000 to 0.000 |" in against
     alone = dict(found)[runs[0]]
     assert alone["steps"] == [0, 1, 2, 3, 4]
     assert alone["bytes"][0] == [

@@ -81,13 +81,11 @@ class About:
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """Return a field of a config, or a parameter of a command; the default `...` is none."""
+    """Return a field of a config, or a parameter of a command; the default `...` is none.
+
+    A config calls it itself for each of its fields: the reference reads these calls as they stand.
+    """
     return field(default=default, metadata={"about": About(help=help, **about)})
-
-
-def _top_k(default: int, help: str = "Entries per row, the scale slot included.") -> Any:
-    """Return the option of how many entries a row has at most."""
-    return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
 
 
 @functools.cache
@@ -172,7 +170,14 @@ def check_loss(loss: Loss) -> None:
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = _top_k(32)
+    top_k: int = option(
+        32,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
+    )
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
@@ -256,7 +261,14 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = _top_k(4)
+    top_k: int = option(
+        4,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,8 +278,13 @@ class BuildConfig(MultitokenConfig):
     `top_k` is that of the result; `multitoken` has its own default.
     """
 
-    top_k: int = _top_k(
-        SortCutConfig.top_k, "Entries per row, the scale slot included; with --for, 8 unless given."
+    top_k: int = option(
+        SortCutConfig.top_k,
+        "Entries per row, the scale slot included; with --for, 8 unless given.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
     )
     weights: Weights = option(
         "decay",
@@ -332,7 +349,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = _top_k(10, "Entries per row.")
+    top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
     weight_threshold: float = option(
         0.0,
         "Drop entries whose share of the row is less: of the whole row by embeddings, of its "
@@ -385,7 +402,7 @@ class ProjectConfig(Config):
     """How `project` turns a teacher's predictions into a student's."""
 
     panel = MAIN
-    top_k: int = _top_k(64, "Candidates per token.")
+    top_k: int = option(64, "Candidates per token.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
     to: CacheFormat = option(
         "neutral",
         "What to write: the neutral Parquet, the columns that axolotl or DistillKit reads, or "
