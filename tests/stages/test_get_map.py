@@ -346,6 +346,9 @@ def test_mistakes_of_a_caller(sides: tuple[Tokenizer, Tokenizer], tmp_path: Path
             call(BuildConfig(), for_loss="gold")
         with pytest.raises(ValueError, match="loss is 'kl'"):
             call(for_loss="kl")
+    for function in (xtok.get_map, xtok.build):  # before the models are looked for
+        with pytest.raises(ValueError, match="not both"):
+            function("no/model", "no/model", BuildConfig(), for_loss="gold")
     for timeout in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="timeout"):
             xtok.get_map(*sides, timeout=timeout, path=path)

@@ -75,6 +75,16 @@ def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
     return slot
 
 
+@inner_kernel
+def _looked_up(slots, keys, key, missing, misses):  # type: ignore[no-untyped-def]
+    """Return a key's stem; −1 if it is missing, and noted. And how many keys are missing now."""
+    e = slots[_slot(slots, keys, key)]
+    if e < 0:
+        missing[misses] = key
+        misses += 1
+    return e, misses
+
+
 @kernel
 def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
     """Enter the keys from `start` on, none of which is there, into the table."""
@@ -274,11 +284,8 @@ def _part_candidates(  # type: ignore[no-untyped-def]
             goes_to[count] = -1  # a token that ends here: what follows is not known
             if offsets[c + 1] - offsets[c] > u:
                 key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
-                e = slots[_slot(slots, keys, key)]
-                if e < 0:
-                    missing[misses] = key
-                    misses += 1
-                else:
+                e, misses = _looked_up(slots, keys, key, missing, misses)
+                if e >= 0:
                     goes_to[count] = settled[e]
         part[count] = p
         count += 1
@@ -305,10 +312,8 @@ def _part_path(  # type: ignore[no-untyped-def]
     is_known, t = True, token_ids[j]
     key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
     while on_path > 0.0:
-        e = slots[_slot(slots, keys, key)]
+        e, misses = _looked_up(slots, keys, key, missing, misses)
         if e < 0:
-            missing[misses] = key
-            misses += 1
             break
         j += 1
         start = end = np.int64(0)
@@ -337,12 +342,9 @@ def _part_path(  # type: ignore[no-untyped-def]
             goes_to[count] = first if is_text[c] or ends_text[c] else -1
             if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
                 child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
-                found = slots[_slot(slots, keys, child)]
-                if found < 0:
-                    missing[misses] = child
-                    misses += 1
-                else:
-                    goes_to[count] = stem_first[found]
+                grown, misses = _looked_up(slots, keys, child, missing, misses)
+                if grown >= 0:
+                    goes_to[count] = stem_first[grown]
             part[count] = on_path * p
             count += 1
         if start < end and not is_listed and not np.isnan(realized_logprob[j]):

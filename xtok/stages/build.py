@@ -72,10 +72,11 @@ def build(
         ValueError: for `initial` without texts, both a config and a loss, or counts for other
             options.
     """
+    config = _config_of(config, for_loss)
     earlier = None if initial is None else as_map(initial)
     return map_of_pair(
-        _pair_of(student_model, teacher_model, earlier), _config_of(config, for_loss), texts=texts,
-        field=field, initial=earlier, progress=progress, text_progress=text_progress,
+        _pair_of(student_model, teacher_model, earlier), config, texts=texts, field=field,
+        initial=earlier, progress=progress, text_progress=text_progress,
     )  # fmt: skip
 
 
