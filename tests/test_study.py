@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_every_student_is_trained_once(
     table = capsys.readouterr().out
     found = study.results(work)
     runs = list(study.plan(["scarce"], 1, (5e-5, 2e-5)))
-    assert sorted(run for run, _ in found) == sorted(runs)
+    assert sorted(run for run, _ in found) == sorted([study.ITSELF, *runs])
     assert len(runs) == 6 + 1 + 5 + 3
     assert table.count("\n| topk-kl | path-64 | 1 | 1 |") == 1
     assert table.count("\n| topk-kl | path-64 | 0.3 | 1 |") == 1
@@ -60,13 +61,29 @@ def test_every_student_is_trained_once(
     assert "| 0.000 | 0.000 to 0.000 |" in against
     alone = dict(found)[runs[0]]
     assert alone["steps"] == [0, 1, 2, 3, 4]
-    assert alone["bytes"][0] == [
-        len(t.encode()) for t in study.texts_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
-    ]
+    [held] = study.texts_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
+    assert alone["bytes"][0] == [len(held.encode())]
+    teacher = dict(found)[study.ITSELF]
+    assert teacher["bits"][0][0] == [pytest.approx(bits_alone(models[1], held), rel=1e-4)]
+    assert f"the teacher itself: {teacher['bits'][0][0][0] / len(held.encode()):.3f}, " in table
     lines_before = (work / "results.jsonl").read_bytes()
     (work / "results.jsonl").write_bytes(lines_before[: lines_before.rindex(b"\n", 0, -1) + 1])
     study.main()
     assert dict(study.results(work)).keys() == dict(found).keys()
+
+
+def bits_alone(folder: str, text: str) -> float:
+    """Return the bits of a text after its first token, the model asked directly."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    ids = begin + tokenizer.encode(text, add_special_tokens=False)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0]
+    logprobs = logits.log_softmax(-1)[range(len(ids) - 1), ids[1:]]
+    return float(-logprobs[len(begin) :].sum()) / math.log(2)
 
 
 def test_the_candidates_of_a_batch_are_those_of_its_texts() -> None:

@@ -77,6 +77,9 @@ class Run(NamedTuple):
     rate: float
 
 
+ITSELF = Run("", "teacher", "none", 0.0, 0, 0.0)  # read, not trained
+
+
 def plan(settings: Sequence[str], seeds: int, rates: Sequence[float]) -> Iterator[Run]:
     """Yield all runs, those first that the others are compared with."""
     for number, (setting, kinds, weight) in enumerate(STAGES):
@@ -123,7 +126,7 @@ def train_all(args: argparse.Namespace) -> None:
     done = {run for run, _ in results(args.work)}
     missing = [run for run in plan(args.settings, args.seeds, args.rates) if run not in done]
     with spawn.Pool(args.processes, torch.set_num_threads, (threads,)) as pool:
-        started = []
+        started = [] if ITSELF in done else [pool.apply_async(measure_teacher, (args,))]
         for _, group in groupby(missing, lambda run: folder_of(args, run)):
             runs = list(group)
             prepare_seed(args, runs[0], [run.artefact for run in runs])
@@ -308,10 +311,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     pair = sides(args.student, args.teacher)
     collate = DistillationCollator(*pair.tokenizers, bos=False)
     texts = distill.read_texts([folder_of(args, run) / "texts.jsonl"])
-    groups = [
-        texts_of(path, 0, count, one_each=True)
-        for path, count in ((args.held_out, HELD_OUT), (args.forgotten, FORGOTTEN))
-    ]
+    groups = unseen(args)
     model = distill.load_model(args.student, pair.tokenizers[0]).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
     teacher = Teacher(args, run)
@@ -345,11 +345,28 @@ def train(args: argparse.Namespace, run: Run) -> None:
         if step in measured_at:
             with autocast():
                 measured.append([bits(model, group, collate) for group in groups])
-    lengths = [[len(text.encode()) for text in group] for group in groups]
-    line = {
-        "run": run, "steps": measured_at, "bits": measured, "bytes": lengths,
-        "seconds": float(np.median(seconds)),
-    }  # fmt: skip
+    write(args, run, {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))})
+
+
+def measure_teacher(args: argparse.Namespace) -> None:
+    """Append the teacher's own line: what its student can hope to learn of it."""
+    tokenizer = sides(args.student, args.teacher).tokenizers[1]
+    model = distill.load_model(args.teacher, tokenizer).to(args.device)
+    collate = DistillationCollator(tokenizer, tokenizer, bos=bool(tokenizer.table.roles.get("bos")))
+    with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.autocast):
+        write(args, ITSELF, {"bits": [[bits(model, group, collate) for group in unseen(args)]]})
+
+
+def unseen(args: argparse.Namespace) -> list[list[str]]:
+    """Return the held-out texts, and those that the student may forget."""
+    counts = ((args.held_out, HELD_OUT), (args.forgotten, FORGOTTEN))
+    return [texts_of(path, 0, count, one_each=True) for path, count in counts]
+
+
+def write(args: argparse.Namespace, run: Run, line: dict[str, Any]) -> None:
+    """Append a line to the results."""
+    lengths = [[len(text.encode()) for text in group] for group in unseen(args)]
+    line = {"run": run, **line, "bytes": lengths}
     with (args.work / "results.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")  # one write, so that lines of two runs do not mix
     print(*run, *(f"{x:.4f}" for x in totals(line)), flush=True)
@@ -363,6 +380,8 @@ def bits(model: Any, texts: Sequence[str], collate: DistillationCollator) -> lis
     found = []
     for text in texts:
         batch = prepare(collate([text]), device)
+        if collate.bos:
+            batch["targets"][:, 0] = IGNORED
         own = distill.own_loss(distill.logits_of(model, batch), batch["targets"])
         found.append(float(own) / math.log(2))
     model.train()
@@ -383,7 +402,9 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
     lines = dict(found)
     start = math.nan  # all students begin alike, and cross-entropy alone measures it
     for run, line in found:
-        if run.loss == "ce":
+        if run == ITSELF:
+            print(f"the teacher itself: {totals(line)[0]:.3f}, {totals(line, 1)[0]:.3f}")
+        elif run.loss == "ce":
             start = totals(line, 1)[0]
             print(run.setting, f"rate {run.rate:g} seed {run.seed}",
                   " ".join(f"{x:.3f}" for x in totals(line)))  # fmt: skip
