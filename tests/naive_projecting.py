@@ -12,6 +12,7 @@ import numpy as np
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges
+from xtok.projecting.kernels import SELDOM
 from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend
@@ -114,14 +115,18 @@ class Projection:
         self.ids, self.rows, self.tokens, self.back, self.student = ids, rows, tokens, back, student
         self.along_path = along_path
 
-    def at(self, place: int, inside: int) -> dict[int, float] | None:
-        """What is predicted for the student's token `inside` bytes into the teacher's token."""
+    def at(self, place: int, inside: int, *, is_aligned: bool) -> dict[int, float] | None:
+        """What is predicted for the student's token `inside` bytes into the teacher's token.
+
+        `is_aligned`: a token of the student's begins at the first of these bytes.
+        """
         realized, row = self.ids[place], self.rows[place]
         so_far = self.before = self.tokens[realized][:inside]
+        self.is_aligned = is_aligned
         fits = {c: p for c, p in row.items() if self.tokens[c].startswith(so_far)}
         if not sum(fits.values()):
             return None
-        self.found: dict[int, float] = defaultdict(float)
+        self.found: dict[int | None, float] = defaultdict(float)  # None: nobody knows
         for c, p in fits.items():
             left = self.tokens[c][inside:]
             if c == realized and self.tokens[c]:
@@ -130,9 +135,14 @@ class Projection:
                 self.spread(c, p)
             elif left:
                 self.settle(left, p, self.token_of(left))
-        # Of what is known, what fits is what is possible; the share that is not known stays.
-        scale = sum(row.values()) / sum(fits.values()) if inside else 1.0
-        return {s: p * scale for s, p in self.found.items() if p}
+            else:
+                self.found[None] += p
+        # Other tokens of the teacher's share evenly what is not known.
+        others = {c for c, token in enumerate(self.tokens) if token} - {*row}
+        alike = sum(self.tokens[c].startswith(so_far) for c in others)
+        share = alike / max(1, len(others)) if inside else 1.0
+        total = sum(self.found.values()) + share * (1 - sum(row.values())) if inside else 1.0
+        return {s: p / total for s, p in self.found.items() if p and s is not None}
 
     def along(self, text: bytes, place: int, p: float, token: int | None = None) -> None:
         """The text goes on with the prediction at the next place, while a token may grow."""
@@ -150,26 +160,34 @@ class Projection:
 
     def settle(self, text: bytes, p: float, token: int | None = None) -> None:
         """What begins with a text of which no more is known: the map's row, if a token is it."""
+        first, splits = self.first(text)
+        if self.is_aligned and not splits:
+            p *= SELDOM
         if token is not None and self.back.get(token):
             self.spread(token, p)
         else:
-            self.found[self.first(text)] += p
+            self.found[first] += p
 
-    def first(self, text: bytes) -> int:
-        """The student's first token of a text behind what the realized token has before it."""
+    def first(self, text: bytes) -> tuple[int, bool]:
+        """The student's first token of a text behind what the realized token has before it.
+
+        And whether a token begins there at all; if not, the first of the text alone.
+        """
         begin = 0
         for s in self.student.segment(self.before + text):
             if begin == len(self.before):
-                return s
+                return s, True
             begin += len(self.student.table[s])
-        return self.student.segment(text)[0]
+        return self.student.segment(text)[0], False
 
     def token_of(self, text: bytes) -> int | None:
         return self.tokens.index(text) if text in self.tokens else None
 
     def spread(self, token: int, p: float) -> None:
-        for s, w in self.back.get(token, {}).items():
+        row = self.back.get(token, {})
+        for s, w in row.items():
             self.found[s] += p * w
+        self.found[None] += p * (1 - sum(row.values()))
 
 
 class Bigrams:

@@ -24,7 +24,7 @@ from naive_projecting import (
 )
 
 import xtok
-from xtok.projecting.kernels import ID_BITS, ROOT
+from xtok.projecting.kernels import ID_BITS, ROOT, SELDOM
 from xtok.projecting.project import Projector, seams
 from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -114,17 +114,19 @@ def test_every_row_is_what_the_rule_says(
 
     known = rows_of(predictions)
     for row, all_of_it, i in zip(known, rows, predictions.token_ids.tolist(), strict=True):
-        if i in all_of_it:
-            row[i] = all_of_it[i]
+        if all_of_it:
+            row[i] = all_of_it.get(i, 0.0)
     expected: list[dict[int, float]] = []
     begin = 0
     for ids, ours_of_it in zip(texts, spellings, strict=True):
         rows_of_it = known[begin : begin + len(ids)]
         twin = Projection(ids, rows_of_it, tokens, back, student, along_path=along_path)
         ends = np.cumsum([0, *(len(tokens[i]) for i in ids)])
-        for start in np.cumsum([0, *(len(student.table[s]) for s in ours_of_it)])[:-1]:
+        starts = np.cumsum([0, *(len(student.table[s]) for s in ours_of_it)])[:-1].tolist()
+        for start in starts:
             place = min(int(np.searchsorted(ends, start, side="right")) - 1, len(ids) - 1)
-            expected.append(twin.at(place, int(start - ends[place])) or {})
+            is_aligned = int(ends[place]) in starts
+            expected.append(twin.at(place, start - int(ends[place]), is_aligned=is_aligned) or {})
         begin += len(ids)
     total = np.exp(found.rest_logprob.astype(np.float64))
     for row, want, rest in zip(rows_of(found), expected, total, strict=True):
@@ -228,6 +230,20 @@ def test_inside_a_token_what_is_before_it_tells_how_the_student_splits(tmp_path:
     assert student.segment(b"(a") == [256]
     found = projector.project(top_k([text], rows, None), *flat([[*b"c!(a"]]), 9)
     assert_close(rows_of(found)[2], {ord("("): 1.0})
+
+
+def test_inside_a_token_what_the_student_would_not_split_there_hardly_counts() -> None:
+    """After `a`, what is left of `ac` is unlikely: the student has one token for `ac`."""
+    student, teacher = small([*LETTERS, b"c", b"ac"]), small([*LETTERS, b"c", b"ab", b"ac", b"abb"])
+    tokens = teacher.table.tokens()
+    b, ab, ac = (tokens.index(x) for x in (b"b", b"ab", b"ac"))
+    rows: list[Row] = [{}, {ab: 0.3, ac: 0.3, b: 0.1}]
+    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
+    found = projector.project(top_k([[b, ab]], rows, None), *flat([student.segment(b"bab")]), 9)
+    # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
+    total = 0.3 + SELDOM * 0.3 + 0.3 * 2 / 3
+    assert_close(rows_of(found)[2], {2: 0.3 / total, 3: SELDOM * 0.3 / total})
+    assert np.exp(found.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
 
 
 def test_rows_are_not_valid_where_the_texts_differ() -> None:

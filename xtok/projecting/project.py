@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -35,7 +36,7 @@ _ROWS_AT_ONCE = 1 << 16
 _CANDIDATES_AT_ONCE = 1 << 22  # 34 MB of them
 _LEAST_ROOM = 1 << 18
 _MOST_STEMS = 1 << 23
-"""Beyond this many byte strings, 250 MB, they are forgotten and worked out anew."""
+"""Beyond this many byte strings, 300 MB, they are forgotten and worked out anew."""
 
 
 class Projector:
@@ -45,8 +46,9 @@ class Projector:
     that the text really has goes along the path: its bytes and each candidate at the next place are
     spelled by the student, and so on while a token of the student's may still grow over them. Where
     the student's token begins inside the teacher's, the candidates that go on as the text did count
-    by what is left of them, spelled as after the bytes before it; the share of what is not known
-    stays what it was.
+    by what is left of them, spelled as after the bytes before it; hardly those that the student
+    would not split there. What is not known is spread evenly over the teacher's other tokens, and
+    counts by how many of those go on as the text did.
 
     Everything unknown goes to the rest: cut candidates, unspellable ones, and continuations nobody
     asked for. Of two equal tokenizers, predictions stay what they are.
@@ -88,6 +90,7 @@ class Projector:
         self._teacher = _arrays(theirs, ours, back_map)
         self._tokens = theirs.tokens()
         self._id_of = theirs.canonical_ids()
+        self._in_order = [self._tokens[i] for i in self._aligner.teacher.by_bytes]
         self._student = _spellings(ours)
         self._lengths = ours.lengths.tolist()
         self._is_utf8 = np.array([len(utf8_runs(token)) == 1 for token in self._tokens])
@@ -119,7 +122,7 @@ class Projector:
         """
         student = self._aligner.student.flat(student_ids, student_bounds)
         texts = self._aligner.teacher.flat(teacher.token_ids, teacher.bounds)
-        place, inside, credit = self._places(student, texts, teacher)
+        place, inside, is_aligned, credit = self._places(student, texts, teacher)
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
         ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
@@ -131,7 +134,7 @@ class Projector:
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
             rows = Rows(
-                place[some], inside[some], ends[some], student.ids[some],
+                place[some], inside[some], is_aligned[some], ends[some], student.ids[some],
                 np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
                 *np.empty((1, len(some), top_k), np.float32),
                 *np.full((2, len(some)), np.nan, np.float32),
@@ -181,11 +184,12 @@ class Projector:
 
     def _places(
         self, student: FlatIds, teacher: FlatIds, given: TopK
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.float32]]:
         """Return where the student's tokens begin in the teacher's, and their log-probabilities.
 
         For each of the student's tokens: the teacher's at its first byte, or −1; how many bytes of
-        it are before that; its share of what the chunk's teacher tokens have, NaN if there is none.
+        it are before that; whether one of the student's begins at the first of these; its share of
+        what the chunk's teacher tokens have, NaN if there is none.
         """
         alignment = self._aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
@@ -199,12 +203,14 @@ class Projector:
         at = np.searchsorted(t_begins, begins, side="right") - 1
         place, inside = np.full(len(student.ids), -1), np.zeros(len(student.ids), np.int64)
         place[s], inside[s] = t[at], begins - t_begins[at]
+        is_aligned = np.zeros(len(student.ids), np.bool_)
+        is_aligned[s] = np.isin(t_begins, begins)[at]
         sums = chunk_sums(theirs_in, given.realized_logprob, len(shared))
         numbers = np.where(s_shared, ours_in, len(sums) - 1), theirs_in
         predictions = Predictions(*given[2:])
         weights = prefix_weights(self._aligner, student, teacher, numbers, predictions, sums)
         credit = shares(sums, ours_in, s, weights)
-        return place, inside, np.where(s_shared, credit, np.float32(np.nan))
+        return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
 
     def _fill(self, rows: Rows, given: TopK, top_k: int) -> None:
         """Project rows, and work out what the student makes of bytes that are new."""
@@ -243,7 +249,7 @@ class Projector:
         """
         size = self._size + len(keys)
         self._make_room(size)
-        _, all_keys, first, settled, grows = self._stems
+        _, all_keys, first, settled, grows, splits, alike = self._stems
         new = slice(self._size, size)
         all_keys[new] = keys
         is_root = keys >> ROOT != 0
@@ -260,12 +266,19 @@ class Projector:
         data, offsets = self._teacher[:2]
         begins = offsets[token + is_root]
         is_spelled = np.empty(len(keys), np.bool_)
-        both = np.frombuffer(b"".join(stems), np.uint8), bounds_of([*map(len, stems)]), of
+        wholes = [before + text for before, text in spelled]
+        lengths = np.array([len(before) for before, _ in spelled])
+        both = (
+            np.frombuffer(b"".join(wholes), np.uint8),
+            bounds_of([*map(len, wholes)]),
+            lengths,
+            of,
+        )
         more = data, begins, offsets[token + 1]
         find_seams(self._student, both, more, is_spelled, grows[new])
         grows[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
-        is_spelled |= np.array([may_split(before + text) for before, text in spelled])[of]
+        is_spelled |= np.array([*map(may_split, wholes)])[of]
         asked = np.flatnonzero(is_spelled)
         texts = [
             (spelled[stem][0], stems[stem] + data[begin:end].tobytes())
@@ -274,13 +287,14 @@ class Projector:
                 strict=True,
             )
         ]  # fmt: skip
-        first[new] = first[other - 1]
-        first[new][asked] = self._first_tokens(texts)
+        first[new], splits[new] = first[other - 1], splits[other - 1]
+        first[new][asked], splits[new][asked] = self._first_tokens(texts)
         whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
         whole = np.where(left == 0, token[is_root], whole)
         has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
         settled[new] = first[new]
         settled[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
+        alike[new][is_root] = [self._num_alike(before) for before, _ in spelled[len(numbers) :]]
         add_stems(self._stems.slots, all_keys[:size], self._size)
         self._size = size
 
@@ -307,21 +321,30 @@ class Projector:
             parts.append(token)
             stem = other - 1
 
-    def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> list[int]:
+    def _num_alike(self, prefix: bytes) -> int:
+        """Return how many of the teacher's tokens begin with these bytes."""
+        first = bisect_left(self._in_order, prefix)
+        return bisect_right(self._in_order, prefix, first, key=lambda x: x[: len(prefix)]) - first
+
+    def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> tuple[list[int], list[bool]]:
         r"""Return the student's first token of each text after what is before it; −1 for none.
 
         What is before may change it: of `(a`, many tokenizers have `(a` in one, but `(` behind a
         `\`. Where no token begins with the text, it is spelled as if nothing were before it.
+
+        Returns:
+            the tokens, and whether one begins with the text, or nothing can be said.
         """
         whole = self.student.segment_batch([before + text for before, text in texts])
         first = [
             self._begins_at(len(before), ids) for (before, _), ids in zip(texts, whole, strict=True)
         ]
+        splits = [token >= 0 or not ids for token, ids in zip(first, whole, strict=True)]
         rest = [n for n, token in enumerate(first) if token < 0 and texts[n][0]]
         alone = self.student.segment_batch([texts[n][1] for n in rest])
         for n, ids in zip(rest, alone, strict=True):
             first[n] = self._begins_at(0, ids)
-        return first
+        return first, splits
 
     def _begins_at(self, byte: int, ids: Sequence[int] | None) -> int:
         """Return the token that begins at a byte of a spelling; −1 if none does."""
@@ -336,8 +359,9 @@ class Projector:
 def _no_stems(room: int) -> Stems:
     """Return an empty table, with room for so many."""
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
-    first, settled = np.empty((2, room), np.int32)
-    return Stems(slots, np.empty(room, np.int64), first, settled, np.empty(room, np.bool_))
+    first, settled, alike = np.empty((3, room), np.int32)
+    grows, splits = np.empty((2, room), np.bool_)
+    return Stems(slots, np.empty(room, np.int64), first, settled, grows, splits, alike)
 
 
 def _spellings(student: TokenTable) -> tuple[NDArray[Any], ...]:
@@ -372,6 +396,7 @@ def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -
         columns=entries.ravel(),
         weights=entries.ravel().view(np.float32),
         joined=joined,
+        num_texts=len(teacher.text_ids),
     )
 
 
