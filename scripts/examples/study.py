@@ -345,7 +345,8 @@ def train(args: argparse.Namespace, run: Run) -> None:
         if step in measured_at:
             with autocast():
                 measured.append([bits(model, group, collate) for group in groups])
-    write(args, run, {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))})
+    line = {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))}
+    write(args, run, line, groups)
 
 
 def measure_teacher(args: argparse.Namespace) -> None:
@@ -353,8 +354,10 @@ def measure_teacher(args: argparse.Namespace) -> None:
     tokenizer = sides(args.student, args.teacher).tokenizers[1]
     model = distill.load_model(args.teacher, tokenizer).to(args.device)
     collate = DistillationCollator(tokenizer, tokenizer, bos=bool(tokenizer.table.roles.get("bos")))
+    groups = unseen(args)
     with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.autocast):
-        write(args, ITSELF, {"bits": [[bits(model, group, collate) for group in unseen(args)]]})
+        measured = [bits(model, group, collate) for group in groups]
+    write(args, ITSELF, {"bits": [measured]}, groups)
 
 
 def unseen(args: argparse.Namespace) -> list[list[str]]:
@@ -363,9 +366,11 @@ def unseen(args: argparse.Namespace) -> list[list[str]]:
     return [texts_of(path, 0, count, one_each=True) for path, count in counts]
 
 
-def write(args: argparse.Namespace, run: Run, line: dict[str, Any]) -> None:
-    """Append a line to the results."""
-    lengths = [[len(text.encode()) for text in group] for group in unseen(args)]
+def write(
+    args: argparse.Namespace, run: Run, line: dict[str, Any], groups: Sequence[Sequence[str]]
+) -> None:
+    """Append a run's line to the results, with the lengths of the texts that it measured."""
+    lengths = [[len(text.encode()) for text in group] for group in groups]
     line = {"run": run, **line, "bytes": lengths}
     with (args.work / "results.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")  # one write, so that lines of two runs do not mix

@@ -302,8 +302,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
                 e, misses = _looked_up(slots, keys, key, missing, misses)
                 if e >= 0:
                     goes_to[count] = settled[e]
-                    if is_aligned and not splits[e]:
-                        p *= SELDOM
+                    p *= _likely(splits[e], is_aligned)
         part[count] = p
         count += 1
     if u > 0:
@@ -312,6 +311,12 @@ def _part_candidates(  # type: ignore[no-untyped-def]
         if e >= 0:
             rest *= max(0, stems.alike[e] - fitting) / max(1, teacher.num_texts - listed)
     return count, on_path, rest, misses
+
+
+@inner_kernel
+def _likely(splits, is_aligned):  # type: ignore[no-untyped-def]
+    """Return how likely the student splits before a stem, as it did; 1 if that cannot be told."""
+    return 1.0 if splits or not is_aligned else SELDOM
 
 
 @inner_kernel
@@ -345,7 +350,7 @@ def _part_path(  # type: ignore[no-untyped-def]
             return goes_to, part, count, is_known, True, misses
         goes_to, part = _room(goes_to, part, count, end - start + 2)
         first = stem_first[e]
-        likely = 1.0 if splits[e] or not is_aligned else SELDOM
+        likely = _likely(splits[e], is_aligned)
         is_any = is_open[t]
         last_byte = data[offsets[t + 1] - 1]
         t = token_ids[j] if start < end else t
@@ -369,9 +374,7 @@ def _part_path(  # type: ignore[no-untyped-def]
                 grown, misses = _looked_up(slots, keys, child, missing, misses)
                 if grown >= 0:
                     goes_to[count] = stem_first[grown]
-                    part[count] = on_path * p
-                    if is_aligned and not splits[grown]:
-                        part[count] *= SELDOM
+                    part[count] = on_path * p * _likely(splits[grown], is_aligned)
             count += 1
         if start < end and not is_listed and not np.isnan(realized_logprob[j]):
             p_next = np.exp(np.float64(realized_logprob[j]))
