@@ -56,10 +56,15 @@ _ROW = re.compile(
 )
 
 
+def table_of(section: str) -> str:
+    """Return a section of data/README.md."""
+    _, _, rest = (DATA / "README.md").read_text("utf-8").partition(f"\n## {section}\n")
+    return rest.partition("\n## ")[0]
+
+
 def rows_of(section: str) -> tuple[TokenizerFile, ...]:
     """Return the rows of a section's table in data/README.md."""
-    _, _, rest = (DATA / "README.md").read_text("utf-8").partition(f"\n## {section}\n")
-    return tuple(TokenizerFile(*cells) for cells in _ROW.findall(rest.partition("\n## ")[0]))
+    return tuple(TokenizerFile(*cells) for cells in _ROW.findall(table_of(section)))
 
 
 FILES = rows_of("Real tokenizers")

@@ -26,6 +26,7 @@ import benchmark
 import cli_reference
 import fetch_models
 import fetch_tokenizers
+import make_corpus
 import pytest
 import stored_teachers
 from conftest import REAL, ROOT
@@ -260,7 +261,9 @@ def test_scripts_and_their_cases_exist(document: Path) -> None:
 def test_the_table_of_tokenizers_is_what_the_script_reads() -> None:
     readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
     fetched = [*fetch_tokenizers.FILES, *fetch_models.FILES]
-    assert [f.sha256 for f in fetched] == re.findall("[0-9a-f]{64}", readme)
+    sums = [f.sha256 for f in (*fetched, *make_corpus.PACKAGES)]
+    assert [*sums, *make_corpus.MADE.values()] == re.findall("[0-9a-f]{64}", readme)
+    assert [len(make_corpus.PACKAGES), len(make_corpus.MADE)] == [6, 12]
     assert len(fetch_tokenizers.FILES) == 38
     assert fetch_tokenizers.FILES[1] == fetch_tokenizers.TokenizerFile(
         name="qwen",
