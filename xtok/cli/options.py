@@ -23,12 +23,12 @@ from xtok.pairs import SIDES
 from xtok.report.stdout import print_path, print_result
 
 if TYPE_CHECKING:
-    from xtok.maps.events import EventMap
+    from xtok.maps.map_like import AnyMap
     from xtok.maps.projection_map import ProjectionMap, StageReport
     from xtok.pairs import Pair
     from xtok.tokenizers import Tokenizer
 
-M = TypeVar("M", bound="ProjectionMap | EventMap")
+M = TypeVar("M", bound="AnyMap")
 
 _FILES = "plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. Repeatable."
 KINDS = (
@@ -123,11 +123,12 @@ class MapOptions(Widths):
         """Load a map."""
         return xtok.ProjectionMap.load(path, **vars(self), **more)
 
-    def load_any(self, path: Path) -> ProjectionMap | EventMap:
-        """Load a map, or an event map."""
+    def load_any(self, path: Path) -> AnyMap:
+        """Load a map of any kind."""
         from xtok.maps import file
+        from xtok.maps.map_like import as_any_map
 
-        return xtok.EventMap.load(path) if file.holds_events(path) else self.load(path)
+        return self.load(path) if file.kind_of_file(path) == "map" else as_any_map(path)
 
 
 @dataclass(frozen=True, kw_only=True)

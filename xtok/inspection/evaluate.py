@@ -44,6 +44,7 @@ from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.spellings import SpellingMap
 from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import with_exact
@@ -176,14 +177,19 @@ def evaluate(
         text_progress: called for the text.
 
     Raises:
-        XtokError: if a text cannot be read or nothing in it measured, a map is of another pair, or
-            event maps are ranked for a loss or measured beside maps.
+        XtokError: if a text cannot be read or nothing in it measured, a map is of another pair or
+            holds spellings, or event maps are ranked for a loss or measured beside maps.
         ValueError: for no map, or names that are not as many.
     """
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
     pair = at_widths_of(pair, loaded[0])
+    if any(isinstance(one, SpellingMap) for one in loaded):
+        raise XtokError(
+            "a spelling map is not measured on text",
+            hint="xtok verify checks it; evaluate projection maps, or event maps",
+        )
     are_events = [isinstance(one, EventMap) for one in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(

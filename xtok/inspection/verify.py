@@ -14,9 +14,11 @@ from xtok.maps import file as mapfile
 from xtok.maps.admit import can_grow, is_swapped
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
-from xtok.maps.map_like import AnyMap, AnyMapLike
+from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.maps.results import examples_of
+from xtok.maps.spellings import INVARIANTS as SPELLING_INVARIANTS
+from xtok.maps.spellings import SpellingMap
 from xtok.pairs import Pair
 from xtok.vocab.display import listed, plural
 from xtok.vocab.roles import ROLES
@@ -46,10 +48,10 @@ def verify(
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
 ) -> Verification:
-    """Check a map or an event map: format, digests, invariants, roles; and its models.
+    """Check a map of any kind: format, digests, invariants, roles; and its models.
 
     Args:
-        projection: a map or an event map, or the path of its file.
+        projection: a map, an event map or a spelling map, or the path of its file.
         pair: the models that the map should be of; a side without a tokenizer is not compared.
         student_vocab_size: the width of the rows, for a `.pt` file that does not tell it.
         teacher_vocab_size: the width of the columns.
@@ -57,7 +59,7 @@ def verify(
     Raises:
         MapFileError: if the file cannot be read, or is no map at all.
     """
-    if isinstance(projection, ProjectionMap | EventMap):
+    if isinstance(projection, AnyMap):
         return Verification(path="the map", checks=tuple(_all(projection, {}, pair)))
     path = fspath(projection)
     parts = mapfile.read_parts(path)
@@ -70,8 +72,7 @@ def verify(
             )
         else:
             fields, digests = mapfile.assemble(*parts)
-            kind = EventMap if mapfile.is_events(fields) else ProjectionMap
-            loaded = kind(**fields)
+            loaded = CLASSES[mapfile.kind_of(fields)](**fields)
         checks = tuple(_all(loaded, digests, pair))
     except mapfile.MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
@@ -82,12 +83,10 @@ def verify(
 def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Iterator[Check]:
     """Give every check of a map; `digests` are those that its file has of both tables, if any."""
     sides = {"student": m.student, "teacher": m.teacher}
-    entries = "events" if isinstance(m, EventMap) else f"{m.nnz:,} entries"
-    yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {entries}")
+    yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {_contents(m)}")
     for side, vocabulary in sides.items():
         yield Check(f"{side} tokens", *_digest(vocabulary.table, digests.get(side)))
-    is_events = isinstance(m, EventMap)
-    invariants = list(_invariants(m, EVENT_INVARIANTS if is_events else INVARIANTS))
+    invariants = list(_invariants(m, _INVARIANTS[type(m)]))
     yield from invariants
     if invariants[-1].level == "failed":  # what comes after relies on it
         yield Check("rows", "skipped", "the arrays are not in order")
@@ -117,6 +116,17 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
         if tokenizer is not None:
             yield Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
             yield Check(f"{side} width", *_width(vocabulary, tokenizer.vocabulary))
+
+
+_INVARIANTS: Mapping[type[AnyMap], Mapping[str, tuple[Callable[[Any], None], str]]] = {
+    ProjectionMap: INVARIANTS, EventMap: EVENT_INVARIANTS, SpellingMap: SPELLING_INVARIANTS,
+}  # fmt: skip
+
+
+def _contents(m: AnyMap) -> str:
+    if isinstance(m, ProjectionMap):
+        return f"{m.nnz:,} entries"
+    return "events" if isinstance(m, EventMap) else "spellings"
 
 
 def _invariants(

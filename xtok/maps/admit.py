@@ -11,11 +11,10 @@ from xtok.pairs import SIDES, Pair
 from xtok.vocab.table import Vocabulary, same_tokens
 
 if TYPE_CHECKING:
-    from xtok.maps.events import EventMap
-    from xtok.maps.projection_map import ProjectionMap
+    from xtok.maps.map_like import AnyMap
     from xtok.tokenizers import ModelLike
 
-M = TypeVar("M", bound="ProjectionMap | EventMap")
+M = TypeVar("M", bound="AnyMap")
 
 
 def pair(
@@ -50,14 +49,14 @@ def pair(
     return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
-def pair_of_maps(*maps: ProjectionMap | EventMap) -> Pair:
+def pair_of_maps(*maps: AnyMap) -> Pair:
     """Return the pair of maps: a side is the first that carries tokens, else the first."""
     students, teachers = [m.student for m in maps], [m.teacher for m in maps]
     return Pair(_with_tokens(students), _with_tokens(teachers))
 
 
 def pair_of_map(
-    projection: ProjectionMap | EventMap,
+    projection: AnyMap,
     student_model: ModelLike | None = None,
     teacher_model: ModelLike | None = None,
 ) -> Pair:
@@ -78,7 +77,7 @@ def _with_tokens(sides: Sequence[Vocabulary]) -> Vocabulary:
     return next((side for side in sides if side.table is not None), sides[0])
 
 
-def at_widths_of(pair: Pair, projection: ProjectionMap | EventMap) -> Pair:
+def at_widths_of(pair: Pair, projection: AnyMap) -> Pair:
     """Return a pair as wide as a map of it, where the map tells and no option says other."""
     changed: dict[str, Any] = {}
     for side in SIDES:
@@ -118,7 +117,7 @@ def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
 
     Args:
         pair: the pair.
-        projection: a map or an event map.
+        projection: a map of any kind.
         name: what errors call the map.
 
     Raises:
@@ -136,7 +135,7 @@ def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
         if not (same or can_grow(ours, theirs) or can_grow(theirs, ours)):
             raise _other_width(side, ours, theirs, f"{name} ({ours.model_id})")
         if ours.table is None and theirs.vocab_size >= ours.vocab_size:
-            known: Any = projection  # no event map, which has the tokens of both sides
+            known: Any = projection  # a projection map: the others have the tokens of both sides
             if theirs.table is not None:
                 projection = known.with_side(side, theirs)
             elif ours.width_source == "ids":
@@ -147,7 +146,7 @@ def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
     return projection
 
 
-def is_swapped(pair: Pair, projection: ProjectionMap | EventMap) -> bool:
+def is_swapped(pair: Pair, projection: AnyMap) -> bool:
     """Whether a map is not of a pair, but of the same two the other way round."""
     ours, theirs = projection.student.table, projection.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
@@ -155,7 +154,7 @@ def is_swapped(pair: Pair, projection: ProjectionMap | EventMap) -> bool:
     return ours is not None and theirs is not None and crossed and not pair.is_same
 
 
-def name_notes(pair: Pair, projection: ProjectionMap | EventMap) -> list[str]:
+def name_notes(pair: Pair, projection: AnyMap) -> list[str]:
     """Return a note for each side of a map without tokens that names another model.
 
     Only their widths can be compared then.
@@ -187,9 +186,7 @@ def _least_width(other: Vocabulary) -> int:
     return other.tokenizer_vocab_size or other.vocab_size
 
 
-def _other_tokens(
-    pair: Pair, side: str, projection: ProjectionMap | EventMap, name: str
-) -> XtokError:
+def _other_tokens(pair: Pair, side: str, projection: AnyMap, name: str) -> XtokError:
     ours, theirs = getattr(projection, side), getattr(pair, side)
     problem = f"the {side} of {name} ({ours.model_id}) has other tokens than {theirs.model_id}"
     hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "

@@ -79,7 +79,7 @@ class EventMap:
             MapFileError: if the file is not an event map, or is damaged.
         """
         fields = mapfile.read(path)
-        if not mapfile.is_events(fields):
+        if mapfile.kind_of(fields) != "events":
             raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
         return mapfile.map_of_fields(EventMap, fields, path)
 

@@ -1,4 +1,4 @@
-"""Files of maps and event maps: `.safetensors` here, NeMo-RL's `.pt` by `nemo`.
+"""Files of maps of every kind: `.safetensors` here, NeMo-RL's `.pt` by `nemo`.
 
 Both formats store a map as named tensors and one JSON text, which `pack` and `assemble` convert
 from and to the fields of its class; this module makes no maps itself.
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,12 @@ from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
     from xtok.maps.projection_map import ProjectionMap
+    from xtok.maps.spellings import SpellingMap
 
-M = TypeVar("M", bound="ProjectionMap | EventMap")
+M = TypeVar("M", bound="ProjectionMap | EventMap | SpellingMap")
+
+Kind: TypeAlias = Literal["map", "events", "spellings"]
+"""What a file holds: a projection map, an event map, a spelling map."""
 
 FORMAT_VERSION = 1
 
@@ -47,22 +51,22 @@ MALFORMED = (
 _NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
 SUFFIXES = (".safetensors", ".pt")
-"""Of a map's file; an event map has no `.pt`."""
+"""Of a map's file; only a projection map has a `.pt`."""
 
 # Writing
 
 
-def save(any_map: ProjectionMap | EventMap, path: str | PathLike[str]) -> None:
+def save(any_map: ProjectionMap | EventMap | SpellingMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
     The file is written under a temporary name in the same folder, which is made if it is missing,
     flushed, and renamed, so that there is never a half-written one under `path`.
 
     Raises:
-        OutputError: if the path has another suffix or cannot be written; an event map has no `.pt`.
+        OutputError: if the path has another suffix, or cannot be written.
         ValueError: if the map breaks an invariant of its class.
     """
-    target = check_output(path, SUFFIXES[: 1 if is_events(vars(any_map)) else 2])
+    target = check_output(path, SUFFIXES[: 2 if kind_of(vars(any_map)) == "map" else 1])
     any_map.check()
     make = to_nemo if target.suffix == ".pt" else to_safetensors
     io.write(target, [make(any_map)])
@@ -73,7 +77,7 @@ def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) 
     return io.check_output(path, suffixes, or_folder=True)
 
 
-def to_safetensors(any_map: ProjectionMap | EventMap) -> bytes:
+def to_safetensors(any_map: ProjectionMap | EventMap | SpellingMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
     from safetensors.numpy import save
 
@@ -97,7 +101,7 @@ def sha256(projection: ProjectionMap) -> str:
 def read(
     path: str | PathLike[str], preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of the map or event map in a file, for `map_of_fields`.
+    """Return the fields of the map in a file, of whatever kind, for `map_of_fields`.
 
     Args:
         path: the kind of file is told from its contents.
@@ -112,7 +116,7 @@ def read(
         if is_pt:
             return _imported(nemo.read_pt(contents, source), preserve_last)
         tensors, header = _tensors(contents, source)
-        if "xtok" in header and normalize and not is_events(tensors):
+        if "xtok" in header and normalize and kind_of(tensors) == "map":
             return _imported(nemo.trained(tensors, header["xtok"]), normalize=True)
         if "xtok" in header:
             return unpack(tensors, header["xtok"])
@@ -156,9 +160,11 @@ def map_of_fields(kind: type[M], fields: Mapping[str, Any], source: str | PathLi
         return any_map
 
 
-def is_events(names: Container[str]) -> bool:
-    """Whether tensors or fields of these names are an event map's."""
-    return "student_event" in names
+def kind_of(names: Container[str]) -> Kind:
+    """Return what has tensors or fields of these names."""
+    if "student_event" in names:
+        return "events"
+    return "spellings" if "student_counts" in names else "map"
 
 
 @contextmanager
@@ -222,15 +228,15 @@ def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str]
     return (tensors, header["xtok"]) if "xtok" in header else None
 
 
-def holds_events(path: str | PathLike[str]) -> bool:
-    """Whether a file is an event map, by its header; False for one that cannot be read."""
+def kind_of_file(path: str | PathLike[str]) -> Kind:
+    """Return what a file holds, by its header; a map for one that cannot be read."""
     if not Path(path).is_file():
-        return False
+        return "map"
     try:
         with safe_open(path, framework="np") as file:
-            return is_events(file.keys())
+            return kind_of(file.keys())
     except (OSError, SafetensorError):
-        return False
+        return "map"
 
 
 def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -270,7 +276,14 @@ _OF_MAP = {
     "student_ids": "int32", "teacher_ids": "int32", "weights": "float32", "row_kind": "uint8",
     "scale_slot": "uint8",
 }  # fmt: skip
-_OF_EVENTS = {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")}
+_ARRAYS: Mapping[Kind, Mapping[str, str]] = {
+    "map": _OF_MAP,
+    "events": {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")},
+    "spellings": {f"{side}_{name}": "int32" for side in SIDES for name in ("pieces", "counts")},
+}
+_FIELDS: Mapping[Kind, Sequence[str]] = {
+    "map": ("method", "top_k", "enable_scale_trick"), "events": ("rest",), "spellings": (),
+}  # fmt: skip
 _OF_TABLE = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
 _OF_TABLES = {f"{s}_token_{name}": d for s in SIDES for name, d in _OF_TABLE.items()}
 
@@ -284,19 +297,18 @@ _OF_VOCABULARY = {
 }
 
 
-def pack(any_map: ProjectionMap | EventMap) -> tuple[dict[str, NDArray[Any]], str]:
+def pack(any_map: ProjectionMap | EventMap | SpellingMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
 
     Raises:
         XtokError: if the JSON is too long to be read, as with thousands of very long names.
     """
-    arrays, own = [*_OF_MAP], ["method", "top_k", "enable_scale_trick"]
+    kind = kind_of(vars(any_map))
     fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
-    if is_events(vars(any_map)):
-        arrays, own = [*_OF_EVENTS], ["rest"]
-        fields["kind"] = "events"
-    tensors = {name: getattr(any_map, name) for name in arrays}
-    fields |= {name: getattr(any_map, name) for name in own}
+    if kind != "map":
+        fields["kind"] = kind
+    tensors = {name: getattr(any_map, name) for name in _ARRAYS[kind]}
+    fields |= {name: getattr(any_map, name) for name in _FIELDS[kind]}
     for side in SIDES:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
@@ -336,7 +348,7 @@ def assemble(
 ) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Return the fields of a map's class from a file's tensors and JSON text.
 
-    Its invariants and digests are not yet checked; an event map has the field `student_event`.
+    Its invariants and digests are not yet checked; `kind_of` tells the class.
 
     Returns:
         the fields, and what the file says of each side's `table_sha256`.
@@ -344,7 +356,8 @@ def assemble(
     Raises:
         ValueError: if they are not a map; or any other of `MALFORMED`.
     """
-    dtypes = _OF_EVENTS if is_events(tensors) else _OF_MAP
+    kind = kind_of(tensors)
+    dtypes = _ARRAYS[kind]
     check_json(metadata)
     header: dict[str, Any] = json.loads(metadata)
     version = header["format_version"]
@@ -352,7 +365,7 @@ def assemble(
         raise ValueError(
             f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
         )
-    for name, dtype in (dtypes | _OF_TABLES).items():
+    for name, dtype in {**dtypes, **_OF_TABLES}.items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
             raise ValueError(f"{name} is not a list of {dtype}")
     json.dumps(header, ensure_ascii=False).encode()  # no lone surrogates
@@ -362,11 +375,12 @@ def assemble(
     digests = {side: header[side].get("table_sha256") for side in SIDES}
     fields |= {name: tensors[name] for name in dtypes if name != "scale_slot"}
     fields["history"] = tuple(dict(step) for step in header["history"])
-    if is_events(tensors):
-        fields["rest"] = header["rest"]
-        require(type(fields["rest"]) in (int, NoneType), "rest")
+    if kind != "map":
         for side in SIDES:
             require(fields[side].table is not None, f"the {side}'s tokens")
+        if kind == "events":
+            fields["rest"] = header["rest"]
+            require(type(fields["rest"]) in (int, NoneType), "rest")
         return fields, digests
     if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
         raise ValueError("scale_slot and enable_scale_trick do not agree")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeAlias
 
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.spellings import SpellingMap
 
-AnyMap: TypeAlias = ProjectionMap | EventMap
+AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
-AnyMapLike: TypeAlias = MapLike | EventMap
+AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
+
+CLASSES: Mapping[mapfile.Kind, type[AnyMap]] = {
+    "map": ProjectionMap, "events": EventMap, "spellings": SpellingMap,
+}  # fmt: skip
+"""The class of what a file holds."""
 
 
 def as_map(source: MapLike) -> ProjectionMap:
@@ -22,12 +28,11 @@ def as_map(source: MapLike) -> ProjectionMap:
 
 
 def as_any_map(source: AnyMapLike) -> AnyMap:
-    """Return a map or an event map as it is, and load a path, whichever its file holds."""
-    if isinstance(source, ProjectionMap | EventMap):
+    """Return a map of any kind as it is, and load a path, whatever its file holds."""
+    if isinstance(source, AnyMap):
         return source
     fields = mapfile.read(source)
-    kind = EventMap if mapfile.is_events(fields) else ProjectionMap
-    return mapfile.map_of_fields(kind, fields, source)
+    return mapfile.map_of_fields(CLASSES[mapfile.kind_of(fields)], fields, source)
 
 
 def as_maps(

@@ -53,6 +53,13 @@ class Row:
     entries: tuple[RowEntry, ...]
 
 
+_OTHER_KINDS: Mapping[str, tuple[str, str]] = {
+    "events": ("an event map", "xtok evaluate measures it"),
+    "spellings": ("a spelling map", "the loss csd reads it"),
+}
+"""What a file that holds no projection map is, and what it is for."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProjectionMap:
     """A cross-tokenizer projection map W, float32 `[V_student, V_teacher]`, as sorted COO.
@@ -355,10 +362,12 @@ class ProjectionMap:
             MapFileError: if the file is not a map, is damaged, or is of other widths.
         """
         fields = mapfile.read(path, preserve_last, normalize)
-        if mapfile.is_events(fields):
+        kind = mapfile.kind_of(fields)
+        if kind != "map":
+            what, hint = _OTHER_KINDS[kind]
             raise MapFileError(
-                f"{os.fspath(path)} is an event map, not a projection map",
-                hint="xtok verify checks it, xtok evaluate measures it; xtok build makes a map",
+                f"{os.fspath(path)} is {what}, not a projection map",
+                hint=f"xtok verify checks it, {hint}; xtok build makes a map",
             )
         projection = mapfile.map_of_fields(ProjectionMap, fields, path)
         if preserve_last is not None:
