@@ -22,7 +22,7 @@ from safetensors.numpy import load as load_tensors
 
 import xtok
 from xtok.config import BuildConfig
-from xtok.errors import OutputError, XtokError
+from xtok.errors import MapFileError, OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
@@ -372,6 +372,14 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
 def test_counts_and_matrices_are_read(tmp_path: Path, value: Any) -> None:
     found = read_pt(tmp_path, value, student_vocab_size=3, teacher_vocab_size=3)
     assert found.to_torch().to_dense().tolist() == [[0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]]
+
+
+def test_a_matrix_of_blocks_is_refused(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        matrix = torch.eye(4).to_sparse_bsr((2, 2))
+    with pytest.raises(MapFileError, match="sparse_bsr"):
+        read_pt(tmp_path, matrix)
 
 
 @settings(max_examples=200)

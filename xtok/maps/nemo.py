@@ -208,20 +208,14 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
     """Return the entries of a sparse matrix; `ValueError` if it is more than its file, or none."""
     import torch
 
-    layout = matrix.layout
-    names: tuple[str, ...] = ("ccol_indices", "row_indices", "values")
-    if layout == torch.sparse_coo:
-        names = ("_indices", "_values")
-    elif layout in (torch.sparse_csr, torch.sparse_bsr):
-        names = ("crow_indices", "col_indices", "values")
-    parts: Any = [_strided(getattr(matrix, name)(), size) for name in names]
-    checks: dict[str, Any] = {"size": matrix.shape, "check_invariants": True}
+    is_coo = matrix.layout == torch.sparse_coo
+    require(is_coo or matrix.layout == torch.sparse_csr, f"the layout {matrix.layout}")
+    names = ("_indices", "_values") if is_coo else ("crow_indices", "col_indices", "values")
+    parts = [_strided(getattr(matrix, name)(), size) for name in names]
+    build: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_csr_tensor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
-        if layout == torch.sparse_coo:
-            checked = torch.sparse_coo_tensor(*parts, **checks)
-        else:
-            checked = torch.sparse_compressed_tensor(*parts, layout=layout, **checks).to_sparse()
+        checked = build(*parts, matrix.shape, check_invariants=True).to_sparse()
     ids, values = checked._indices(), checked._values()
     require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
     s, t = ids.numpy()
