@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numba
 from numba import config, njit
 from numba.core import event
-from numba.core.caching import IndexDataCacheFile
+from numba.core.serialize import dumps, loads
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
@@ -35,9 +37,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         dispatcher = njit(cache=True, **OPTIONS)(function)
     if config.DISABLE_JIT:  # then it is the function itself
         return dispatcher
-    cache = dispatcher._cache
-    source = cache._impl.locator.get_source_stamp()
-    cache._cache_file = _CheckedFile(cache.cache_path, cache._impl.filename_base, source)
+    dispatcher._cache._cache_file = _KernelFiles(dispatcher._cache)
     return dispatcher
 
 
@@ -49,36 +49,46 @@ def compiled_inner(function: Callable[..., Any]) -> Any:
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
-class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
-    """The files that keep a kernel: one for each version of Numba and each signature.
+class _KernelFiles:
+    """Where Numba looks for a compiled kernel, and leaves it: a file per signature and processor.
 
-    Numba's own trust what they read: a file that a full disk or a killed copy cut short makes every
-    later run raise, or LLVM abort it. Here each ends with its sha256.
+    Numba's own class trusts what it reads: a file that a full disk or a killed copy cut short makes
+    every later run raise, or LLVM abort it. These begin with their digest; a damaged one is none.
     """
+
+    def __init__(self, cache: Any) -> None:
+        self._beside = Path(cache.cache_path, cache._impl.filename_base)
+        self._made_with = numba.__version__, cache._impl.locator.get_source_stamp()
 
     def load(self, key: object) -> Any:
         """Return what is kept under a key, or None."""
-        name = self._name(key)
-        try:
-            content = Path(self._data_path(name)).read_bytes()
-        except OSError:
-            return None
-        return self._load_data(name) if content == self._signed(name, content[:-32]) else None
+        path = self._path(key)
+        content = path.read_bytes() if path.exists() else b""
+        data = content[_DIGEST:]
+        return loads(data) if content[:_DIGEST] == _digest(path.name, data) else None
 
-    def save(self, key: object, data: object) -> None:
-        """Keep data under a key; without room for it, the next run compiles again."""
-        name = self._name(key)
-        with suppress(OSError), self._open_for_write(self._data_path(name)) as file:
-            file.write(self._signed(name, self._dump(data)))
+    def save(self, key: object, compiled: object) -> None:
+        """Keep a kernel under a key; without room for it, the next run compiles again."""
+        path, data = self._path(key), dumps(compiled)
+        temporary = path.with_suffix(f".{secrets.token_hex(6)}")
+        with suppress(OSError):
+            try:
+                temporary.write_bytes(_digest(path.name, data) + data)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
-    def _name(self, key: object) -> str:
-        digest = hashlib.sha256(repr((self._version, key)).encode()).digest()
-        return str(self._data_name(int.from_bytes(digest[:6], "big")))
+    def _path(self, key: object) -> Path:
+        about = hashlib.sha256(repr((self._made_with, key)).encode()).hexdigest()
+        return self._beside.with_name(f"{self._beside.name}.{about[:16]}.nbc")
 
-    def _signed(self, name: str, data: bytes) -> bytes:
-        """Return data with the digest of them, their name and their source; unpickling skips it."""
-        about = repr((name, self._source_stamp)).encode()
-        return data + hashlib.sha256(about + data).digest()
+
+def _digest(name: str, data: bytes) -> bytes:
+    """Return the sha256 of a file, with its name: a copy of another kernel is not this one."""
+    return hashlib.sha256(name.encode() + data).digest()
+
+
+_DIGEST = hashlib.sha256().digest_size
 
 
 def _private_folder() -> Path | None:
