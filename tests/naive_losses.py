@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,21 @@ def value_and_gradient(loss: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
     loss.backward()
     assert student.grad is not None
     return loss.detach(), student.grad
+
+
+def check_gradient(loss: Callable[[Tensor], Tensor], student: Tensor, step: float = 1e-4) -> None:
+    """Compare a loss's gradient with differences along three directions.
+
+    `torch.autograd.gradcheck` would run `backward` twice.
+    """
+    _, gradient = value_and_gradient(loss(student), student)
+    assert bool(gradient.any())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _ in range(3):
+            way = torch.randn(student.shape, generator=generator, dtype=student.dtype)
+            rise = (loss(student + step * way) - loss(student - step * way)) / (2 * step)
+            torch.testing.assert_close((gradient * way).sum(), rise, rtol=1e-5, atol=1e-7)
 
 
 def same_in_bfloat16(loss: Tensor, low: Tensor, plain: Tensor, exact: Tensor, rtol: float) -> None:
@@ -93,6 +110,50 @@ def gold(
         ]
         found.append(loss + (falling[0] - falling[1]).abs().sum())
     return mean_over_chunks(found, temperature)
+
+
+def chunks_from_their_start(
+    ids: tuple[Tensor, Tensor], valid: Tensor
+) -> list[tuple[int, list[int], list[int]]]:
+    """The row and both sides' positions of each chunk whose first token is predicted."""
+    found = []
+    for row, chunk in valid.nonzero().tolist():
+        ours, theirs = (members(side, row, chunk) for side in ids)
+        if ours and theirs and (chunk or (ours[0] > 0 and theirs[0] > 0)):
+            found.append((row, ours, theirs))
+    return found
+
+
+def path(logits: Tensor, targets: Tensor, row: int, positions: list[int], t: float = 1) -> Tensor:
+    """The log-probability of some tokens of a text, from logits at temperature t."""
+    total = logits.new_zeros((), dtype=torch.float64)
+    for i in positions:
+        total = total + torch.log_softmax(logits[row, i].double() / t, -1)[targets[row, i]]
+    return total
+
+
+def alm(
+    student: Tensor,
+    teacher: Tensor,
+    targets: tuple[Tensor, Tensor],
+    ids: tuple[Tensor, Tensor],
+    valid: Tensor,
+    *,
+    temperature: float = 1.0,
+    reverse: bool = False,
+) -> Tensor:
+    found = []
+    for row, ours, theirs in chunks_from_their_start(ids, valid):
+        x, y = (
+            (path(logits, of, row, positions) / temperature - 1e-6).exp()
+            for logits, of, positions in zip(
+                (student, teacher), targets, (ours, theirs), strict=True
+            )
+        )
+        if reverse:
+            x, y = y, x
+        found.append(y * (y / x).log() + (1 - y) * ((1 - y) / (1 - x)).log())
+    return torch.stack(found).mean() * temperature
 
 
 def topk_kl(student: Tensor, ids: Tensor, logprobs: Tensor, rest: Tensor, valid: Tensor) -> Tensor:

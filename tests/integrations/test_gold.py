@@ -115,7 +115,7 @@ def first_batch(one: Any) -> dict[str, Any]:
 # small-hf is a SentencePiece model, whose text GOLD itself cannot align.
 PAIRS = [
     ("small-digits", "small-byte-level", "p-kl"), ("small-hf", "small-byte-level", "gold"),
-    ("small-digits", "small-hf", "h-kl"),
+    ("small-digits", "small-hf", "h-kl"), ("small-hf", "small-digits", "alm"),
 ]  # fmt: skip
 
 

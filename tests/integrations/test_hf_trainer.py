@@ -159,13 +159,13 @@ def test_every_loss_trains(
     one.train()
     found = logged(one)
     assert len(found) == 12
-    assert found[-1] < found[0] - 0.005
+    assert found[-1] < max(found[0] - 0.005, found[0] / 3)
     assert logged(one, "distillation") == pytest.approx(found, abs=1e-3)  # the total is rounded
     after = weights_of(teacher) if teacher else {}
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "event-kl", "topk-kl"])
+@pytest.mark.parametrize("loss", ["p-kl", "event-kl", "alm", "topk-kl"])
 def test_accumulated_gradients_are_those_of_one_batch(
     collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName
 ) -> None:

@@ -3,6 +3,7 @@
 All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts an alignment.
 """
 
+from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import (
     averaged_logits,
@@ -12,6 +13,7 @@ from xtok.training.losses.combine import (
     sum_teachers,
 )
 from xtok.training.losses.config import (
+    ALMConfig,
     ChunkLossConfig,
     CombineConfig,
     GoldConfig,
@@ -26,6 +28,7 @@ from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.losses.topk_kl import topk_kl
 
 __all__ = [
+    "ALMConfig",
     "BatchLoss",
     "ChunkLossConfig",
     "CombineConfig",
@@ -35,6 +38,7 @@ __all__ = [
     "LossName",
     "PKLConfig",
     "SameTokenizerConfig",
+    "alm",
     "averaged_logits",
     "combine",
     "count_chunks",

@@ -68,9 +68,23 @@ def loss_at(
     They are compared in blocks; the gradient, in the student's dtype, is computed with the loss,
     and used up by `backward`, which can run once.
     """
-    grad = None
-    if student_logits.requires_grad and torch.is_grad_enabled():
-        grad = torch.zeros_like(student_logits, memory_format=torch.contiguous_format)
+    count, grad = len(ours[0]), gradient_for(student_logits)
+    total = add_at(ours, theirs, compare, student_logits, grad, widths, dtype, temperature)
+    loss = (total * (temperature**2 / count)).to(dtype)
+    return with_gradient(student_logits, loss, grad, temperature / count)
+
+
+def add_at(
+    ours: Positions,
+    theirs: Positions,
+    compare: Compare,
+    student_logits: Tensor,
+    grad: Tensor | None,
+    widths: tuple[int, int],
+    dtype: torch.dtype,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Return the sum of a comparison over n positions, a float64 scalar; write its gradient."""
     total = torch.zeros((), dtype=torch.float64, device=student_logits.device)
     count, step, width = len(ours[0]), block_length(student_logits, max(widths)), widths[0]
     for start in range(0, count, step):
@@ -85,11 +99,24 @@ def loss_at(
             if grad is not None:
                 back.masked_fill_(torch.isneginf(picked), 0)
                 grad[..., :width][rows] = back.to(grad.dtype)
-    loss = (total * (temperature**2 / count)).to(dtype)
+    return total
+
+
+def gradient_for(student_logits: Tensor) -> Tensor | None:
+    """Return zeros for the gradient to the student's logits, or None where none is wanted."""
+    if not (student_logits.requires_grad and torch.is_grad_enabled()):
+        return None
+    return torch.zeros_like(student_logits, memory_format=torch.contiguous_format)
+
+
+def with_gradient(
+    student_logits: Tensor, loss: Tensor, grad: Tensor | None, scale: float
+) -> Tensor:
+    """Return a loss whose gradient to the student's logits is `scale · grad`."""
     if grad is None:
         return loss
-    with_gradient: Tensor = _WithGradient.apply(student_logits, loss, grad, temperature / count)  # type: ignore[no-untyped-call]
-    return with_gradient
+    connected: Tensor = _WithGradient.apply(student_logits, loss, grad, scale)  # type: ignore[no-untyped-call]
+    return connected
 
 
 def _first_positions(numbers: Tensor, total: int) -> Positions:

@@ -28,6 +28,15 @@ class ChunkLossConfig(_KLConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ALMConfig(ChunkLossConfig):
+    """How `alm` compares."""
+
+    # The root that is taken of both sides' likelihoods; the loss is multiplied by it, so that
+    # gradients keep their size. tokenkit's default is 100.
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PKLConfig(ChunkLossConfig):
     """How `p_kl` compares."""
 

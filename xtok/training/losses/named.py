@@ -14,9 +14,11 @@ from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.suits import H_KL_THRESHOLD, p_kl_problems
+from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
+    ALMConfig,
     ChunkLossConfig,
     GoldConfig,
     PKLConfig,
@@ -30,7 +32,7 @@ from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
-    "p-kl", "event-kl", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer", "topk-kl"
+    "p-kl", "event-kl", "alm", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer", "topk-kl"
 ]  # fmt: skip
 Batch = Mapping[str, Any]
 
@@ -123,6 +125,11 @@ def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, confi
     return same_tokenizer_kl(s, t, batch["targets"] >= 0, config)
 
 
+def _alm(s: Tensor, t: Any, batch: Batch, side: Batch, _: Any, config: Any) -> Tensor:
+    targets = batch["targets"], side["targets"]
+    return alm(s, t, targets, side["shifted"], config)
+
+
 def _top_k(s: Tensor, t: None, batch: Batch, side: Batch, *_: Any) -> Tensor:
     return topk_kl(s, **vars(side["stored"]))
 
@@ -132,6 +139,7 @@ LOSSES: dict[LossName, NamedLoss] = {
     "event-kl": NamedLoss(
         call=_aligned(event_kl), config=ChunkLossConfig, artefact=EVENTS, count=_starts
     ),
+    "alm": NamedLoss(call=_alm, config=ALMConfig, count=_starts),
     "teacher-to-student-kl": NamedLoss(
         call=_aligned(teacher_to_student_kl), config=ChunkLossConfig, artefact=MAP,
         to_student=True, count=_starts,
@@ -174,7 +182,7 @@ def make_loss(
         module: the map, for `p-kl`, `gold` and `h-kl`; that from the teacher to the student, for
             `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`. Already on
             its device.
-        temperature: as in the configurations; `topk-kl` has none.
+        temperature: as in the configurations; `topk-kl` has none. For `alm` that of likelihoods.
         reverse_kl: the reverse KL; `teacher-to-student-kl` and `topk-kl` have none.
         top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
 

@@ -1,0 +1,161 @@
+"""alm beside its plain twin and hand-made values; gradients; a teacher's log-probabilities."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import naive_losses
+import pytest
+import torch
+from make import alignment
+from naive_losses import check_gradient, same_in_bfloat16, value_and_gradient
+from torch import Tensor
+
+from xtok.training.losses import ALMConfig, alm
+
+# Chunk 0 of row 0 is at position 0, which may predict the middle of a chunk; row 2 has no chunk.
+IDS = (
+    torch.tensor([[0, 1, 1, 2, 2, -1], [-1, 0, 1, 1, 3, -1], [-1] * 6]),
+    torch.tensor([[0, 1, 2, 2, 2], [-1, 0, 0, 1, 3], [-1] * 5]),
+)
+ALIGNED = alignment(*IDS)
+VALID = torch.as_tensor(ALIGNED.pair_valid)
+V_S, V_T = 10, 13
+
+
+def sides(seed: int = 0) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Logits of both sides, and the ids that their positions predict; −100 outside of chunks."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, targets = [], []
+    for ids, width in zip(IDS, (V_S, V_T), strict=True):
+        shape = (*ids.shape, width)
+        logits.append(torch.randn(shape, generator=generator, dtype=torch.float64) * 2)
+        drawn = torch.randint(0, width, ids.shape, generator=generator)
+        targets.append(torch.where(ids < 0, -100, drawn))
+    return logits[0].requires_grad_(), logits[1], (targets[0], targets[1])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 100.0])
+def test_it_is_its_plain_twin(temperature: float, reverse: bool) -> None:
+    student, teacher, targets = sides()
+    config = ALMConfig(temperature=temperature, reverse_kl=reverse)
+    ours = value_and_gradient(alm(student, teacher, targets, ALIGNED, config), student)
+    plain = naive_losses.alm(
+        student, teacher, targets, IDS, VALID, temperature=temperature, reverse=reverse
+    )
+    assert float(plain.detach()) > 0.01
+    torch.testing.assert_close(ours, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
+
+
+def test_values_by_hand() -> None:
+    """Student 1/4 · 1/2, teacher 1/2: KL of (1/2, 1/2) from (1/8, 7/8)."""
+    student = torch.tensor([[[0.0] * 4, [0.0, 0.0, -torch.inf, -torch.inf], [9.0] * 4]])
+    teacher = torch.tensor([[[3.0, 3.0], [7.0, 0.0]]])
+    targets = torch.tensor([[2, 1, 0]]), torch.tensor([[1, 0]])
+    aligned = alignment([[1, 1, -1]], [[1, -1]])
+    found = float(alm(student, teacher, targets, aligned))
+    assert found == pytest.approx(log(4) / 2 + log(4 / 7) / 2, abs=1e-5)
+    reverse = float(alm(student, teacher, targets, aligned, ALMConfig(reverse_kl=True)))
+    assert reverse == pytest.approx(log(1 / 4) / 8 + 7 / 8 * log(7 / 4), abs=1e-5)
+    large = float(alm(student.double(), teacher, targets, aligned, ALMConfig(temperature=1e4)))
+    assert large == pytest.approx(log(2) * log(1 / 3) - log(2) + log(8), abs=3e-2)
+
+
+def test_equal_likelihoods_are_zero_whatever_the_chunks_are() -> None:
+    """Two halves are one quarter; a gradient of zeros."""
+    student, teacher = torch.zeros(1, 2, 2, requires_grad=True), torch.zeros(1, 1, 4)
+    targets = torch.tensor([[0, 1]]), torch.tensor([[3]])
+    loss = alm(student, teacher, targets, alignment([[1, 1]], [[1]]))
+    value, gradient = value_and_gradient(loss, student)
+    assert float(value) == pytest.approx(0, abs=1e-7)
+    torch.testing.assert_close(gradient, torch.zeros(1, 2, 2), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients(reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher, targets = sides(1)
+    config = ALMConfig(temperature=2, reverse_kl=reverse)
+
+    def loss(student: Tensor) -> Tensor:
+        return alm(student, teacher, targets, ALIGNED, config)
+
+    check_gradient(loss, student)
+    whole = value_and_gradient(3 * loss(student), student)
+    monkeypatch.setattr("xtok.training.sparse._BLOCK", 2 * V_S)
+    torch.testing.assert_close(value_and_gradient(3 * loss(student), student), whole)
+
+
+def test_log_probabilities_of_the_text_in_place_of_logits() -> None:
+    student, teacher, targets = sides(2)
+    expected = alm(student, teacher, targets, ALIGNED)
+    inside = targets[1] >= 0
+    picked = teacher.log_softmax(-1).gather(2, targets[1].clamp(min=0)[..., None])[..., 0]
+    stored = torch.where(inside, picked, torch.nan)  # caches have none for prompts
+    nothing = torch.full_like(targets[1], -100)
+    loss = alm(student, None, (targets[0], nothing), ALIGNED, teacher_logprobs=stored)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_in_bfloat16() -> None:
+    student, teacher, targets = sides(3)
+    low = student.detach().bfloat16().requires_grad_()
+    exact = low.detach().double().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = alm(low, teacher.bfloat16(), targets, ALIGNED)
+    assert loss.dtype == torch.float32
+    plain = naive_losses.alm(exact, teacher.bfloat16().double(), targets, IDS, VALID)
+    same_in_bfloat16(loss, low, plain, exact, 4e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e30])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 1e4])
+def test_extremes_are_finite(scale: float, reverse: bool, temperature: float) -> None:
+    student, teacher, targets = sides(4)
+    student, teacher = student.detach().float() * scale, teacher.float() * scale
+    student[0, 1, targets[0][0, 1]] = -torch.inf  # masked, and still what the text says
+    student.requires_grad_()
+    config = ALMConfig(reverse_kl=reverse, temperature=temperature)
+    value, gradient = value_and_gradient(alm(student, teacher, targets, ALIGNED, config), student)
+    assert bool(torch.isfinite(value) & torch.isfinite(gradient).all())
+    assert float(gradient[0, 1, targets[0][0, 1]]) == 0
+
+
+def test_rows_without_a_chunk() -> None:
+    student, teacher, targets = sides(5)
+    loss = alm(student, teacher, targets, ALIGNED, sample_mask=torch.tensor([0, 0, 1]))
+    value, gradient = value_and_gradient(loss, student)
+    assert float(value) == 0
+    assert not gradient.any()
+    first = alm(student, teacher, targets, ALIGNED, sample_mask=torch.tensor([1, 0, 1]))
+    plain = naive_losses.alm(student, teacher, targets, IDS, VALID * torch.tensor([[1], [0], [1]]))
+    torch.testing.assert_close(first, plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"teacher_logits": None}, "give teacher_logits, or teacher_logprobs"),
+        ({"targets": (torch.zeros(3, 5), sides()[2][1])}, r"student's targets are \[3, 5\]"),
+        ({"targets": (sides()[2][0], torch.full((3, 5), 13))}, "teacher's targets .* 13, .* 0..12"),
+        (
+            {"targets": (torch.full((3, 6), -100), sides()[2][1])},
+            "student's targets .* -100, which",
+        ),
+        ({"teacher_logprobs": torch.zeros(3, 4)}, r"do not fit the teacher's logits \[3, 4, 1\]"),
+        ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs have nan at"),
+        ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs have 0.5 at"),
+        ({"teacher_logits": torch.full((3, 5, 13), torch.nan)}, "the teacher's logits are nan at"),
+        ({"student_logits": torch.full((3, 6, 10), torch.inf)}, "the student's logits are inf at"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], message: str) -> None:
+    student, teacher, targets = sides()
+    given: dict[str, Any] = {"student_logits": student, "teacher_logits": teacher}
+    given |= {"targets": targets} | change
+    if "teacher_logprobs" in change:
+        given["teacher_logits"] = None
+    with pytest.raises(ValueError, match=message):
+        alm(alignment=ALIGNED, **given)
