@@ -32,8 +32,9 @@ from xtok import ProjectionMap, ProjectionModule, XtokError, losses
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
-from xtok.counting.texts import find_texts, read_batches, shards
+from xtok.counting.texts import Columns, find_texts, read_batches
 from xtok.embeddings.checkpoint import Model, input_layer
+from xtok.files.shards import shards
 from xtok.integrations import nemo_rl
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_output, to_nemo, to_safetensors
@@ -105,7 +106,7 @@ def read_text(name: str, content: str | bytes, **columns: str) -> object:
 
 
 def batches(path: Path, field: str = "text", group_by: str = "") -> object:
-    return list(read_batches(shards(path, field, group_by=group_by)))
+    return list(read_batches(shards(path), Columns(field, group_by)))
 
 
 def parquet(**columns: object) -> Path:
@@ -311,11 +312,11 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: find_texts("none-*.txt"), "there is no file none-*.txt", TEXTS),
     (lambda: find_texts(there("folder", os.mkdir)), "folder is a folder", TEXTS),
     (lambda: read_text("a.txt", "Es war schön".encode("latin1")),
-     "the text a.txt is not UTF-8: byte 0xf6 at offset 10, in line 1",
-     "convert the text, if it is latin1, with: iconv -f latin1 -t UTF-8"),
+     "a.txt is not UTF-8: byte 0xf6 at offset 10, in line 1",
+     "convert it, if it is latin1, with: iconv -f latin1 -t UTF-8"),
     (lambda: read_text("a.txt", "the text".encode("utf-16-le")),
-     "the text a.txt is not UTF-8: 8 of 16 bytes at offset 0 are zero",
-     "convert the text, if it is UTF-16LE, with: iconv -f UTF-16LE -t UTF-8"),
+     "a.txt is not UTF-8: 8 of 16 bytes at offset 0 are zero",
+     "convert it, if it is UTF-16LE, with: iconv -f UTF-16LE -t UTF-8"),
     (lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
      "the text a.txt.gz cannot be read: …", READABLE),
     (lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
@@ -354,7 +355,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
     (lambda: read_chats("a.json", "3"), "a.json: its messages are no list", CHAT),
     (lambda: read_chats("a.json", '[{"role": "\xff"}]'.encode("latin1")),
-     "a.json, line 1: not UTF-8: …", CHAT),
+     "a.json is not UTF-8: byte 0xff at offset 11, in line 1",
+     "convert it, if it is latin1, with: iconv -f latin1 -t UTF-8"),
     (lambda: chat([{"content": "x"}]), "message 0 has no role",
      'a message is an object such as {"role": "user", "content": "Hello"}'),
     (lambda: chat([{"role": "judge", "content": ""}]),

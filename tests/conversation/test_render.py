@@ -89,7 +89,7 @@ def test_lines_of_json(tmp_path: Path, name: str) -> None:
     data = b"\xef\xbb\xbf" + (lines(CHAT) + "\n" + lines({"messages": CHAT[:1]})).encode()
     found = read(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
     assert [r.messages for r in found] == [CHAT, CHAT[:1]]
-    assert [r.place for r in found] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
+    assert [str(r.place) for r in found] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
 
 
 def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
         ("a.json", "[[], []]", "a.json, conversation 0: it has no messages"),
         ("a.json", lines(CHAT) + "x", "a.json, line 2: no JSON: "),
         ("a.json", "[" * 100_000, "a.json, line 1: no JSON: "),
-        ("a.json", b'[\n{"role": "\xff"}]', "a.json, line 2: not UTF-8: invalid start byte"),
+        ("a.json", b'[\n{"role": "\xff"}]', "a.json is not UTF-8: byte 0xff at offset 12"),
         ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are no list"),
         ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "kwargs are no object"),
         ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], "a.json cannot be read: "),

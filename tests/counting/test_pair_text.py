@@ -25,8 +25,9 @@ from xtok.config import Target
 from xtok.counting import counts as counting
 from xtok.counting import pair_text, texts
 from xtok.counting.pair_text import PairText, TextTotals, Wanted
-from xtok.counting.texts import source_of
 from xtok.errors import XtokError
+from xtok.files import shards
+from xtok.files.shards import source_of
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
 
@@ -188,7 +189,7 @@ def test_batches_threads_and_compression_change_nothing(
     compressed = figures(PairText.read(pair, packed, wanted))
     assert compressed == {**figures(once), "sources": (source_of(packed),)}
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
-    monkeypatch.setattr(texts, "SHARD_BYTES", 1500)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1500)
     assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtok.counting import texts
-from xtok.counting.texts import (
-    TextShard,
-    TextSource,
-    find_texts,
-    read_batches,
-    shards,
-    source_of,
-    text_format,
-)
+from xtok.counting.texts import Columns, read_batches
 from xtok.errors import XtokError
+from xtok.files import shards as of_files
+from xtok.files.shards import Shard, shards
 
 DOCUMENTS = ["First: naïve café\n", "", "第二の文書です。\nwith two lines", "4th 😀"]
 
@@ -36,12 +29,12 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def documents_of(shard: TextShard) -> list[str]:
-    return [text for batch in read_batches([shard]) for text in batch.texts]
+def documents_of(shard: Shard) -> list[str]:
+    return [text for batch in read_batches([shard], Columns()) for text in batch.texts]
 
 
 def read(path: Path, field: str = "text") -> list[str]:
-    return [text for batch in read_batches(shards(path, field)) for text in batch.texts]
+    return [text for batch in read_batches(shards(path), Columns(field)) for text in batch.texts]
 
 
 def write_parquet(path: Path, columns: dict[str, object], *, group_size: int | None = None) -> Path:
@@ -76,36 +69,6 @@ def test_plain_text_is_cut_at_line_ends(
     assert read(path) == ["Grüße\n", "an\nalle\r\n", "\n\nund\nEnde"]
 
 
-def test_what_is_compressed_is_told_from_the_contents(tmp_path: Path) -> None:
-    path = tmp_path / "misnamed.txt"
-    path.write_bytes(b"\xef\xbb\xbfone")  # nor is a byte order mark text
-    assert read(path) == ["one"]
-    path.write_bytes(gzip.compress(b"one") + gzip.compress(b" two"))  # two members, one text
-    assert read(path) == ["one two"]
-    path.write_bytes(COMPRESSIONS[".zst"](b"one") + COMPRESSIONS[".zst"](b" two"))
-    assert read(path) == ["one two"]
-
-
-def test_frames_to_skip_are_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt.zst"
-    whole = COMPRESSIONS[".zst"](b"one")
-    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00" + len(whole).to_bytes(4, "little")
-    for data in (skipped + whole, whole + skipped, (skipped + whole) * 2):  # the last: pzstd
-        path.write_bytes(data)
-        assert read(path) == ["one" * data.count(whole)]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a.txt", "text"), ("a", "text"), ("a.py.gz", "text"), ("a.JSONL.GZ", "jsonl"),
-        ("a.ndjson.zst", "jsonl"), ("a.json", "jsonl"), ("v1.parquet", "parquet"),
-    ],
-)  # fmt: skip
-def test_the_format_is_that_of_the_suffix(name: str, expected: str) -> None:
-    assert text_format(Path(name)) == expected
-
-
 def test_parquet_shards_are_row_groups(tmp_path: Path) -> None:
     columns = {"id": [1, 2, 3, 4, 5], "text": [*DOCUMENTS, None]}
     path = write_parquet(tmp_path / "a.parquet", columns, group_size=2)
@@ -134,7 +97,7 @@ def test_json_shards_together_are_the_file(
     lines = [json.dumps({"text": d}, ensure_ascii=False).encode() + b"\n" for d in documents]
     path.write_bytes(b"".join(lines))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "SHARD_BYTES", shard_bytes)
+        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
         found = shards(path)
         assert [d for s in found for d in documents_of(s)] == documents
     assert len(found) == max(1, -(-path.stat().st_size // shard_bytes))
@@ -152,7 +115,7 @@ def test_text_shards_together_are_the_file(
     path = tmp_path_factory.mktemp("shards") / "a.txt"
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "SHARD_BYTES", shard_bytes)
+        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
         patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
         found = [documents_of(s) for s in shards(path)]
     documents = [d for part in found for d in part]
@@ -173,14 +136,6 @@ def test_a_long_line_is_cut_between_characters(
     assert read(path) == ["水水", "水x", "\nyz"]
 
 
-def test_bytes_that_go_on_with_no_character_do_not_lengthen_a_part(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\x80" * 20)
-    [shard] = shards(path)
-    with path.open("rb") as raw:
-        assert [len(line) for _, line in texts.lines(shard, raw, 4)] == [7, 7, 6]
-
-
 def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n\n')
@@ -189,10 +144,10 @@ def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
 
 def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
-    monkeypatch.setattr(texts, "SHARD_BYTES", 350_000)
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
     path = tmp_path / "a.jsonl"
     path.write_bytes(json_lines([letter * 60_000 for letter in "abcdefghij"]))
-    found = list(read_batches(shards(path)))
+    found = list(read_batches(shards(path), Columns()))
     consumed = [batch.consumed for batch in found]
     assert consumed == sorted(consumed)
     assert consumed[-1] == path.stat().st_size
@@ -219,33 +174,6 @@ def test_what_is_too_long_is_cut_or_refused(
     assert f"{path}, line 2: more than" in error.message
 
 
-def test_a_file_is_recorded_by_its_bytes_on_disk(tmp_path: Path) -> None:
-    packed, empty = tmp_path / "a.txt.gz", tmp_path / "b.txt"
-    packed.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(40_000))))
-    empty.touch()
-    content = packed.read_bytes()
-    assert source_of(packed) == TextSource(
-        name="a.txt.gz", size=len(content), sha256=hashlib.sha256(content).hexdigest()
-    )
-    assert source_of(empty) == TextSource(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest())
-
-
-def test_globs_name_files_once_in_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "odd[1].txt"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / "folder.txt").mkdir()
-    b, a, odd = tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "odd[1].txt"
-    assert find_texts([b, f"{tmp_path}/*.txt", odd]) == [b, a, odd]
-
-
-def test_two_stars_are_folders_of_any_depth(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a.txt", "b/c.txt", "b/d/e.txt")]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    assert find_texts([f"{tmp_path}/**/*.txt"]) == paths
-
-
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_another_encoding_is_named_with_its_place(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
@@ -257,7 +185,7 @@ def test_the_place_is_that_in_the_file_not_in_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
-    monkeypatch.setattr(texts, "SHARD_BYTES", 12)
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 12)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one two\n" * 5 + b"x\xff\n")
     assert "byte 0xff at offset 41, in line 6" in refused(path).message
@@ -338,7 +266,7 @@ def test_damaged_parquet_is_refused(tmp_path: Path, compression: str) -> None:
 def test_groups_are_a_field(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "x", "lang": null}\n{"text": "y", "lang": "de"}\n')
-    [batch] = read_batches(shards(path, group_by="lang"))
+    [batch] = read_batches(shards(path), Columns(group="lang"))
     assert batch.groups == ["null", "de"]
 
 

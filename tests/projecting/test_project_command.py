@@ -20,7 +20,7 @@ import xtok
 from xtok import pairs
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
-from xtok.input_files import parquet_file
+from xtok.files.opening import parquet_file
 from xtok.projecting import files
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
@@ -126,7 +126,7 @@ def test_without_pyarrow(rows: list[Row], tmp_path: Path, monkeypatch: pytest.Mo
     path = teachers.write_lines(tmp_path / "a.jsonl", [teachers.vllm_answer(r) for r in rows])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(XtokError, match=r"out\.parquet needs the package pyarrow") as error:
-        files.find_files(path, tmp_path / "out.parquet", ProjectConfig())
+        files.find_caches(path, tmp_path / "out.parquet", ProjectConfig())
     assert error.value.hint.endswith("in a clone of xtok: pip install -e '.[parquet]'")
     assert [*tmp_path.iterdir()] == [path]
 

@@ -15,8 +15,8 @@ from make import run_python, token, write_documents
 from xtok.config import BuildConfig, MultitokenConfig, Target
 from xtok.counting.pair_text import PairText, Wanted
 from xtok.counting.smoothing import ALPHAS
-from xtok.counting.texts import source_of
 from xtok.errors import XtokError
+from xtok.files.shards import source_of
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.pairs import Pair
@@ -229,7 +229,7 @@ def test_texts_are_checked_before_the_models(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     done = cli("build", *pair, "--text", "a.txt")
     assert done.returncode == 1
-    assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3, in line 1\n" in done.stderr
+    assert "error: a.txt is not UTF-8: byte 0xe9 at offset 3, in line 1\n" in done.stderr
     (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}\n')
     models = ["-s", "missing-student", "-t", "missing-teacher"]
     for command in (

@@ -64,10 +64,10 @@ def project(
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
-    from xtok.projecting.files import find_files
+    from xtok.projecting.files import find_caches
     from xtok.projecting.parts import kept_parts
 
-    target, _ = find_files(teacher_topk, output, config)  # before models are loaded
+    target, _ = find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
     try:
         projected = xtok.project(

@@ -17,7 +17,7 @@ from xtok.cli.options import CHAT_TEMPLATE, KINDS, Loading
 from xtok.config import MODELS, OUTPUT, option
 from xtok.conversation.files import read_conversations
 from xtok.errors import OutputError, XtokError
-from xtok.input_files import need
+from xtok.files.opening import need
 from xtok.io import check_output, replacing, write
 from xtok.report.stdout import print_path, result_stream, safe_json
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import XtokError
-from xtok.input_files import decompressed, no_json, parquet_file, reading
+from xtok.files.lines import Line, decode, json_lines, no_json, too_long
+from xtok.files.opening import decompressed, parquet_file, reading
+from xtok.files.shards import Shard
 from xtok.vocab.display import listed
 
 MAX_BYTES = 1 << 30
 """A longer line, or file of JSON that is not of lines, is an error."""
+
+_HINT = 'write a conversation as [{"role": "user", "content": "…"}, …], '
+_HINT += 'or {"messages": […], "tools": […]}'
 
 
 class ChatRecord(NamedTuple):
@@ -51,45 +54,28 @@ def _records(path: Path) -> Iterator[ChatRecord]:
     if path.suffix.lower() == ".parquet":
         yield from _parquet_rows(path)
         return
-    with path.open("rb") as raw:
-        file = decompressed(raw, path)
-        lines: Iterable[bytes] = iter(partial(file.readline, MAX_BYTES + 1), b"")
-        if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
-            data = _bounded(file.read(MAX_BYTES + 1), path)
-            if data.strip():
-                document, is_all = _parsed(data, path)
-                if is_all:
-                    yield from _of_document(document, path)
-                    return
-            lines = BytesIO(data)
-        for number, line in enumerate(lines, start=1):
-            if _bounded(line, f"{path}, line {number}").strip():
-                value, is_all = _parsed(line.rstrip(), path, number)
-                if not is_all:
-                    raise _error(f"{path}, line {number}", "more than one JSON value")
-                yield chat_record(value, f"{path}, line {number}")
+    if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
+        with path.open("rb") as raw:
+            data = decompressed(raw, path).read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise too_long(path, MAX_BYTES)
+        if data.strip():
+            document, is_all = _parsed(data, path)
+            if is_all:
+                yield from _of_document(document, path)
+                return
+    for line in json_lines(Shard(path, "jsonl"), max_bytes=MAX_BYTES, hint=_HINT):
+        yield chat_record(line.value, line.place)
 
 
-def _bounded(data: bytes, place: object) -> bytes:
-    if len(data) > MAX_BYTES:
-        problem = f"{place}: more than {MAX_BYTES >> 20} MiB"
-        raise XtokError(problem, hint="give JSON lines, a conversation on each")
-    return data
-
-
-def _parsed(data: bytes, path: Path, line: int = 1) -> tuple[Any, bool]:
-    """Return the first JSON value of what begins in a line, and whether nothing follows."""
+def _parsed(data: bytes, path: Path) -> tuple[Any, bool]:
+    """Return the first JSON value of a file, and whether nothing follows."""
+    text = decode(Line(path, 0), data)
     try:
-        text = data.removeprefix(b"\xef\xbb\xbf").decode()
         value, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip()))
-        return value, not text[end:].strip()
-    except UnicodeDecodeError as error:
-        line += data.count(b"\n", 0, error.start)
-        problem = f"not UTF-8: {error.reason}"
     except (ValueError, RecursionError) as error:
-        line += getattr(error, "lineno", 1) - 1
-        problem = no_json(error)
-    raise _error(f"{path}, line {line}", problem)
+        raise _error(f"{path}, line {getattr(error, 'lineno', 1)}", no_json(error)) from error
+    return value, not text[end:].strip()
 
 
 def _of_document(value: Any, path: Path) -> Iterator[ChatRecord]:
@@ -153,8 +139,4 @@ def chat_record(value: Any, place: object) -> ChatRecord:
 
 
 def _error(place: object, problem: str) -> XtokError:
-    return XtokError(
-        f"{place}: {problem}",
-        hint='write a conversation as [{"role": "user", "content": "…"}, …], '
-        'or {"messages": […], "tools": […]}',
-    )
+    return XtokError(f"{place}: {problem}", hint=_HINT)

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,23 +25,14 @@ from xtok.counting.counts import (
 )
 from xtok.counting.encode import EncodedBatch, TextEncoder
 from xtok.counting.smoothing import EPSILON
-from xtok.counting.texts import (
-    TextSource,
-    find_texts,
-    little_text,
-    read_batches,
-    shards,
-    source_of,
-)
+from xtok.counting.texts import Columns, find_texts, little_text, read_batches
 from xtok.errors import XtokError
+from xtok.files.shards import Paths, Source, shards, source_of
 from xtok.maps.edges import Edges, heaviest
 from xtok.pairs import Pair
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import plural
-
-Paths = str | Path | Sequence[str | Path]
-"""A path or glob, or several."""
 
 HELD_OUT = 16
 """One document in this many is held out to choose alpha on."""
@@ -193,7 +183,7 @@ class PairText:
     """The counts of one pass over the text of a pair."""
 
     wanted: Wanted
-    sources: tuple[TextSource, ...]  # the files
+    sources: tuple[Source, ...]  # the files
     totals: TextTotals
     tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
     counts: Counts
@@ -229,15 +219,15 @@ class PairText:
             XtokError: if a text cannot be read, or the pair has nothing to count in it.
         """
         tokenizers = tokenizers_of(pair)
-        files = find_texts(texts)
-        parts = [shard for path in files for shard in shards(path, field, group_by)]
+        files, columns = find_texts(texts), Columns(field, group_by)
+        parts = [shard for path in files for shard in shards(path)]
         size = sum(shard.size for shard in parts)
         counter = TextCounter(pair, wanted)
         with (
             TextEncoder(*tokenizers, num_threads=num_threads) as encoder,
             progress("counting", size) as advance,
         ):
-            for batch in encoder.read(read_batches(parts), size, advance):
+            for batch in encoder.read(read_batches(parts, columns), size, advance):
                 counter.add(batch)
         text = counter.result(tuple(map(source_of, files)))
         if len(tokenizers) > 1:
@@ -379,7 +369,7 @@ class TextCounter:
             self._characters += len(excerpt)
         self._of_shard += len(batch.texts)
 
-    def result(self, sources: tuple[TextSource, ...] = ()) -> PairText:
+    def result(self, sources: tuple[Source, ...] = ()) -> PairText:
         """Return all counts."""
         documents = self._documents
         return PairText(

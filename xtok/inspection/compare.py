@@ -16,7 +16,7 @@ from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.pairs import Pair
 
 if TYPE_CHECKING:
-    from xtok.counting.pair_text import Paths
+    from xtok.files.shards import Paths
 
 
 @dataclass(frozen=True, kw_only=True)

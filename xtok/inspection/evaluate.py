@@ -34,8 +34,8 @@ from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.counting.smoothing import losses as losses_of
 from xtok.counting.smoothing import weights_at
-from xtok.counting.texts import TextSource
 from xtok.errors import XtokError
+from xtok.files.shards import Source
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
@@ -335,7 +335,7 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
 
 
-def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[TextSource]) -> list[str]:
+def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[Source]) -> list[str]:
     """Return a note for each map that was counted on some of the text, by the texts' digests."""
     notes = []
     for name, one in maps.items():

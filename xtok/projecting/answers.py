@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import CacheKind
-from xtok.counting.texts import TextShard, line_number, lines
-from xtok.input_files import decompressed, need
+from xtok.files.lines import JsonLine, Line, json_lines
+from xtok.files.opening import need
+from xtok.files.shards import Shard
 from xtok.projecting.stored import PER_TOKEN, StoredRows, TopK, bounds_of, cache_error
 from xtok.projecting.values import json_numbers
 
@@ -31,16 +32,6 @@ _ASK_AGAIN = "ask the server for this text again, or leave out the line"
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-class _Line(NamedTuple):
-    """Where an answer is; lines are counted when an error asks for the number."""
-
-    shard: TextShard
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.shard.path}, line {line_number(self.shard, self.offset)}"
-
-
 class _Answer(NamedTuple):
     """A sequence's predictions as they came: row i of token i, in any order."""
 
@@ -49,7 +40,7 @@ class _Answer(NamedTuple):
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     columns: dict[str, str | None]
-    place: _Line
+    place: Line
 
 
 def kind_of_answers(path: Path) -> CacheKind:
@@ -58,13 +49,10 @@ def kind_of_answers(path: Path) -> CacheKind:
     Raises:
         XtokError: if it is neither's, or empty.
     """
-    shard = TextShard(
-        path=path, format="jsonl", field="", group_by=None, start=0, stop=None, size=0
-    )
-    place, value, _ = next(_values(shard), (None, None, 0))
-    if place is None:
+    first = next(_lines(Shard(path, "jsonl")), None)
+    if first is None:
         raise cache_error(path, "the file is empty", "give a cache that has rows")
-    for answer in _answers(value, place):
+    for answer in _answers(first.value, first.place):
         if "prompt_logprobs" in answer:
             return "vllm"
         if "meta_info" in answer:
@@ -74,7 +62,7 @@ def kind_of_answers(path: Path) -> CacheKind:
 
 
 def read_answers(
-    shard: TextShard, kind: CacheKind, candidates: int
+    shard: Shard, kind: CacheKind, candidates: int
 ) -> Iterator[tuple[StoredRows, int]]:
     """Read a shard of answers, as `read_cache` does.
 
@@ -87,7 +75,7 @@ def read_answers(
     parse = _vllm if kind == "vllm" else _sglang
     pending: list[_Answer] = []
     size, done = 0, shard.start
-    for place, value, read in _values(shard):
+    for place, value, read in _lines(shard):
         for answer in _answers(value, place):
             pending.append(parse(answer, place))
             size += len(pending[-1].ids) + len(pending[-1].token_ids)
@@ -98,29 +86,13 @@ def read_answers(
         yield _joined(pending), max(0, shard.start + shard.size - done)
 
 
-def _values(shard: TextShard) -> Iterator[tuple[_Line, Any, int]]:
-    """Return each line's place and value, and up to where the file is read."""
-    with shard.path.open("rb") as raw:
-        for offset, line in lines(shard, decompressed(raw, shard.path), MAX_LINE_BYTES + 1):
-            place = _Line(shard, offset)
-            if len(line) > MAX_LINE_BYTES:
-                problem = f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"
-                raise cache_error(place, problem, "store each answer on a line of its own")
-            if line.strip():
-                yield place, _parsed(line, place), raw.tell()
+def _lines(shard: Shard) -> Iterator[JsonLine]:
+    """Read lines whose strings, which are carried through, can be written."""
+    hint = "give one JSON object per line"
+    return json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=hint, surrogates=False)
 
 
-def _parsed(line: bytes, place: _Line) -> Any:
-    try:
-        value = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
-        if b"\\ud" in line or b"\\uD" in line:  # perhaps half of a pair that is one character
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise cache_error(place, f"no JSON: {error}", "give one JSON object per line") from error
-    return value
-
-
-def _answers(value: Any, place: _Line) -> Iterator[dict[str, Any]]:
+def _answers(value: Any, place: Line) -> Iterator[dict[str, Any]]:
     """Return the answers of a line: a body, its choices, or several of them."""
     if isinstance(value, list) and value:
         for one in value:
@@ -147,7 +119,7 @@ def _answers(value: Any, place: _Line) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def _require_no_error(value: Mapping[str, Any], place: _Line) -> None:
+def _require_no_error(value: Mapping[str, Any], place: Line) -> None:
     """Raise an error with the server's own words, if that is what it answered."""
     error = value.get("error", value if value.get("object") == "error" else None)
     if error and not {"choices", "meta_info", "prompt_logprobs"} & value.keys():
@@ -155,7 +127,7 @@ def _require_no_error(value: Mapping[str, Any], place: _Line) -> None:
         raise cache_error(place, f"the server answered: {message!s:.300}", _ASK_AGAIN)
 
 
-def _vllm(answer: Mapping[str, Any], place: _Line) -> _Answer:
+def _vllm(answer: Mapping[str, Any], place: Line) -> _Answer:
     """`prompt_logprobs` of vLLM 0.33: null, then `{"<id>": {"logprob": …, "rank": …}}`."""
     rows = answer.get("prompt_logprobs")
     if not isinstance(rows, list):
@@ -177,7 +149,7 @@ def _vllm(answer: Mapping[str, Any], place: _Line) -> _Answer:
     return _answer(answer["prompt_token_ids"], counts, ids, logprobs, columns, place)
 
 
-def _sglang(answer: Mapping[str, Any], place: _Line) -> _Answer:
+def _sglang(answer: Mapping[str, Any], place: Line) -> _Answer:
     """`input_token_logprobs` and `input_top_logprobs` of SGLang: `[logprob, id, text]`."""
     counts, ids, logprobs = list[int](), list[Any](), list[Any]()
     try:
@@ -216,7 +188,7 @@ def _answer(
     ids: Sequence[Any],
     logprobs: Sequence[Any],
     columns: dict[str, str | None],
-    place: _Line,
+    place: Line,
 ) -> _Answer:
     """Check the values of an answer."""
     if not isinstance(token_ids, list) or len(token_ids) != len(counts):

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import CacheFormat, CacheKind
-from xtok.counting.texts import TextShard
-from xtok.input_files import need, parquet_file, reading
+from xtok.files.opening import need, parquet_file, reading
+from xtok.files.shards import Shard
 from xtok.projecting.answers import kind_of_answers, read_answers, vllm_lines
 from xtok.projecting.distillkit import compression_of, decompressed_rows
 from xtok.projecting.stored import (
@@ -125,7 +125,7 @@ def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -
 
 
 def read_cache(
-    cache: Cache, shard: TextShard, candidates: int = CANDIDATES
+    cache: Cache, shard: Shard, candidates: int = CANDIDATES
 ) -> Iterator[tuple[StoredRows, int]]:
     """Read a shard of a cache, rows of about so many candidates at a time; nothing is checked.
 
@@ -147,9 +147,7 @@ def read_cache(
 # Parquet
 
 
-def _parquet_rows(
-    cache: Cache, shard: TextShard, candidates: int
-) -> Iterator[tuple[StoredRows, int]]:
+def _parquet_rows(cache: Cache, shard: Shard, candidates: int) -> Iterator[tuple[StoredRows, int]]:
     file = parquet_file(shard.path, buffer_size=1 << 20)
     about = file.metadata
     read = rows_of_neutral if cache.kind == "neutral" else partial(_distillkit, cache)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.input_files import need
+from xtok.files.opening import need
 from xtok.projecting.stored import cache_error
 from xtok.vocab.table import MAX_WIDTH
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xtok.config import ProjectConfig
-from xtok.counting.texts import Format, TextShard, find_texts, shards
 from xtok.errors import OutputError, XtokError
-from xtok.input_files import need
+from xtok.files.opening import need
+from xtok.files.shards import Format, Shard, find_files, shards
 from xtok.io import check_output, write, writing
 from xtok.maps import file as mapfile
 from xtok.maps.map_like import MapLike
@@ -139,7 +139,7 @@ def project(
             run writes it.
     """
     config = ProjectConfig.or_default(config)
-    target, paths = find_files(teacher_topk, output, config)
+    target, paths = find_caches(teacher_topk, output, config)
     pair, given = admitted(pair, back_map)
     templates = {"student_template": student_template, "teacher_template": teacher_template}
     inputs = _opened(paths, config, pair, templates, note)
@@ -169,7 +169,7 @@ def project(
     return _projected(target, pair, totals)
 
 
-def find_files(
+def find_caches(
     teacher_topk: str | Path | Sequence[str | Path], output: str | Path, config: ProjectConfig
 ) -> tuple[Path, list[Path]]:
     """Return the path of the output, and those of the teacher's caches, before any work.
@@ -179,7 +179,7 @@ def find_files(
             pyarrow is not installed.
     """
     target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
-    paths = find_texts(teacher_topk, _CACHES)
+    paths = find_files(teacher_topk, _CACHES)
     for path in paths:
         if not path.is_file():
             hint = "write it to a file first: it is read more than once"
@@ -235,11 +235,11 @@ def _opened(
     return tuple(opened)
 
 
-def shards_of(path: Path) -> list[TextShard]:
+def shards_of(path: Path) -> list[Shard]:
     """Cut a cache into shards: row groups, or ranges of lines, whatever its name ends in."""
     with path.open("rb") as raw:
         kind: Format = "parquet" if raw.read(4) == b"PAR1" else "jsonl"
-    return shards(path, "", kind=kind)
+    return shards(path, kind)
 
 
 def _check_digest(cache: Cache, pair: Pair) -> None:

@@ -23,9 +23,9 @@ import numpy as np
 from xtok import __version__
 from xtok.config import ProjectConfig
 from xtok.conversation import find_template
-from xtok.counting.texts import TextShard, source_of
 from xtok.errors import OutputError, XtokError
-from xtok.input_files import need
+from xtok.files.opening import need
+from xtok.files.shards import Shard, source_of
 from xtok.io import parents_of, write, writing
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import SIDES, Pair
@@ -86,7 +86,7 @@ class Job:
 
     identity: Mapping[str, Any]  # all that the parts depend on; see `identity_of`
     caches: tuple[Cache, ...]
-    shards: tuple[tuple[int, TextShard], ...]  # each with the number of its cache
+    shards: tuple[tuple[int, Shard], ...]  # each with the number of its cache
     back_map: ProjectionMap
     config: ProjectConfig
     templates: Mapping[str, str | Path | None]  # by parameter of `RowProjector`

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.input_files import need
+from xtok.files.opening import need
 from xtok.projecting.stored import AGAIN, bounds_of, cache_error
 
 Bounds = NDArray[np.int64]

@@ -1,10 +1,9 @@
-"""Input files: compressed ones, damaged ones, and those that need a package to be read."""
+"""Open input files: compressed ones, damaged ones, and those that a package has to read."""
 
 from __future__ import annotations
 
 import importlib
 import io
-import json
 import os
 import zlib
 from collections.abc import Iterator
@@ -48,13 +47,6 @@ def need(module: str, path: object) -> Any:
             f"{path} needs the package {package}, which is not installed",
             hint=install_hint(package),
         ) from error
-
-
-def no_json(error: ValueError | RecursionError) -> str:
-    """Say in a few words why a line is no JSON: a number of 5,000 digits, endless brackets, too."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-    return f"no JSON: {error}"
 
 
 def compression_of(raw: BinaryIO) -> Literal["gzip", "zstd"] | None:
