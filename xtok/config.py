@@ -54,7 +54,11 @@ MAKING = "Making the map"
 MATCHING = "Which tokens match"
 COMPUTING = "Computing"
 TEXT = "Text"
+LIMITS = "Limits and keys"
 OUTPUT = "Output"
+
+RARE = "Rarely needed"
+"""The part of the help that comes last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +188,7 @@ class MultitokenConfig(Config):
         no_effect_with={"text": True, "weights": "prior"},
         min=1,
         max=MAX_ENTRIES,
+        panel=RARE,
     )
     scale_trick: bool = option(
         True,
@@ -206,13 +211,13 @@ class MultitokenConfig(Config):
         above=0,
         max=1,
         needs={"special_tokens": "fuzzy"},
-        panel=MATCHING,
+        panel=RARE,
     )
     fuzzy_top_k: int = option(
         1,
         "With --special-tokens fuzzy: teacher tokens per special token.",
         needs={"special_tokens": "fuzzy"},
-        panel=MATCHING,
+        panel=RARE,
         min=1,
         max=MAX_ENTRIES,
     )
@@ -229,10 +234,10 @@ class MultitokenConfig(Config):
         panel=MATCHING,
     )
     ignore_student_ids: tuple[int, ...] = option(
-        (), "Leave the rows of these ids empty.", min=0, metavar="ID,ID…", panel=MATCHING
+        (), "Leave the rows of these ids empty.", min=0, metavar="ID,ID…", panel=RARE
     )
     ignore_teacher_ids: tuple[int, ...] = option(
-        (), "Do not use these columns.", min=0, metavar="ID,ID…", panel=MATCHING
+        (), "Do not use these columns.", min=0, metavar="ID,ID…", panel=RARE
     )
 
     def __post_init__(self) -> None:
@@ -305,7 +310,7 @@ class BuildConfig(MultitokenConfig):
         "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
         above=0,
         needs={"text": True},
-        panel=TEXT,
+        panel=RARE,
     )
 
     @classmethod
@@ -361,24 +366,20 @@ class GenerateConfig(Config):
         "power",
         "From cosines to weights: |cosine| to the power of 10 times the row's largest, or the "
         "softmax of cosine / temperature.",
+        panel=RARE,
     )
-    temperature: float = option(0.05, "Temperature of the softmax.", above=0)
+    temperature: float = option(0.05, "Temperature of the softmax.", above=0, panel=RARE)
     canonicalization: Canonicalization = option(
         "exact",
         "relaxed compares near-equivalent tokens, such as ' ,' and ',' and the forms of a line "
         "break, as one text.",
-        panel=MATCHING,
     )
     device: str = option("cpu", "cpu, cuda, or cuda:N.", panel=COMPUTING)
     dtype: Dtype = option(
         "float32",
-        "What a sentence model computes in, and embeddings are rounded to; sums are float32.",
-        panel=COMPUTING,
-    )
-    chunk_size: int = option(
-        8192,
-        "Student tokens at once: bounds the memory, changes nothing else.",
-        min=1,
+        "What a sentence model computes in, and embeddings are rounded to: float32, bfloat16 or "
+        "float16; sums are float32.",
+        metavar="DTYPE",
         panel=COMPUTING,
     )
 
@@ -405,11 +406,17 @@ class ProjectConfig(Config):
     top_k: int = option(64, "Candidates per token.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
     to: CacheFormat = option(
         "neutral",
-        "What to write: the neutral Parquet, the columns that axolotl or DistillKit reads, or "
-        "lines of answers such as vLLM gives.",
+        "What to write: neutral, Parquet; axolotl or distillkit, the columns that it reads; vllm, "
+        "lines of answers such as it gives.",
+        metavar="FORMAT",
     )
     source: CacheKind | None = option(
-        None, "What the files are, where their contents do not tell.", name="from"
+        None,
+        "What the files are, where their contents do not tell: neutral, vllm, sglang or "
+        "distillkit.",
+        name="from",
+        metavar="FORMAT",
+        panel=RARE,
     )
 
 
@@ -427,19 +434,27 @@ class ServeConfig(Config):
         short="-k",
         min=20,
         max=MAX_ENTRIES,
+        panel=LIMITS,
     )
     chat: bool = option(
         True,
         "Read conversations back from the ids, where that is certain, and let the teacher read "
         "them by its own chat template; else all is spelled as text.",
     )
-    at_once: int = option(64, "Sequences that the teacher's server is sent at once.", min=1)
+    at_once: int = option(
+        64, "Sequences that the teacher's server is sent at once.", min=1, panel=LIMITS
+    )
     wait: float = option(
-        WAIT, "Seconds to wait at the start for a server that does not answer yet.", min=0
+        WAIT,
+        "Seconds to wait at the start for a server that does not answer yet.",
+        min=0,
+        panel=LIMITS,
     )
     api_key: str | None = option(
-        None, "What clients must send as a Bearer token; XTOK_API_KEY says it without showing it."
+        None,
+        "What clients must send as a Bearer token; XTOK_API_KEY says it without showing it.",
+        panel=LIMITS,
     )
     teacher_api_key: str | None = option(
-        None, "What the teacher's server asks for; or XTOK_TEACHER_API_KEY."
+        None, "What the teacher's server asks for; or XTOK_TEACHER_API_KEY.", panel=LIMITS
     )

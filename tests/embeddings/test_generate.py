@@ -626,13 +626,16 @@ def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["input", "own"])
-def test_the_same_map_whatever_the_chunks_and_threads(models: Path, kind: str) -> None:
+def test_the_same_map_whatever_the_chunks_and_threads(
+    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     student, teacher = (load_tokenizer(models / side) for side in ("student", "teacher"))
     embedding = "own" if kind == "own" else f"input:{models / 'student'}"
     before, made = torch.get_num_threads(), set()
     for threads, chunk_size in ((1, 8192), (2, 1), (3, 700)):
         torch.set_num_threads(threads)
-        config = GenerateConfig(chunk_size=chunk_size, weight_threshold=0.001)
+        monkeypatch.setattr(sys.modules[generate.__module__], "CHUNK_SIZE", chunk_size)
+        config = GenerateConfig(weight_threshold=0.001)
         made.add(to_safetensors(generate(xtok.pair(student, teacher), embedding, config)))
     torch.set_num_threads(before)
     assert len(made) == 1
@@ -704,7 +707,7 @@ def test_nan_names_the_tokens(cli: Cli, args: list[str], small: Path, tmp_path: 
 
 def test_options_out_of_range() -> None:
     wrong: list[dict[str, Any]] = [
-        {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0},
+        {"top_k": 0}, {"temperature": 0.0},
         {"transform": "sofmax"}, {"dtype": "int8"},
     ]  # fmt: skip
     for options in wrong:

@@ -18,7 +18,7 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.cli.spellings import nemo_name
-from xtok.config import MAIN, OUTPUT, TEXT, WAIT, BuildConfig, Loss, option
+from xtok.config import MAIN, OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
 from xtok.counting.texts import check_texts
 
 
@@ -57,7 +57,7 @@ def build(
         "Seconds to wait for another process that makes the same file; then make it here, too.",
         min=0,
         needs={"skip_existing": True},
-        panel=OUTPUT,
+        panel=RARE,
     ),
     map_options: MapOptions,
 ) -> None:

@@ -26,7 +26,7 @@ import typer
 
 from xtok import report
 from xtok.cli.spellings import is_given, line_of, nemo_options
-from xtok.config import OUTPUT, About, check_value, option, without_none
+from xtok.config import OUTPUT, RARE, About, check_value, option, without_none
 from xtok.errors import XtokError
 from xtok.report.stdout import print_result, reserved_stdout, result_stream
 from xtok.vocab.display import printable
@@ -35,6 +35,7 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 + SIGINT. After SIGTERM it is 143."""
 
 _QUIET = option(False, "Nothing on stderr but errors.", flag=True, short="-q", panel=OUTPUT)
+_PANELS_AT_THE_END = {OUTPUT: 1, RARE: 2}
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -80,7 +81,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
-    parameters = [context, *(one.parameter for one in (*options.values(), *theirs))]
+    shown = sorted(options.values(), key=lambda one: _PANELS_AT_THE_END.get(one.panel or "", 0))
+    parameters = [context, *(one.parameter for one in (*shown, *theirs))]
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__annotations__ = {p.name: p.annotation for p in parameters}
     return run_command
@@ -115,7 +117,7 @@ class Option:
     name: str
     type: Any
     field: Field[Any]
-    panel: str | None = None
+    panel_of_config: str | None = None
 
     @property
     def about(self) -> About:
@@ -127,6 +129,11 @@ class Option:
     def flag(self) -> str:
         """The option as it is typed; of an argument, its name in the help."""
         return self.about.argument or f"--{(self.about.name or self.name).replace('_', '-')}"
+
+    @property
+    def panel(self) -> str | None:
+        """The part of the help that it stands in."""
+        return self.about.panel or self.panel_of_config
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -147,7 +154,7 @@ class Option:
             is_switch = plain is bool and not about.flag
             flag = f"{self.flag}/--no-{self.flag[2:]}" if is_switch else self.flag
             flags = flag, *filter(None, [about.short])
-            words |= {"rich_help_panel": about.panel or self.panel, "hidden": about.hidden}
+            words |= {"rich_help_panel": self.panel, "hidden": about.hidden}
             has_ends = about.min is not None and about.max is not None
             ends = f" From {about.min} to {about.max}." if has_ends else ""
             info = typer.Option(*flags, help=about.help + ends, **words)

@@ -13,6 +13,8 @@ from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import check_texts
 from xtok.report.quality import print_evaluation
 
+_GATES = "Gates for scripts"
+
 
 @command
 def evaluate(
@@ -31,15 +33,18 @@ def evaluate(
         None, "Rank the maps by what counts for this loss, and say which is better.", name="for"
     ),
     min_coverage: float | None = option(
-        None, "Exit with 3 if a map covers less of any group of text.", min=0, max=1
+        None, "Exit with 3 if a map covers less of any group of text.", min=0, max=1, panel=_GATES
     ),
     max_cross_entropy: float | None = option(
-        None, "Exit with 3 if a map's cross-entropy is above this on any group."
+        None, "Exit with 3 if a map's cross-entropy is above this on any group.", panel=_GATES
     ),
     max_leak: float | None = option(
-        None, "Exit with 3 if an event map leaks more than this on any group.", min=0, max=1
+        None,
+        "Exit with 3 if an event map leaks more than this on any group.",
+        min=0,
+        max=1,
+        panel=_GATES,
     ),
-    num_worst: int = option(5, "Show this many of each map's most costly rows.", min=0),
     json: bool = JSON,
     map_options: MapOptions,
 ) -> None:
@@ -69,7 +74,6 @@ def evaluate(
         field=field,
         group_by=group_by,
         for_loss=for_loss,
-        num_worst=num_worst,
         progress=report.progress_bar,
         text_progress=report.text_progress_bar,
     )

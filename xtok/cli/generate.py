@@ -9,7 +9,7 @@ from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import ModelArguments, StrictOutput, Widths
 from xtok.cli.spellings import nemo_name
-from xtok.config import COMPUTING, MODELS, GenerateConfig, option
+from xtok.config import COMPUTING, MAIN, GenerateConfig, option
 from xtok.maps.names import map_name
 
 
@@ -26,7 +26,7 @@ def generate(
         "input:MODEL, the input-embedding layer of a language model. By default own if "
         "both models have safetensors weights, else spelling.",
         metavar="KIND:MODEL",
-        panel=MODELS,
+        panel=MAIN,
     ),
     config: GenerateConfig,
     cache_dir: Path | None = option(

@@ -9,7 +9,7 @@ from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_option
 from xtok.cli.spellings import nemo_name
-from xtok.config import MAKING, MODELS, MultitokenConfig, option
+from xtok.config import MAIN, MAKING, MultitokenConfig, option
 from xtok.maps.names import map_name
 
 
@@ -20,7 +20,7 @@ def multitoken(
     models: ModelArguments,
     output: StrictOutput,
     initial_projection_path: Path | None = map_option(
-        "A map of the same pair to extend.", panel=MODELS
+        "A map of the same pair to extend.", panel=MAIN
     ),
     config: MultitokenConfig,
     exact_match: bool = option(

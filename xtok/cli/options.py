@@ -16,7 +16,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import expanded
-from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
+from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, option
 from xtok.errors import XtokError
 from xtok.maps.admit import admit, name_notes, pair_of_map
 from xtok.pairs import SIDES
@@ -97,7 +97,7 @@ def text_option(help: str, *, required: bool = False) -> Any:
 class Widths(Config):
     """The widths of the models' logits, and so of a map."""
 
-    panel = MODELS
+    panel = RARE
     student_vocab_size: int | None = option(
         None,
         "Width of the student's logits, instead of that of the map's file or the model's config.",
@@ -135,7 +135,7 @@ class MapOptions(Widths):
 class Loading(Config):
     """How models are loaded."""
 
-    panel = MODELS
+    panel = RARE
     trust_remote_code: bool = option(
         False, "Allow a repo's custom tokenizer code to run; a note says when it does.", flag=True
     )
@@ -150,8 +150,8 @@ class Loading(Config):
         return tokenizer
 
 
-def _model(help: str, short: str) -> Any:
-    return option(None, help, metavar="MODEL", short=short, panel=MAIN)
+def _model(help: str, short: str, panel: str = MAIN) -> Any:
+    return option(None, help, metavar="MODEL", short=short, panel=panel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +224,8 @@ class ModelArguments(Models):
 
     student: str | None = option(None, f"The student, a map's rows: {KINDS}", argument="STUDENT")
     teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
-    student_model: str | None = _model("The same as STUDENT, as an option.", short="-s")
-    teacher_model: str | None = _model("The same as TEACHER, as an option.", short="-t")
+    student_model: str | None = _model("The same as STUDENT, as an option.", "-s", RARE)
+    teacher_model: str | None = _model("The same as TEACHER, as an option.", "-t", RARE)
 
 
 def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
@@ -295,7 +295,7 @@ class RefinedMap(Output):
     """The map that a command refines, as an argument or as an option, and where it writes it."""
 
     map_path: Path | None = map_option(MAP_HELP, argument="MAP")
-    initial_projection_path: Path | None = map_option("The same as MAP, as an option.", panel=MAIN)
+    initial_projection_path: Path | None = map_option("The same as MAP, as an option.", panel=RARE)
     output: str | None = output_option("beside the input, in its format.")
 
     def source(self) -> Path:

@@ -35,6 +35,9 @@ OWN = "own"
 SPELLING = "spelling"
 """What stands for no embedding model: tokens are compared by their bytes."""
 
+CHUNK_SIZE = 8192
+"""Student vectors that are prepared at once: bounds the memory, changes nothing else."""
+
 
 def generate(
     pair: Pair,
@@ -93,7 +96,6 @@ def generate(
     else:
         notes = [f"compared by {embedding_model}"]
     options = asdict(config)
-    del options["chunk_size"]  # the map does not depend on it
     if embedding_model == SPELLING:
         edges, counts, more = _edges_by_spelling(pair, config, progress)
         for name in ("device", "dtype"):
@@ -279,7 +281,7 @@ def _similar(
     weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
     with one_thread_each() as pool, progress("comparing", len(x)) as advance:
         cosine = Cosine(
-            y, device=config.device, dtype=config.dtype, chunk_size=config.chunk_size, pool=pool
+            y, device=config.device, dtype=config.dtype, chunk_size=CHUNK_SIZE, pool=pool
         )
         absolute = config.transform == "power"
         values, places, sums = cosine.top_k(x, k, absolute=absolute, advance=advance, weigh=weigh)
