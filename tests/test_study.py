@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import study
+import study_data
 from tiny_models import save_model
 
 import xtok
@@ -61,7 +62,7 @@ def test_every_student_is_trained_once(
     assert "| 0.000 | 0.000 to 0.000 |" in against
     alone = dict(found)[runs[0]]
     assert alone["steps"] == [0, 1, 2, 3, 4]
-    [held] = study.texts_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
+    [held] = study_data.texts_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
     assert alone["bytes"][0] == [len(held.encode())]
     teacher = dict(found)[study.ITSELF]
     assert teacher["bits"][0][0] == [pytest.approx(bits_alone(models[1], held), rel=1e-4)]
@@ -96,7 +97,7 @@ def test_the_candidates_of_a_batch_are_those_of_its_texts() -> None:
          "rest_logprob": torch.tensor([0.0, -2.0, -3.0])},
     ]  # fmt: skip
     valid = torch.tensor([[True, True, False], [True, True, True]])
-    made = study.padded(rows, valid)
+    made = study_data.padded(rows, valid)
     assert made.top_ids.tolist() == [[[0, 0], [3, 4], [0, 0]], [[0, 0], [5, 0], [6, 0]]]
     assert made.top_logprobs[1].tolist() == [[1, -torch.inf]] * 3
     assert made.rest_logprob.tolist() == [[0, -1, -torch.inf], [0, -2, -3]]

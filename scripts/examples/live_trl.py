@@ -30,11 +30,11 @@ import httpx
 import numpy as np
 import study
 import torch
+from study_data import beginning, sides, texts_of
 
 from xtok.training.collator import DistillationCollator
 
 TEXT = "The lighthouse was built in 1852 — its lamp, 201 steps up, burned whale oil until 1886."
-BEGINNING = 100  # characters of a prompt
 NEW_TOKENS = 32
 SAMPLES = 2  # of each held-out prompt
 MEASUREMENTS = 2  # of a run, evenly
@@ -104,7 +104,7 @@ def started(command: Sequence[str], running: str | None = None) -> Iterator[str]
 
 def compare(args: argparse.Namespace, url: str, teacher_url: str) -> None:
     """Print what both servers say of one text: the same in sum, but for the first token."""
-    pair = study.sides(args.student, args.teacher)
+    pair = sides(args.student, args.teacher)
     student, teacher = pair.tokenizers
     ids = student.encode(TEXT).ids.tolist()
     bos = list(teacher.table.roles.get("bos", ())[:1])
@@ -130,11 +130,6 @@ def own(url: str, sequences: list[list[int]]) -> list[list[float]]:
     return found
 
 
-def beginning(text: str) -> str:
-    """Return a prompt: whole words of a text's beginning."""
-    return text[:BEGINNING].rsplit(maxsplit=1)[0]
-
-
 def train(args: argparse.Namespace, url: str) -> None:
     """Train on what the student writes, and append the measurements."""
     from datasets import Dataset
@@ -156,13 +151,13 @@ def train(args: argparse.Namespace, url: str) -> None:
         bf16=args.autocast, use_cpu=not torch.cuda.is_available(), gradient_checkpointing=False,
         report_to="none", disable_tqdm=True, save_strategy="no",
     )  # fmt: skip
-    texts = study.texts_of(args.texts, args.seed, args.steps * args.batch_size)
+    texts = texts_of(args.texts, args.seed, args.steps * args.batch_size)
     trainer: Any = ServerDistillationTrainer(
         args.student, args=config, processing_class=tokenizer,
         train_dataset=Dataset.from_list([{"prompt": beginning(text)} for text in texts]),
     )  # fmt: skip
-    held_out = study.texts_of(args.held_out, 0, study.HELD_OUT, one_each=True)
-    collate = DistillationCollator(*study.sides(args.student, args.teacher).tokenizers, bos=False)
+    held_out = texts_of(args.held_out, 0, study.HELD_OUT, one_each=True)
+    collate = DistillationCollator(*sides(args.student, args.teacher).tokenizers, bos=False)
     measured_at = [args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)]
     lengths = collate.student.table.lengths
     begun, seconds = 0.0, list[float]()

@@ -5,10 +5,14 @@
         --forgotten en.valid.jsonl.gz --work runs/study --processes 2 --autocast
 
 In each setting and for each seed, students read the same texts in the same order, with the same
-learning rate: one with cross-entropy alone, the others with a loss of the teacher beside it. Choose
-the first of `--rates` for cross-entropy alone; one seed shows it the others. The teacher reads each
+learning rate: one with cross-entropy alone, the others with a loss of a teacher beside it. Choose
+the first of `--rates` for cross-entropy alone; one seed shows it the others. A teacher reads each
 text once: its logits are kept in half precision where the text is read again, else its last hidden
 states; and its candidates, projected.
+
+`--settings healing` has another student and other texts, so it is a study of its own: first cut
+the student, `prune.py data/models/smollm2-135m data/models/smollm2-135m-pruned`, and give English
+texts and a `--work` of its own.
 
 `results.jsonl` in the work folder has a line for each finished run: run the command again to
 resume, or with `--report`, also while it runs, for a table of what is there.
@@ -17,13 +21,12 @@ resume, or with `--report`, also while it runs, for a table of what is there.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,63 +35,95 @@ import distill
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from study_data import (
+    OWN,
+    WRITTEN,
+    Run,
+    Teacher,
+    folder_of,
+    prepare_seed,
+    sides,
+    texts_of,
+    texts_read,
+)
 
-import xtok
-from xtok.projecting.back_map import BACK_MAP
-from xtok.stages.build import map_of_pair
-from xtok.stages.events import events_of_pair
 from xtok.threads import available_cores
-from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK, prepare
-from xtok.training.losses import BatchLoss, make_loss
-from xtok.training.projected import ProjectedTeacher
+from xtok.training.collator import IGNORED, DistillationCollator, prepare
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "models"
-CHARACTERS = 450  # of a text
-SETTINGS = ("scarce", "plenty")  # scarce texts are read several times, plenty of them once
 MEASUREMENTS = 8  # of a run, evenly
 HELD_OUT, FORGOTTEN = 20, 8  # documents
-PROJECTED = ("path-64", "map-64", "path-512")
-COUNTED = ("text", "back", "event-text")  # artefacts of the training text; the others are shared
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 
-# Losses with what they take: candidates projected along the path or through the map, or a file.
-MAIN = (
-    ("ce", "none"), ("topk-kl", "path-64"), ("event-kl", "bytes"), ("p-kl", "for-p-kl"),
-    ("topk-kl", "map-64"), ("p-kl", "recipe"),
-)  # fmt: skip
-MORE = (
-    ("topk-kl", "path-512"), ("p-kl", "text"),
-    ("teacher-to-student-kl", "back"), ("gold", "for-gold"), ("event-kl", "event-text"),
-)  # fmt: skip
-STAGES = (
-    ("scarce", MAIN, 1.0), ("plenty", MAIN[:3], 1.0), ("scarce", MORE, 1.0),
-    ("plenty", MAIN[3:] + MORE, 1.0), ("scarce", MAIN[1:4], 0.3), ("plenty", MAIN[1:4], 0.3),
-)  # fmt: skip
+
+class Setting(NamedTuple):
+    """What students begin as, and the rates of learning: of all runs, and to show others."""
+
+    student: str
+    rates: tuple[float, ...]
 
 
-class Run(NamedTuple):
-    """One student: the setting, its loss beside cross-entropy with an artefact and a weight."""
+SETTINGS = {
+    "scarce": Setting("smollm2-135m", (1e-4, 5e-5, 2e-5)),  # texts are read several times
+    "plenty": Setting("smollm2-135m", (1e-4, 5e-5, 2e-5)),  # once
+    "healing": Setting("smollm2-135m-pruned", (5e-4, 1e-3, 2.5e-4)),  # once
+}
 
-    setting: str
+
+class Row(NamedTuple):
+    """A kind of student: the loss beside cross-entropy, what it takes, and both weights."""
+
     loss: str
-    artefact: str
-    weight: float
-    seed: int
-    rate: float
+    artefact: str = "none"  # a map or events, how a teacher's candidates are projected, a teacher
+    weight: float = 1.0
+    text: float = 1.0  # of cross-entropy
 
 
-ITSELF = Run("", "teacher", "none", 0.0, 0, 0.0)  # read, not trained
+CE = Row("ce")
+EVENTS, STORED = Row("event-kl", "bytes"), Row("topk-kl", "path-64")
+MADE_FOR, RECIPE = Row("p-kl", "for-p-kl"), Row("p-kl", "recipe")
+MORE = (
+    Row("topk-kl", "path-512"), Row("p-kl", "text"), Row("teacher-to-student-kl", "back"),
+    Row("gold", "for-gold"), Row("event-kl", "event-text"),
+)  # fmt: skip
+LIGHTER = tuple(row._replace(weight=0.3) for row in (STORED, EVENTS, MADE_FOR))
+STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
+    ("healing", (CE, EVENTS, Row("same-tokenizer", OWN), STORED, MADE_FOR)),
+    ("scarce", (CE, STORED, EVENTS, MADE_FOR, Row("topk-kl", "map-64"), RECIPE)),
+    ("plenty", (CE, STORED, EVENTS)),
+    ("healing", (Row("p-kl", "damaged-0.1"), RECIPE, Row("p-kl", "text"))),
+    (
+        "healing",
+        [row._replace(weight=w) for row in (EVENTS, STORED) for w in (0.3, 3.0)]
+        + [EVENTS._replace(text=0.0), Row("gold", "for-gold")],
+    ),
+    (
+        "scarce",
+        (Row("same-tokenizer", OWN), Row("label-smoothing", weight=0.1), Row("ce", WRITTEN)),
+    ),
+    ("scarce", MORE),
+    ("plenty", (MADE_FOR, Row("topk-kl", "map-64"), RECIPE, *MORE)),
+    ("scarce", LIGHTER),
+    ("plenty", LIGHTER),
+)
+
+ITSELF = Run("", "teacher", "none", 0.0, 0.0, 0, 0.0)  # read, not trained
+ITS_OWN = ITSELF._replace(artefact=OWN)  # the one with the student's tokenizer
 
 
-def plan(settings: Sequence[str], seeds: int, rates: Sequence[float]) -> Iterator[Run]:
+def plan(settings: Sequence[str], seeds: int, rates: Sequence[float] = ()) -> Iterator[Run]:
     """Yield all runs, those first that the others are compared with."""
-    for number, (setting, kinds, weight) in enumerate(STAGES):
+    begun = set()
+    for setting, rows in STAGES:
         if setting in settings:
+            first, *others = rates or SETTINGS[setting].rates
             for seed in range(seeds):
-                for loss, artefact in kinds:
-                    yield Run(setting, loss, artefact, weight, seed, rates[0])
-            for rate in rates[1:] if number == 0 else ():
-                yield Run(setting, *MAIN[0], weight, 0, rate)
+                for row in rows:
+                    yield Run(setting, *row, seed, first)
+            if setting not in begun:
+                for rate in others:
+                    yield Run(setting, *CE, 0, rate)
+            begun.add(setting)
 
 
 def main() -> None:
@@ -97,13 +132,16 @@ def main() -> None:
     add = parser.add_argument
     for name in ("texts", "held-out", "forgotten", "work"):
         add(f"--{name}", type=Path, required=True)
-    for name, folder in (("student", "smollm2-135m"), ("teacher", "gemma3-270m")):
-        add(f"--{name}", default=str(DATA / folder), help="default: %(default)s")
-    add("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
+    add("--settings", nargs="+", choices=SETTINGS, default=("scarce", "plenty"))
+    what = "default: SmolLM2 135M, as prune.py cuts it for healing"
+    add("--student", help=what)
+    add("--teacher", default=str(DATA / "gemma3-270m"), help="default: %(default)s")
+    what = "one with the student's tokenizer, as a control (default: %(default)s)"
+    add("--own-teacher", default=str(DATA / "smollm2-135m"), help=what)
     add("--seeds", type=int, default=3)
     add("--steps", type=int, default=100)
     what = "of learning: the first of all runs, the others of one with cross-entropy alone"
-    add("--rates", type=float, nargs="+", default=(1e-4, 5e-5, 2e-5), help=what)
+    add("--rates", type=float, nargs="+", default=(), help=what)
     add("--batch-size", type=int, default=4)
     add("--passes", type=int, default=10, help="over the scarce texts")
     add("--processes", type=int, default=1, help="runs at a time")
@@ -111,26 +149,31 @@ def main() -> None:
     add("--autocast", action="store_true", help="bfloat16, where the processor has it")
     add("--report", action="store_true", help="only show the results so far")
     what = "the loss and the artefact that gains are counted from"
-    add("--against", nargs=2, default=MAIN[0], metavar=("LOSS", "ARTEFACT"), help=what)
+    add("--against", nargs=2, default=CE[:2], metavar=("LOSS", "ARTEFACT"), help=what)
     args = parser.parse_args()
+    students = {SETTINGS[name].student for name in args.settings}
+    if len(students) > 1:
+        parser.error("healing has another student: give it a command and a --work of its own")
+    args.student = args.student or str(DATA / students.pop())
     args.work.mkdir(parents=True, exist_ok=True)
     if not args.report:
-        train_all(args)
+        train_all(args, list(plan(args.settings, args.seeds, args.rates)))
     report(results(args.work), *args.against)
 
 
-def train_all(args: argparse.Namespace) -> None:
+def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     """Train in order the runs without a result, the next seed prepared meanwhile."""
     threads = max(1, available_cores() // args.processes)
     spawn = multiprocessing.get_context("spawn")
     done = {run for run, _ in results(args.work)}
-    missing = [run for run in plan(args.settings, args.seeds, args.rates) if run not in done]
+    missing = [run for run in runs if run not in done]
     with spawn.Pool(args.processes, torch.set_num_threads, (threads,)) as pool:
-        started = [] if ITSELF in done else [pool.apply_async(measure_teacher, (args,))]
+        read = [which for which in (ITSELF, ITS_OWN) if which not in done]
+        started = [pool.apply_async(measure_teacher, (args, which)) for which in read]
         for _, group in groupby(missing, lambda run: folder_of(args, run)):
-            runs = list(group)
-            prepare_seed(args, runs[0], [run.artefact for run in runs])
-            started += [pool.apply_async(train, (args, run)) for run in runs]
+            of_seed = list(group)
+            prepare_seed(args, of_seed)
+            started += [pool.apply_async(train, (args, run)) for run in of_seed]
         for one in started:
             one.get()
 
@@ -142,175 +185,12 @@ def results(work: Path) -> list[tuple[Run, dict[str, Any]]]:
     return [(Run(*line["run"]), line) for line in map(json.loads, lines)]
 
 
-def texts_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> list[str]:
-    """Draw texts that begin and end with a line, or one of each document."""
-    random = np.random.default_rng(seed)
-    drawn: list[str] = []
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            parts = cut(json.loads(line)["text"])
-            drawn += [parts[random.integers(len(parts))]] if one_each and parts else parts
-    return [drawn[i] for i in random.permutation(len(drawn))[:count].tolist()]
-
-
-def cut(document: str) -> list[str]:
-    """Return a document's texts; what is left at its end is no text."""
-    parts, part = [], ""
-    for line in document.splitlines(keepends=True):
-        part += line[:CHARACTERS]
-        if len(part) > CHARACTERS * 0.8:
-            parts.append(part)
-            part = ""
-    return parts
-
-
-@cache
-def sides(student: str, teacher: str) -> xtok.Pair:
-    """Return the pair."""
-    return xtok.pair(student, teacher)
-
-
-def folder_of(args: argparse.Namespace, run: Run) -> Path:
-    """Return the folder of what the runs of a setting and a seed share."""
-    folder: Path = args.work / f"{run.setting}.{run.seed}"
-    return folder
-
-
-def saved(args: argparse.Namespace, run: Run) -> Path:
-    """Return the file of a run's map or event map, made if it is not there."""
-    folder = folder_of(args, run) if run.artefact in COUNTED else args.work
-    path: Path = folder / f"{run.artefact}.safetensors"
-    if not path.exists():
-        pair = sides(args.student, args.teacher)
-        artefact(pair, run.artefact, folder_of(args, run) / "texts.jsonl").save(path)
-    return path
-
-
-def prepare_seed(args: argparse.Namespace, run: Run, artefacts: Sequence[str]) -> None:
-    """Write what the runs of a seed take and is not there: texts, predictions, artefacts."""
-    folder = folder_of(args, run)
-    folder.mkdir(exist_ok=True)
-    texts = folder / "texts.jsonl"
-    if not texts.exists():
-        count = args.steps * args.batch_size // (args.passes if run.setting == "scarce" else 1)
-        drawn = texts_of(args.texts, run.seed, count)
-        texts.write_text("".join(json.dumps({"text": x}) + "\n" for x in drawn), encoding="utf-8")
-    taken = dict.fromkeys(x if x in PROJECTED else "teacher" for x in artefacts if x != "none")
-    if missing := [name for name in taken if not (folder / f"{name}.pt").exists()]:
-        read_once(args, run, missing)
-    for name in {*artefacts} - {"none", *PROJECTED}:
-        saved(args, run._replace(artefact=name))
-
-
-def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
-    """Make a map or an event map; `text` is counted on the training text."""
-    if name == "to-project":
-        return map_of_pair(pair.reversed, BACK_MAP)
-    if name in ("bytes", "event-text"):
-        return events_of_pair(pair, texts=[texts] if name == "event-text" else [])
-    if name == "recipe":
-        return map_of_pair(pair, xtok.BuildConfig(scale_trick=False))
-    if name == "back":
-        config = xtok.BuildConfig.for_loss("p-kl", target="start")
-        return map_of_pair(pair.reversed, config, texts=[texts])
-    config = xtok.BuildConfig.for_loss("gold" if name == "for-gold" else "p-kl")
-    return map_of_pair(pair, config, texts=[texts] if name == "text" else [])
-
-
-@torch.no_grad()
-def read_once(args: argparse.Namespace, run: Run, names: Sequence[str]) -> None:
-    """Let the teacher read each text, after its own bos; keep what it said, or candidates."""
-    pair = sides(args.student, args.teacher)
-    model = distill.load_model(args.teacher, pair.tokenizers[1]).to(args.device).eval()
-    collate = DistillationCollator(*pair.tokenizers, bos=False)
-    begin = torch.tensor([pair.tables[1].roles.get("bos", ())[:1]], dtype=torch.long)
-    folder = folder_of(args, run)
-    back_map = xtok.ProjectionMap.load(saved(args, run._replace(artefact="to-project")))
-    projectors = {
-        name: ProjectedTeacher(
-            pair, back_map, top_k=int(name.split("-")[1]), along_path=name.startswith("path")
-        )
-        for name in names
-        if name != "teacher"
-    }
-    kept: dict[str, list[Any]] = {name: [] for name in names}
-    for text in distill.read_texts([folder / "texts.jsonl"]):
-        batch = collate([text])
-        [side] = batch["teachers"]
-        ids = torch.cat([begin, side["input_ids"]], 1).to(args.device)
-        hidden = model.model(input_ids=ids).last_hidden_state[:, begin.shape[1] :]
-        logits = model.get_output_embeddings()(hidden).cpu()
-        if "teacher" in kept:
-            kept["teacher"].append(logits[0].half() if run.setting == "scarce" else hidden[0].cpu())
-        for name, projector in projectors.items():
-            row = vars(projector(logits, batch, side))
-            kept[name].append({key: value[0] for key, value in row.items()})
-    for name, rows in kept.items():
-        torch.save(rows, folder / f"{name}.tmp")
-        (folder / f"{name}.tmp").replace(folder / f"{name}.pt")
-
-
-class Teacher:
-    """What a loss takes of the teacher on a batch: its logits, or stored candidates."""
-
-    def __init__(self, args: argparse.Namespace, run: Run) -> None:
-        folder = folder_of(args, run)
-        self.rows: list[Any] = []
-        self.head: Any = torch.nn.Identity()
-        self.loss: BatchLoss | None = None
-        name: Any = run.loss
-        if name == "topk-kl":
-            self.rows = torch.load(folder / f"{run.artefact}.pt")
-            self.loss = make_loss(name)
-        elif name != "ce":
-            self.rows = torch.load(folder / "teacher.pt", mmap=True)
-            if run.setting == "plenty":
-                pair = sides(args.student, args.teacher)
-                model = distill.load_model(args.teacher, pair.tokenizers[1])
-                self.head = model.get_output_embeddings().to(args.device)
-            module = distill.read_map(name, saved(args, run), learnable=False).to(args.device)
-            self.loss = make_loss(name, module=module)
-
-    def __call__(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
-        """Return the loss of the chosen texts' batch."""
-        if self.loss is None:
-            return logits.new_zeros(())
-        [side] = batch["teachers"]
-        rows = [self.rows[i] for i in chosen]
-        if isinstance(rows[0], dict):
-            stored = padded(rows, batch["labels"] != IGNORED)
-            return self.loss(logits, None, batch, {**side, "stored": stored})
-        with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-            rows = [row.to(logits.device).float() for row in rows]
-            theirs = self.head(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True))
-        return self.loss(logits, theirs, batch, side)
-
-
-def padded(rows: Sequence[dict[str, Any]], valid: Any) -> StoredTopK:
-    """Return the candidates of texts as those of their batch."""
-    width = max(row["top_ids"].shape[1] for row in rows)
-
-    def joined(name: str, fill: float) -> Any:
-        more = [width - row[name].shape[1] if row[name].ndim > 1 else 0 for row in rows]
-        wide = [
-            torch.nn.functional.pad(row[name], (0, n), value=fill) if n else row[name]
-            for row, n in zip(rows, more, strict=True)
-        ]
-        stacked = torch.nn.utils.rnn.pad_sequence(wide, batch_first=True, padding_value=fill)
-        return stacked.to(valid.device)
-
-    return StoredTopK(
-        top_ids=joined("top_ids", 0), top_logprobs=joined("top_logprobs", -math.inf),
-        rest_logprob=joined("rest_logprob", -math.inf), valid=valid,
-    )  # fmt: skip
-
-
 def train(args: argparse.Namespace, run: Run) -> None:
     """Train one student; append its line: bits of each document after some steps."""
     torch.manual_seed(run.seed)
     pair = sides(args.student, args.teacher)
     collate = DistillationCollator(*pair.tokenizers, bos=False)
-    texts = distill.read_texts([folder_of(args, run) / "texts.jsonl"])
+    texts = texts_read(args, run)
     groups = unseen(args)
     model = distill.load_model(args.student, pair.tokenizers[0]).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
@@ -333,7 +213,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         with autocast():
             logits = distill.logits_of(model, batch)
         own = distill.own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum()
-        loss = own + run.weight * teacher(logits, batch, chosen)
+        loss = run.text * own + run.weight * teacher(logits, batch, chosen)
         for group in optimizer.param_groups:
             group["lr"] = distill.learning_rate(step - 1, options)
         optimizer.zero_grad(set_to_none=True)
@@ -349,15 +229,18 @@ def train(args: argparse.Namespace, run: Run) -> None:
     write(args, run, line, groups)
 
 
-def measure_teacher(args: argparse.Namespace) -> None:
-    """Append the teacher's own line: what its student can hope to learn of it."""
-    tokenizer = sides(args.student, args.teacher).tokenizers[1]
-    model = distill.load_model(args.teacher, tokenizer).to(args.device)
-    collate = DistillationCollator(tokenizer, tokenizer, bos=bool(tokenizer.table.roles.get("bos")))
+def measure_teacher(args: argparse.Namespace, which: Run) -> None:
+    """Append a teacher's own line: what its student can hope to learn of it."""
+    own = which == ITS_OWN
+    tokenizer = sides(args.student, args.teacher).tokenizers[not own]
+    path = args.own_teacher if own else args.teacher
+    model = distill.load_model(path, tokenizer).to(args.device)
+    bos = not own and bool(tokenizer.table.roles.get("bos"))
+    collate = DistillationCollator(tokenizer, tokenizer, bos=bos)
     groups = unseen(args)
     with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.autocast):
         measured = [bits(model, group, collate) for group in groups]
-    write(args, ITSELF, {"bits": [measured]}, groups)
+    write(args, which, {"bits": [measured]}, groups)
 
 
 def unseen(args: argparse.Namespace) -> list[list[str]]:
@@ -402,34 +285,35 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
     """Print a table for each setting, with what each loss gains over one of its seeds.
 
     ± is half of a 95 % interval over seeds (Student's t), brackets are one over documents
-    (bootstrap), of the mean over seeds.
+    (bootstrap), of the mean over seeds. *Kept* is the share of what the teacher with the student's
+    own tokenizer gains at the end, of the seeds that both have.
     """
     lines = dict(found)
     start = math.nan  # all students begin alike, and cross-entropy alone measures it
     for run, line in found:
-        if run == ITSELF:
-            print(f"the teacher itself: {totals(line)[0]:.3f}, {totals(line, 1)[0]:.3f}")
+        if run in (ITSELF, ITS_OWN):
+            print(f"the teacher {run.artefact}: {totals(line)[0]:.3f}, {totals(line, 1)[0]:.3f}")
         elif run.loss == "ce":
             start = totals(line, 1)[0]
-            print(run.setting, f"rate {run.rate:g} seed {run.seed}",
+            print(run.setting, run.artefact, f"rate {run.rate:g} seed {run.seed}",
                   " ".join(f"{x:.3f}" for x in totals(line)))  # fmt: skip
     kinds = dict.fromkeys(run._replace(seed=0) for run in lines)
     for setting in SETTINGS:
-        print(f"\n| {setting}: loss | artefact | weight | seeds | at best | at the end | "
-              "gain at best | over documents | gain at the end | over documents | "
-              "forgotten | seconds |\n" + "|---" * 12 + "|")  # fmt: skip
+        print(f"\n| {setting}: loss | artefact | weight | text | seeds | at best | at the end | "
+              "gain at best | over documents | gain at the end | over documents | kept | "
+              "forgotten | seconds |\n" + "|---" * 14 + "|")  # fmt: skip
         for kind in kinds:
             runs = [run for run in lines if run._replace(seed=0) == kind]
-            base = [run._replace(loss=loss, artefact=artefact, weight=1.0) for run in runs]
+            base = [Run(setting, loss, artefact, 1.0, 1.0, *run[5:]) for run in runs]
             if kind.setting != setting or any(run not in lines for run in base):
                 continue
             row = [lines[run] for run in runs]
             of = [lines[run] for run in base]
             gains = [gain(row, of, at_end=end) for end in (False, True)]
             shown = [
-                kind.loss, kind.artefact, f"{kind.weight:g}", str(len(runs)),
+                kind.loss, kind.artefact, f"{kind.weight:g}", f"{kind.text:g}", str(len(runs)),
                 mean([min(totals(x)) for x in row]), mean([totals(x)[-1] for x in row]),
-                *(text for pair in gains for text in pair),
+                *(text for pair in gains for text in pair), kept(lines, runs, base),
                 mean([totals(x, 1)[-1] - start for x in row]),
                 f"{np.median([x['seconds'] for x in row]):.2f}",
             ]  # fmt: skip
@@ -440,18 +324,43 @@ def gain(
     row: Sequence[dict[str, Any]], of: Sequence[dict[str, Any]], *, at_end: bool
 ) -> tuple[str, str]:
     """Return the bits per byte that runs save against others of their seeds, with intervals."""
+    saved = saved_bits(row, of, at_end=at_end)
+    lengths = np.array(row[0]["bytes"][0])
+    drawn = draws(len(lengths))
+    means = saved.mean(0)[drawn].sum(1) / lengths[drawn].sum(1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return mean((saved.sum(1) / lengths.sum()).tolist()), f"{low:.3f} to {high:.3f}"
+
+
+def saved_bits(
+    row: Sequence[dict[str, Any]], of: Sequence[dict[str, Any]], *, at_end: bool
+) -> NDArray[np.float64]:
+    """Return the bits that runs save against others of their seeds, `[runs, documents]`."""
 
     def documents(line: dict[str, Any]) -> NDArray[np.float64]:
         at = -1 if at_end else int(np.argmin(totals(line)))
         return np.array(line["bits"][at][0])
 
-    lengths = np.array(row[0]["bytes"][0])
-    saved = np.array([documents(b) - documents(a) for a, b in zip(row, of, strict=True)])
-    random = np.random.default_rng(0)
-    drawn = random.integers(len(lengths), size=(2000, len(lengths)))
-    means = saved.mean(0)[drawn].sum(1) / lengths[drawn].sum(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return mean((saved.sum(1) / lengths.sum()).tolist()), f"{low:.3f} to {high:.3f}"
+    return np.array([documents(b) - documents(a) for a, b in zip(row, of, strict=True)])
+
+
+def draws(count: int) -> NDArray[np.int64]:
+    """Return drawings of documents for a bootstrap."""
+    return np.random.default_rng(0).integers(count, size=(2000, count))
+
+
+def kept(lines: dict[Run, dict[str, Any]], runs: Sequence[Run], base: Sequence[Run]) -> str:
+    """Return the share that runs keep of the gain of the teacher with the student's tokenizer."""
+    own = [run._replace(loss="same-tokenizer", artefact=OWN) for run in base]
+    parts = zip(runs, own, base, strict=True)
+    both = [[lines[run] for run in part] for part in parts if part[1] in lines]
+    if not both:
+        return ""
+    ours, theirs, of = zip(*both, strict=True)
+    gains = [saved_bits(row, of, at_end=True).mean(0) for row in (ours, theirs)]
+    drawn = draws(len(gains[0]))
+    low, high = np.quantile(gains[0][drawn].sum(1) / gains[1][drawn].sum(1), (0.025, 0.975))
+    return f"{gains[0].sum() / gains[1].sum():.2f} ({low:.2f} to {high:.2f})"
 
 
 def mean(values: Sequence[float]) -> str:

@@ -1,0 +1,303 @@
+"""What the runs of a study share: texts, maps and events, and what teachers say of the texts."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import distill
+import numpy as np
+import torch
+
+import xtok
+from xtok.projecting.back_map import BACK_MAP
+from xtok.stages.build import map_of_pair
+from xtok.stages.events import events_of_pair
+from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK
+from xtok.training.losses import BatchLoss, make_loss
+from xtok.training.losses.named import LOSSES
+from xtok.training.projected import ProjectedTeacher
+
+CHARACTERS = 450  # of a text
+BEGINNING = 100  # characters that the teacher writes on from
+PROJECTED = ("path-64", "map-64", "path-512")
+COUNTED = ("text", "back", "event-text")  # artefacts of the training text; the others are shared
+OWN = "own"  # the teacher with the student's tokenizer
+WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside the others
+
+
+class Run(NamedTuple):
+    """One student: a setting, a loss with what it takes, its weight and that of cross-entropy."""
+
+    setting: str
+    loss: str
+    artefact: str
+    weight: float
+    text: float
+    seed: int
+    rate: float
+
+
+@cache
+def sides(student: str, teacher: str) -> xtok.Pair:
+    """Return the pair."""
+    return xtok.pair(student, teacher)
+
+
+def texts_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> list[str]:
+    """Draw texts that begin and end with a line, or one of each document."""
+    random = np.random.default_rng(seed)
+    drawn: list[str] = []
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            parts = cut(json.loads(line)["text"])
+            drawn += [parts[random.integers(len(parts))]] if one_each and parts else parts
+    return [drawn[i] for i in random.permutation(len(drawn))[:count].tolist()]
+
+
+def cut(document: str) -> list[str]:
+    """Return a document's texts; what is left at its end is no text."""
+    parts, part = [], ""
+    for line in document.splitlines(keepends=True):
+        part += line[:CHARACTERS]
+        if len(part) > CHARACTERS * 0.8:
+            parts.append(part)
+            part = ""
+    return parts
+
+
+def beginning(text: str) -> str:
+    """Return a prompt: whole words of a text's beginning."""
+    return text[:BEGINNING].rsplit(maxsplit=1)[0]
+
+
+def folder_of(args: argparse.Namespace, run: Run) -> Path:
+    """Return the folder of what the runs of a setting and a seed share."""
+    folder: Path = args.work / f"{run.setting}.{run.seed}"
+    return folder
+
+
+def texts_read(args: argparse.Namespace, run: Run) -> list[Any]:
+    """Return the texts that a run reads."""
+    names = ["texts", WRITTEN] if run.artefact == WRITTEN else ["texts"]
+    return distill.read_texts([folder_of(args, run) / f"{name}.jsonl" for name in names])
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> None:
+    """Write texts as JSON lines."""
+    path.write_text("".join(json.dumps({"text": x}) + "\n" for x in texts), encoding="utf-8")
+
+
+def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
+    """Write what the runs of a setting and a seed take and is not there."""
+    folder = folder_of(args, runs[0])
+    folder.mkdir(exist_ok=True)
+    texts = folder / "texts.jsonl"
+    if not texts.exists():
+        once = args.steps * args.batch_size
+        count = once // args.passes if runs[0].setting == "scarce" else once
+        write_texts(texts, texts_of(args.texts, runs[0].seed, count))
+    written = folder / f"{WRITTEN}.jsonl"
+    if any(run.artefact == WRITTEN for run in runs) and not written.exists():
+        write_texts(written, sampled(args, distill.read_texts([texts]), runs[0].seed))
+    said = dict.fromkeys(name for run in runs if (name := what_is_said(run)))
+    missing = [name for name in said if not (folder / f"{name}.pt").exists()]
+    for own in (True, False):
+        if names := [name for name in missing if (name == OWN) == own]:
+            read_once(args, runs[0], names, own=own)
+    for run in runs:
+        if takes_file(run):
+            saved(args, run)
+
+
+def what_is_said(run: Run) -> str | None:
+    """Return the name of what a run takes of a teacher: candidates, or all that one says."""
+    if run.loss not in LOSSES:
+        return None
+    if run.loss == "same-tokenizer":
+        return OWN
+    return run.artefact if run.artefact in PROJECTED else "teacher"
+
+
+def takes_file(run: Run) -> bool:
+    """Return whether a run's loss takes a map, or the like."""
+    row: Any = dict(LOSSES).get(run.loss)  # type: ignore[call-overload]
+    return row is not None and row.artefact is not None
+
+
+def saved(args: argparse.Namespace, run: Run) -> Path:
+    """Return the file of what a run's loss takes, made if it is not there."""
+    folder = folder_of(args, run) if run.artefact in COUNTED else args.work
+    path: Path = folder / f"{run.artefact}.safetensors"
+    if not path.exists():
+        pair = sides(args.student, args.teacher)
+        artefact(pair, run.artefact, folder_of(args, run) / "texts.jsonl").save(path)
+    return path
+
+
+def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
+    """Make a map or an event map; `text` is counted on the training text."""
+    if name == "to-project":
+        return map_of_pair(pair.reversed, BACK_MAP)
+    if name in ("bytes", "event-text"):
+        return events_of_pair(pair, texts=[texts] if name == "event-text" else [])
+    if name == "recipe":
+        return map_of_pair(pair, xtok.BuildConfig(scale_trick=False))
+    if name == "back":
+        config = xtok.BuildConfig.for_loss("p-kl", target="start")
+        return map_of_pair(pair.reversed, config, texts=[texts])
+    config = xtok.BuildConfig.for_loss("gold" if name == "for-gold" else "p-kl")
+    made = map_of_pair(pair, config, texts=[texts] if name == "text" else [])
+    return damaged(made, float(name.partition("-")[2])) if name.startswith("damaged") else made
+
+
+def damaged(made: xtok.ProjectionMap, share: float) -> xtok.ProjectionMap:
+    """Return a map of which a share of the rows, drawn at random, have another one's entries."""
+    random = np.random.default_rng(0)
+    rows = random.permutation(np.unique(made.student_ids))
+    rows = rows[: round(share * len(rows))]
+    moved = np.arange(made.shape[0], dtype=made.student_ids.dtype)
+    moved[rows] = np.roll(rows, 1)
+    ids = moved[made.student_ids]
+    order = np.argsort(ids, kind="stable")  # within a row the order stays
+    kind = made.row_kind.copy()
+    kind[moved] = made.row_kind
+    return replace(
+        made, student_ids=ids[order], teacher_ids=made.teacher_ids[order],
+        weights=made.weights[order], row_kind=kind,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def read_once(args: argparse.Namespace, run: Run, names: Sequence[str], *, own: bool) -> None:
+    """Let a teacher read each text once; keep what it said, or candidates.
+
+    Logits are kept in half precision where texts are read again, else the last hidden states. The
+    student's texts begin without a bos token, and so do those of a teacher with its tokenizer.
+    """
+    pair, start = sides(args.student, args.teacher), time.perf_counter()
+    tokenizer = pair.tokenizers[not own]
+    path = args.own_teacher if own else args.teacher
+    model = distill.load_model(path, tokenizer).to(args.device).eval()
+    collate = DistillationCollator(*pair.tokenizers, bos=False)
+    bos = () if own else pair.tables[1].roles.get("bos", ())[:1]
+    begin = torch.tensor([bos], dtype=torch.long)
+    folder = folder_of(args, run)
+    projectors = {name: projector(args, run, name) for name in names if name in PROJECTED}
+    kept: dict[str, list[Any]] = {name: [] for name in names}
+    for text in distill.read_texts([folder / "texts.jsonl"]):
+        batch = collate([text])
+        [side] = batch["teachers"]
+        ids = torch.cat([begin, (batch if own else side)["input_ids"]], 1).to(args.device)
+        hidden = model.model(input_ids=ids).last_hidden_state[:, len(bos) :]
+        logits = hidden
+        if projectors or run.setting == "scarce":
+            logits = model.get_output_embeddings()(hidden).cpu()
+        for name, rows in kept.items():
+            if name in projectors:
+                row = vars(projectors[name](logits, batch, side))
+                rows.append({key: value[0] for key, value in row.items()})
+            else:
+                rows.append(logits[0].half() if run.setting == "scarce" else hidden[0].cpu())
+    for name, rows in kept.items():
+        torch.save(rows, folder / f"{name}.tmp")
+        (folder / f"{name}.tmp").replace(folder / f"{name}.pt")
+    print(path, "read in", f"{time.perf_counter() - start:.0f} s:", *names, flush=True)
+
+
+def projector(args: argparse.Namespace, run: Run, name: str) -> ProjectedTeacher:
+    """Return what projects the teacher's candidates, along the path or through the map alone."""
+    back_map = xtok.ProjectionMap.load(saved(args, run._replace(artefact="to-project")))
+    way, top_k = name.split("-")
+    pair = sides(args.student, args.teacher)
+    return ProjectedTeacher(pair, back_map, top_k=int(top_k), along_path=way == "path")
+
+
+@torch.no_grad()
+def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[str]:
+    """Return as many texts: what the teacher writes on from their beginnings, as they are long."""
+    from transformers import AutoTokenizer
+
+    start = time.perf_counter()
+    tokenizer = AutoTokenizer.from_pretrained(args.teacher)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    table = sides(args.student, args.teacher).tokenizers[1]
+    model = distill.load_model(args.teacher, table).to(args.device).eval()
+    torch.manual_seed(seed)
+    made: list[str] = []
+    for first in range(0, len(texts), 20):
+        some = [text["text"] for text in texts[first : first + 20]]
+        given = tokenizer([*map(beginning, some)], return_tensors="pt", padding=True,
+                          padding_side="left").to(args.device)  # fmt: skip
+        ids = model.generate(**given, do_sample=True, top_k=0, max_new_tokens=CHARACTERS // 3)
+        whole = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        made += [text[: len(like)] for text, like in zip(whole, some, strict=True)]
+    print(len(made), f"texts written in {time.perf_counter() - start:.0f} s", flush=True)
+    return made
+
+
+class Teacher:
+    """The loss beside cross-entropy, with what it takes of a teacher: logits, or candidates."""
+
+    def __init__(self, args: argparse.Namespace, run: Run) -> None:
+        self.rows: list[Any] = []
+        self.head: Any = torch.nn.Identity()
+        self.loss: BatchLoss | None = None
+        self.smooths = run.loss == "label-smoothing"
+        said = what_is_said(run)
+        if said is None:
+            return
+        self.rows = torch.load(folder_of(args, run) / f"{said}.pt", mmap=said not in PROJECTED)
+        if run.setting != "scarce" and said not in PROJECTED:
+            own, pair = said == OWN, sides(args.student, args.teacher)
+            path = args.own_teacher if own else args.teacher
+            model = distill.load_model(path, pair.tokenizers[not own])
+            self.head = model.get_output_embeddings().to(args.device)
+        name: Any = run.loss
+        module = None
+        if takes_file(run):
+            module = distill.read_map(name, saved(args, run), learnable=False).to(args.device)
+        self.loss = make_loss(name, module=module)
+
+    def __call__(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
+        """Return the loss of the chosen texts' batch."""
+        if self.smooths:
+            return -logits.float().log_softmax(-1).mean(-1)[batch["targets"] >= 0].mean()
+        if self.loss is None:
+            return logits.new_zeros(())
+        [side] = batch["teachers"]
+        rows = [self.rows[i] for i in chosen]
+        if isinstance(rows[0], dict):
+            stored = padded(rows, batch["labels"] != IGNORED)
+            return self.loss(logits, None, batch, {**side, "stored": stored})
+        with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
+            rows = [row.to(logits.device).float() for row in rows]
+            theirs = self.head(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True))
+        return self.loss(logits, theirs, batch, side)
+
+
+def padded(rows: Sequence[dict[str, Any]], valid: Any) -> StoredTopK:
+    """Return the candidates of texts as those of their batch."""
+    width = max(row["top_ids"].shape[1] for row in rows)
+
+    def joined(name: str, fill: float) -> Any:
+        more = [width - row[name].shape[1] if row[name].ndim > 1 else 0 for row in rows]
+        wide = [
+            torch.nn.functional.pad(row[name], (0, n), value=fill) if n else row[name]
+            for row, n in zip(rows, more, strict=True)
+        ]
+        stacked = torch.nn.utils.rnn.pad_sequence(wide, batch_first=True, padding_value=fill)
+        return stacked.to(valid.device)
+
+    return StoredTopK(
+        top_ids=joined("top_ids", 0), top_logprobs=joined("top_logprobs", -math.inf),
+        rest_logprob=joined("rest_logprob", -math.inf), valid=valid,
+    )  # fmt: skip
