@@ -26,7 +26,6 @@ import math
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +39,7 @@ from study_data import (
     WRITTEN,
     Run,
     Teacher,
+    autocast,
     folder_of,
     prepare_seed,
     sides,
@@ -197,20 +197,17 @@ def train(args: argparse.Namespace, run: Run) -> None:
     teacher = Teacher(args, run)
     of_run = {"seed": run.seed, "learning_rate": run.rate, "warmup": 5}
     options = argparse.Namespace(**{**vars(args), **of_run})
-    autocast = partial(
-        torch.autocast, torch.device(args.device).type, torch.bfloat16, enabled=args.autocast
-    )
     measured_at = sorted({args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)})
     measured_at = measured_at[run.loss != "ce" :]  # all begin alike
     measured, seconds = [], []
     if 0 in measured_at:
-        with autocast():
+        with autocast(args):
             measured.append([bits(model, group, collate) for group in groups])
     model.train()
     for step, chosen in enumerate(distill.batches(len(texts), options, 0), start=1):
         start = time.process_time() if args.device == "cpu" else time.perf_counter()
         batch = prepare(collate([texts[i] for i in chosen]), args.device)
-        with autocast():
+        with autocast(args):
             logits = distill.logits_of(model, batch)
         own = distill.own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum()
         loss = run.text * own + run.weight * teacher(logits, batch, chosen)
@@ -223,7 +220,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         end = time.process_time() if args.device == "cpu" else time.perf_counter()
         seconds.append(end - start)
         if step in measured_at:
-            with autocast():
+            with autocast(args):
                 measured.append([bits(model, group, collate) for group in groups])
     line = {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))}
     write(args, run, line, groups)
@@ -238,7 +235,7 @@ def measure_teacher(args: argparse.Namespace, which: Run) -> None:
     bos = not own and bool(tokenizer.table.roles.get("bos"))
     collate = DistillationCollator(tokenizer, tokenizer, bos=bos)
     groups = unseen(args)
-    with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.autocast):
+    with autocast(args):
         measured = [bits(model, group, collate) for group in groups]
     write(args, which, {"bits": [measured]}, groups)
 

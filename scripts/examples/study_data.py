@@ -79,6 +79,11 @@ def beginning(text: str) -> str:
     return text[:BEGINNING].rsplit(maxsplit=1)[0]
 
 
+def autocast(args: argparse.Namespace) -> torch.autocast:
+    """Return a context in which models compute in bfloat16, if that is asked for."""
+    return torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.autocast)
+
+
 def folder_of(args: argparse.Namespace, run: Run) -> Path:
     """Return the folder of what the runs of a setting and a seed share."""
     folder: Path = args.work / f"{run.setting}.{run.seed}"
@@ -197,10 +202,11 @@ def read_once(args: argparse.Namespace, run: Run, names: Sequence[str], *, own: 
         batch = collate([text])
         [side] = batch["teachers"]
         ids = torch.cat([begin, (batch if own else side)["input_ids"]], 1).to(args.device)
-        hidden = model.model(input_ids=ids).last_hidden_state[:, len(bos) :]
-        logits = hidden
-        if projectors or run.setting == "scarce":
-            logits = model.get_output_embeddings()(hidden).cpu()
+        with autocast(args):
+            hidden = model.model(input_ids=ids).last_hidden_state[:, len(bos) :]
+            logits = hidden
+            if projectors or run.setting == "scarce":
+                logits = model.get_output_embeddings()(hidden).cpu().float()
         for name, rows in kept.items():
             if name in projectors:
                 row = vars(projectors[name](logits, batch, side))
@@ -237,7 +243,9 @@ def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[s
         some = [text["text"] for text in texts[first : first + 20]]
         given = tokenizer([*map(beginning, some)], return_tensors="pt", padding=True,
                           padding_side="left").to(args.device)  # fmt: skip
-        ids = model.generate(**given, do_sample=True, top_k=0, max_new_tokens=CHARACTERS // 3)
+        with autocast(args):
+            ids = model.generate(**given, do_sample=True, top_k=0,
+                                 max_new_tokens=CHARACTERS // 3)  # fmt: skip
         whole = tokenizer.batch_decode(ids, skip_special_tokens=True)
         made += [text[: len(like)] for text, like in zip(whole, some, strict=True)]
     print(len(made), f"texts written in {time.perf_counter() - start:.0f} s", flush=True)
@@ -261,6 +269,8 @@ class Teacher:
             path = args.own_teacher if own else args.teacher
             model = distill.load_model(path, pair.tokenizers[not own])
             self.head = model.get_output_embeddings().to(args.device)
+            if args.autocast:
+                self.head.to(torch.bfloat16)
         name: Any = run.loss
         module = None
         if takes_file(run):
@@ -278,10 +288,11 @@ class Teacher:
         if isinstance(rows[0], dict):
             stored = padded(rows, batch["labels"] != IGNORED)
             return self.loss(logits, None, batch, {**side, "stored": stored})
+        dtype = next((weight.dtype for weight in self.head.parameters()), torch.float32)
         with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-            rows = [row.to(logits.device).float() for row in rows]
-            theirs = self.head(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True))
-        return self.loss(logits, theirs, batch, side)
+            said = self.head(torch.cat(rows).to(logits.device, dtype))
+            said = torch.nn.utils.rnn.pad_sequence(said.split([*map(len, rows)]), batch_first=True)
+        return self.loss(logits, said, batch, side)
 
 
 def padded(rows: Sequence[dict[str, Any]], valid: Any) -> StoredTopK:
