@@ -7,6 +7,9 @@ import json
 import math
 from pathlib import Path
 
+import distill
+import numpy as np
+import prune
 import pytest
 import study
 import study_data
@@ -18,59 +21,124 @@ TEXTS = Path(__file__).with_name("small_corpus")
 KINDS = {"de": "german", "held": "french", "en": "english"}
 
 
-@pytest.mark.usefixtures("short_prior")
-def test_every_student_is_trained_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: Path
-) -> None:
+@pytest.fixture
+def options(tmp_path: Path, small: Path) -> list[str]:
+    """Options of a short study: a student of three layers, a teacher of one, a text of each."""
+    made = []
     for name, language in KINDS.items():
         text = (TEXTS / f"{language}.txt").read_text(encoding="utf-8")
         lines = json.dumps({"text": text}).encode() + b"\n"
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines))
-    models = [
-        save_model(
-            tmp_path / name, xtok.load_tokenizer(str(small / name)), small / name, seed=0, sharp=0.1
-        )
-        for name in ("small-digits", "small-byte-level")
-    ]
-    work = tmp_path / "study"
-    arguments = ["study.py", "--student", models[0], "--teacher", models[1], f"--work={work}"]
     for option, name in zip(("texts", "held-out", "forgotten"), KINDS, strict=True):
-        arguments.append(f"--{option}={tmp_path / name}.jsonl.gz")
-    arguments += [
-        "--seeds=1",
-        "--steps=4",
-        "--batch-size=1",
-        "--passes=2",
-        "--settings=scarce",
-        "--rates",
-        "5e-5",
-        "2e-5",
-    ]
-    monkeypatch.setattr("sys.argv", arguments)
+        made.append(f"--{option}={tmp_path / name}.jsonl.gz")
+    models = (("own-teacher", "small-digits", 3), ("teacher", "small-byte-level", 1))
+    for option, name, layers in models:
+        tokenizer = xtok.load_tokenizer(str(small / name))
+        folder = tmp_path / option
+        save_model(folder, tokenizer, small / name, seed=0, sharp=0.1, layers=layers)
+        made.append(f"--{option}={folder}")
+    return [*made, "--seeds=1", "--steps=4", "--batch-size=1", "--passes=2", "--rates", "5e-3"]
+
+
+def study_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr("sys.argv", ["study.py", *options])
     study.main()
+
+
+@pytest.mark.usefixtures("short_prior")
+def test_every_student_is_trained_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    work, teacher = tmp_path / "study", str(tmp_path / "teacher")
+    options += ["2e-3", "--settings=scarce", f"--student={tmp_path / 'own-teacher'}"]
+    study_with(monkeypatch, *options, f"--work={work}")
     table = capsys.readouterr().out
     found = study.results(work)
-    runs = list(study.plan(["scarce"], 1, (5e-5, 2e-5)))
-    assert sorted(run for run, _ in found) == sorted([study.ITSELF, *runs])
-    assert len(runs) == 6 + 1 + 5 + 3
-    assert table.count("\n| topk-kl | path-64 | 1 | 1 |") == 1
-    assert table.count("\n| topk-kl | path-64 | 0.3 | 1 |") == 1
-    assert table.count("\n| gold | for-gold | 1 | 1 |") == 1
+    runs = list(study.plan(["scarce"], 1, (5e-3, 2e-3)))
+    assert sorted(run for run, _ in found) == sorted([study.ITSELF, study.ITS_OWN, *runs])
+    assert len(runs) == 6 + 1 + 3 + 5 + 3
+    for row in (
+        "topk-kl | path-64 | 1 | 1", "topk-kl | path-64 | 0.3 | 1", "gold | for-gold | 1 | 1",
+        "same-tokenizer | own | 1 | 1", "label-smoothing | none | 0.1 | 1", "ce | written | 1 | 1",
+    ):  # fmt: skip
+        assert table.count(f"\n| {row} | 1 |") == 1
     study.report(found, "topk-kl", "map-64")
     against = capsys.readouterr().out
-    assert "| topk-kl | map-64 | 1 | 1 | " in against
+    assert "| topk-kl | map-64 | 1 | 1 | 1 | " in against
     assert "| 0.000 | 0.000 to 0.000 |" in against
     alone = dict(found)[runs[0]]
     assert alone["steps"] == [0, 1, 2, 3, 4]
     [held] = study_data.texts_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
     assert alone["bytes"][0] == [len(held.encode())]
-    teacher = dict(found)[study.ITSELF]
-    assert teacher["bits"][0][0] == [pytest.approx(bits_alone(models[1], held), rel=1e-4)]
-    assert f"the teacher itself: {teacher['bits'][0][0][0] / len(held.encode()):.3f}, " in table
+    asked = dict(found)[study.ITSELF]
+    assert asked["bits"][0][0] == [pytest.approx(bits_alone(teacher, held), rel=1e-4)]
+    assert f"the teacher none: {asked['bits'][0][0][0] / len(held.encode()):.3f}, " in table
+    # Untrained, the student is the teacher with its own tokenizer.
+    own = dict(found)[study.ITS_OWN]
+    assert own["bits"][0][0] == pytest.approx(alone["bits"][0][0])
+    written = distill.read_texts([work / "scarce.0" / "written.jsonl"])
+    read = distill.read_texts([work / "scarce.0" / "texts.jsonl"])
+    assert len(written) == len(read) == 2
+    for ours, theirs in zip(read, written, strict=True):
+        assert theirs["text"].startswith(study_data.beginning(ours["text"]))
+        assert theirs["text"] != ours["text"]
     lines_before = (work / "results.jsonl").read_bytes()
     (work / "results.jsonl").write_bytes(lines_before[: lines_before.rindex(b"\n", 0, -1) + 1])
-    study.main()
+    study_with(monkeypatch, *options, f"--work={work}")
     assert dict(study.results(work)).keys() == dict(found).keys()
+
+
+@pytest.mark.usefixtures("short_prior")
+def test_a_pruned_student_is_healed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    whole, cut = tmp_path / "own-teacher", tmp_path / "pruned"
+    monkeypatch.setattr("sys.argv", ["prune.py", str(whole), str(cut), "--layers", "0", "2"])
+    prune.main()
+    assert "pruned: 2 of 3 layers, " in capsys.readouterr().out
+    weights, left = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, cut)
+    )
+    assert len(left) == len(weights) - sum(name.startswith("model.layers.1.") for name in weights)
+    for name, tensor in left.items():
+        assert tensor.equal(weights[name.replace("layers.1.", "layers.2.")])
+    work = tmp_path / "study"
+    options += ["--settings=healing", f"--student={cut}", "--steps=2", f"--work={work}"]
+    study_with(monkeypatch, *options)
+    found = dict(study.results(work))
+    runs = list(study.plan(["healing"], 1, (5e-3,)))
+    assert found.keys() == {study.ITSELF, study.ITS_OWN, *runs}
+    [own] = [
+        line for line in capsys.readouterr().out.splitlines() if "| same-tokenizer | own |" in line
+    ]
+    assert own.split(" | ")[11] == "1.00 (1.00 to 1.00)"
+    alone, without = (
+        study.totals(found[study.Run("healing", *row, 0, 5e-3)])
+        for row in (study.CE, study.EVENTS._replace(text=0.0))
+    )
+    assert alone[-1] < alone[0]
+    assert alone[-1] != without[-1]
+
+
+def test_a_damaged_map_has_moved_rows(small: Path) -> None:
+    pair = xtok.pair(*(str(small / name) for name in ("small-digits", "small-byte-level")))
+    made = study_data.map_of_pair(pair, xtok.BuildConfig())
+    worse = study_data.damaged(made, 0.1)
+    worse.check()
+    moved = [
+        row for row in set(made.student_ids.tolist())
+        if not all(np.array_equal(a, b) for a, b in zip(made.row(row), worse.row(row), strict=True))
+    ]  # fmt: skip
+    assert len(moved) == round(0.1 * len(set(made.student_ids.tolist())))
+    assert sorted(made.weights.tolist()) == sorted(worse.weights.tolist())
 
 
 def bits_alone(folder: str, text: str) -> float:

@@ -12,7 +12,9 @@ import torch
 from xtok.tokenizers import Tokenizer
 
 
-def tiny_model(width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0.0) -> Any:
+def tiny_model(
+    width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0.0, layers: int = 1
+) -> Any:
     """Return a causal language model; with a larger `sharp`, its distributions are peaked."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,7 +23,7 @@ def tiny_model(width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0
         vocab_size=width,
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         initializer_range=sharp,
@@ -32,9 +34,12 @@ def tiny_model(width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0
     return LlamaForCausalLM(config)
 
 
-def save_model(folder: Path, tokenizer: Tokenizer, source: Path, *, seed: int, sharp: float) -> str:
+def save_model(
+    folder: Path, tokenizer: Tokenizer, source: Path, *, seed: int, sharp: float, layers: int = 1
+) -> str:
     """Write a folder with a model and a Hugging Face tokenizer."""
-    model = tiny_model(tokenizer.vocabulary.vocab_size, seed=seed, sharp=sharp)
+    width = tokenizer.vocabulary.vocab_size
+    model = tiny_model(width, seed=seed, sharp=sharp, layers=layers)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())

@@ -220,8 +220,9 @@ def train(args: argparse.Namespace, run: Run) -> None:
         end = time.process_time() if args.device == "cpu" else time.perf_counter()
         seconds.append(end - start)
         if step in measured_at:
+            some = groups if step == args.steps else groups[:1]  # what is forgotten, at the end
             with autocast(args):
-                measured.append([bits(model, group, collate) for group in groups])
+                measured.append([bits(model, group, collate) for group in some])
     line = {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))}
     write(args, run, line, groups)
 
@@ -274,8 +275,9 @@ def bits(model: Any, texts: Sequence[str], collate: DistillationCollator) -> lis
 
 
 def totals(line: dict[str, Any], group: int = 0) -> list[float]:
-    """Return a run's bits per byte after each measured number of steps."""
-    return [sum(row[group]) / sum(line["bytes"][group]) for row in line["bits"]]
+    """Return a run's bits per byte at each of its measurements."""
+    of_group = [row[group] for row in line["bits"] if len(row) > group]
+    return [sum(found) / sum(line["bytes"][group]) for found in of_group]
 
 
 def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str) -> None:
@@ -350,7 +352,9 @@ def kept(lines: dict[Run, dict[str, Any]], runs: Sequence[Run], base: Sequence[R
     """Return the share that runs keep of the gain of the teacher with the student's tokenizer."""
     own = [run._replace(loss="same-tokenizer", artefact=OWN) for run in base]
     parts = zip(runs, own, base, strict=True)
-    both = [[lines[run] for run in part] for part in parts if part[1] in lines]
+    both = [
+        [lines[run] for run in part] for part in parts if part[1] in lines and part[1] != part[2]
+    ]
     if not both:
         return ""
     ours, theirs, of = zip(*both, strict=True)
