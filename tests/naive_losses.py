@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,6 +155,104 @@ def alm(
             x, y = y, x
         found.append(y * (y / x).log() + (1 - y) * ((1 - y) / (1 - x)).log())
     return torch.stack(found).mean() * temperature
+
+
+Spelled = list[list[int]]
+"""The spelling of each token, empty for those that are left out."""
+
+
+def completions(of: Spelled, prefix: list[int]) -> list[tuple[int, int]]:
+    """The tokens that are spelled by a prefix and a piece, and their pieces, the lowest token."""
+    found: dict[int, int] = {}
+    for token, pieces in enumerate(of):
+        if len(pieces) == len(prefix) + 1 and pieces[:-1] == prefix:
+            found.setdefault(pieces[-1], token)
+    return [(token, piece) for piece, token in found.items()]
+
+
+def with_rest(events: Tensor) -> Tensor:
+    return torch.cat([events, (1 - events.sum()).clamp(min=1e-12)[None]])
+
+
+def between(p: Tensor, t: Tensor, *, reverse: bool, jsd_beta: float | None) -> Tensor:
+    """D(t ‖ p)."""
+    if jsd_beta is None:
+        a, b = (p, t) if reverse else (t, p)
+        return (a * (a / b).log()).sum()
+    m = (1 - jsd_beta) * p + jsd_beta * t
+    towards = jsd_beta * t * (t / m).log() + (1 - jsd_beta) * p * (p / m).log()
+    return towards.sum()
+
+
+def csd(
+    student: Tensor,
+    teacher: Tensor,
+    spelled: tuple[Spelled, Spelled],
+    targets: tuple[Tensor, Tensor],
+    ids: tuple[Tensor, Tensor],
+    valid: Tensor,
+    *,
+    temperature: float = 1.0,
+    reverse: bool = False,
+    jsd_beta: float | None = None,
+    beta: float = 1.0,
+    alpha: float = 0.0,
+    listed: Tensor | None = None,
+) -> Tensor:
+    """With `listed`, bool `[B, T_t, V_t]`, only these tokens of the teacher are events."""
+    student, teacher = (
+        x[..., : len(of)] for x, of in zip((student, teacher), spelled, strict=True)
+    )
+    shared = completions(spelled[0], [])
+    found = []
+
+    def compare(u: list[int], v: list[int], places: tuple[int, int, int], paths: Any) -> Tensor:
+        row, i, j = places
+        if listed is not None:
+            kept = [listed[row, j, k] for k in v]
+            u, v = ([k for k, keep in zip(of, kept, strict=True) if keep] for of in (u, v))
+        p, t = (
+            with_rest(
+                path.exp() * torch.softmax(logits[row, at].double() / temperature, -1)[events]
+            )
+            for path, logits, at, events in zip(
+                paths, (student, teacher), (i, j), (u, v), strict=True
+            )
+        )
+        return between(p, t, reverse=reverse, jsd_beta=jsd_beta)
+
+    nothing = torch.zeros((), dtype=torch.float64)
+    for row, ours, theirs in chunks_from_their_start(ids, valid):
+        own, other = (
+            [int(of[row, i]) for i in side]
+            for of, side in zip(targets, (ours, theirs), strict=True)
+        )
+        last, first = (row, ours[-1], theirs[-1]), (row, ours[0], theirs[0])
+        if len(own) == len(other) == 1:
+            found.append(compare(*split(shared), last, (nothing, nothing)))
+            continue
+        events = [(own[-1], other[-1])]
+        if len(own) == 1:
+            events = completions(spelled[0], other[:-1])
+        elif len(other) == 1:
+            events = [(piece, token) for token, piece in completions(spelled[1], own[:-1])]
+        if len(events) < 2 and 1 in (len(own), len(other)):
+            continue
+        paths = [
+            path(logits, of, row, side[:-1], temperature)
+            for logits, of, side in zip((student, teacher), targets, (ours, theirs), strict=True)
+        ]
+        loss = compare(*split(events), last, paths)
+        if alpha:
+            taken = [u for u, _ in events]
+            left = [(u, v) for u, v in shared if u != own[0] and v != other[0] and u not in taken]
+            loss = loss + alpha * compare(*split(left), first, (nothing, nothing))
+        found.append(beta * loss)
+    return mean_over_chunks(found, temperature)
+
+
+def split(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [u for u, _ in pairs], [v for _, v in pairs]
 
 
 def topk_kl(student: Tensor, ids: Tensor, logprobs: Tensor, rest: Tensor, valid: Tensor) -> Tensor:

@@ -16,20 +16,24 @@ from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
     CombineConfig,
+    CSDConfig,
     GoldConfig,
     PKLConfig,
     SameTokenizerConfig,
 )
+from xtok.training.losses.csd import csd
 from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
+from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.losses.topk_kl import topk_kl
 
 __all__ = [
     "ALMConfig",
     "BatchLoss",
+    "CSDConfig",
     "ChunkLossConfig",
     "CombineConfig",
     "EventIndex",
@@ -38,10 +42,12 @@ __all__ = [
     "LossName",
     "PKLConfig",
     "SameTokenizerConfig",
+    "SpellingIndex",
     "alm",
     "averaged_logits",
     "combine",
     "count_chunks",
+    "csd",
     "event_index",
     "event_kl",
     "exact_pairs",
@@ -50,6 +56,7 @@ __all__ = [
     "p_kl",
     "same_tokenizer_kl",
     "select_teacher",
+    "spelling_index",
     "sum_teachers",
     "teacher_to_student_kl",
     "topk_kl",

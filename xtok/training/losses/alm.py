@@ -7,14 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import ROUNDING, Positions, gradient_for, with_gradient
+from xtok.training.losses.boundaries import gradient_for, with_gradient
 from xtok.training.losses.chunks import Chunks, loss_over_chunks
 from xtok.training.losses.config import ALMConfig
-from xtok.training.losses.picked import pick
+from xtok.training.losses.picked import Targets, pick, stored_logprobs, tokens_in
 from xtok.training.sparse import work_dtype
-
-Targets = tuple[Tensor, Tensor]
-"""The ids that positions predict, the student's int64 `[B, T_s]` and the teacher's `[B, T_t]`."""
 
 MARGIN = 1e-6
 """Subtracted from logarithms of likelihoods, as tokenkit does, so that none is of a certainty."""
@@ -77,29 +74,31 @@ def alm(
         theirs = torch.as_tensor(teacher_logprobs)[..., None]
 
     def over_chunks(chunks: Chunks) -> Tensor:
-        positions, chunk = members(chunks.student, chunks.total)
-        dtype, width = work_dtype(student_logits, theirs), student_logits.shape[-1]
-        ids = target_ids("student", targets[0], positions, student_logits)
-        place = torch.arange(len(ids), device=ids.device)
-        own = pick(student_logits, positions, place, ids, width, dtype)
-        a, b = torch.zeros((2, chunks.total), dtype=dtype, device=ids.device)
-        a.index_add_(0, chunk, own.logprobs)
-        their_positions, their_chunk = members(chunks.teacher, chunks.total)
-        if teacher_logits is None:
-            logprobs = realized(theirs[..., 0], their_positions, dtype)
-        else:
-            ids = target_ids("teacher", targets[1], their_positions, theirs)
-            place = torch.arange(len(ids), device=ids.device)
-            logprobs = pick(theirs, their_positions, place, ids, theirs.shape[-1], dtype).logprobs
-        b.index_add_(0, their_chunk, logprobs)
+        dtype, widths = (
+            work_dtype(student_logits, theirs),
+            (student_logits.shape[-1], theirs.shape[-1]),
+        )
+        ours = tokens_in("student", chunks.student, chunks.total, targets[0], widths[0])
+        own = pick(student_logits, ours.positions, ours.ids, width=widths[0], dtype=dtype)
+        read = None if teacher_logits is None else targets[1]
+        their = tokens_in("teacher", chunks.teacher, chunks.total, read, widths[1])
+        logprobs = (
+            stored_logprobs(theirs[..., 0], their.positions, dtype)
+            if read is None
+            else pick(theirs, their.positions, their.ids, width=widths[1], dtype=dtype).logprobs
+        )
+        a, b = torch.zeros((2, chunks.total), dtype=dtype, device=logprobs.device)
+        a.index_add_(0, ours.chunk, own.logprobs)
+        b.index_add_(0, their.chunk, logprobs)
         with torch.enable_grad():
             a.requires_grad_()
-            sides = (side / config.temperature - MARGIN for side in (a, b))
-            log_x, log_y = reversed(tuple(sides)) if config.reverse_kl else sides
+            log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
+            if config.reverse_kl:
+                log_x, log_y = log_y, log_x
             lost = _binary_kl(log_x, log_y).sum() * (config.temperature / chunks.total)
             (to_a,) = torch.autograd.grad(lost, a)
         if (grad := gradient_for(student_logits)) is not None:
-            own.add_gradient(grad, student_logits, to_a[chunk])
+            own.add_gradient(grad, student_logits, to_a[ours.chunk])
         return with_gradient(student_logits, lost.detach(), grad, 1.0)
 
     return loss_over_chunks(
@@ -108,54 +107,13 @@ def alm(
     )  # fmt: skip
 
 
-def members(numbers: Tensor, total: int) -> tuple[Positions, Tensor]:
-    """Return the positions that are in chunks, row by row, and the number of each one's chunk."""
-    positions = (numbers < total).nonzero(as_tuple=True)
-    return (positions[0], positions[1]), numbers[positions]
-
-
-def target_ids(side: str, targets: Tensor, positions: Positions, logits: Tensor) -> Tensor:
-    """Return the ids that some positions predict, int64 `[n]`.
-
-    Raises:
-        ValueError: if the targets do not fit the logits, or are no ids of them.
-    """
-    if targets.shape != logits.shape[:2]:
-        raise ValueError(
-            f"the {side}'s targets are {list(targets.shape)}, and do not fit its logits "
-            f"{list(logits.shape)}, [B, T, V]"
-        )
-    ids, width = targets[positions].long(), logits.shape[-1]
-    wrong = (ids < 0) | (ids >= width)
-    if bool(wrong.any()):
-        culprit = int(ids[wrong][0])
-        raise ValueError(
-            f"the {side}'s targets in a chunk have {culprit}, which is not in 0..{width - 1}"
-        )
-    return ids
-
-
-def realized(logprobs: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:
-    """Return stored log-probabilities of the text at some positions, `[n]`.
-
-    Raises:
-        ValueError: for those that are missing, or of probabilities above 1.
-    """
-    own = logprobs[positions].to(dtype)
-    wrong = ~(own <= ROUNDING) | torch.isneginf(own)
-    if bool(wrong.any()):
-        culprit = float(own[wrong][0])
-        raise ValueError(f"teacher_logprobs have {culprit:.4g} at a position that is compared")
-    return own.clamp(max=0)
-
-
 def _binary_kl(log_x: Tensor, log_y: Tensor) -> Tensor:
     """Return y log(y / x) + (1 − y) log((1 − y) / (1 − x)) for x and y below 1."""
-    rest = -log_y.expm1() * (log1mexp(log_y) - log1mexp(log_x))
+    rest = -log_y.expm1() * (_log1mexp(log_y) - _log1mexp(log_x))
     return log_y.exp() * (log_y - log_x) + rest
 
 
-def log1mexp(log_p: Tensor) -> Tensor:
+def _log1mexp(log_p: Tensor) -> Tensor:
     """Return log(1 − exp(log_p)) for log_p < 0, with all its digits."""
     near_one = log_p > -0.6931
     return torch.where(near_one, (-log_p.expm1()).log(), (-log_p.exp()).log1p())

@@ -100,18 +100,34 @@ def loss_over_chunks(
                 f"fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
             )
         _check_monotone(side, ids, pairs[1])
-    exactly = config.exact_token_match_only
-    valid, sides, sizes = _that_count(alignment, exactly, starts_only, device)
-    valid &= (mask != 0).to(device)[:, None]
-    if not (count := int(valid.sum())):
+    chunks = number_chunks(
+        alignment, mask, config.exact_token_match_only, starts_only, device, work_dtype(*both)
+    )
+    if not chunks.total:
         return no_chunks(student_logits)
+    with torch.autocast(device.type, enabled=False):
+        loss = compare(chunks)
+    return checked(loss, *both)
+
+
+def number_chunks(
+    alignment: Any,
+    mask: Tensor | None = None,
+    exactly: bool = False,
+    starts_only: bool = False,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Chunks:
+    """Number the chunks that count; `mask`, `[B]`, is 0 where a row does not."""
+    valid, sides, sizes = _that_count(alignment, exactly, starts_only, device)
+    if mask is not None:
+        valid &= (mask != 0).to(valid.device)[:, None]
+    count = int(valid.sum())
     number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, count)
     number = torch.nn.functional.pad(number, (1, 0), value=count)  # place 0 is for "no chunk"
     student, teacher = (number.gather(1, ids + 1) for ids in sides)
-    of_student, of_teacher = (size[valid].to(work_dtype(*both)) for size in sizes)
-    with torch.autocast(device.type, enabled=False):
-        loss = compare(Chunks(student, teacher, of_student, of_teacher, count))
-    return checked(loss, *both)
+    of_student, of_teacher = (size[valid].to(dtype) for size in sizes)
+    return Chunks(student, teacher, of_student, of_teacher, count)
 
 
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:

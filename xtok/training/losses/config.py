@@ -37,6 +37,27 @@ class ALMConfig(ChunkLossConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CSDConfig(ChunkLossConfig):
+    """How `csd` compares."""
+
+    # Between 0 and 1: the generalized Jensen-Shannon divergence, in place of a KL, from a mixture
+    # with this share of the teacher.
+    jsd_beta: float | None = None
+    beta: float = 1.0  # the weight of chunks that are not one token on each side
+    alpha: float = 0.0  # the weight of shared tokens at the first place of such chunks
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta", "alpha"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be 0 or above")
+        if self.jsd_beta is not None and (self.reverse_kl or not 0 < self.jsd_beta < 1):
+            raise ValueError(
+                f"jsd_beta is {self.jsd_beta}, and must be between 0 and 1, without a reverse KL"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PKLConfig(ChunkLossConfig):
     """How `p_kl` compares."""
 

@@ -1,0 +1,344 @@
+"""csd beside its plain twin and hand-made values; the index; a teacher's top-k; bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import Any
+
+import naive_losses
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make import alignment, vocabulary
+from naive_losses import Spelled, check_gradient, same_in_bfloat16, value_and_gradient
+from torch import Tensor
+
+from xtok import XtokError
+from xtok.alignment.aligner import AlignmentBatch
+from xtok.maps.spellings import SpellingMap
+from xtok.training.losses import CSDConfig, SpellingIndex, csd, spelling_index
+from xtok.training.losses.csd import count_completed
+
+# The student's tokens 0 to 3 are shared with the teacher's 0, 2, 1 and 5; 9 is left out.
+STUDENT: Spelled = [[0], [2], [1], [5], [0, 2], [0, 1], [0, 3], [1, 3, 3], [1, 3, 2], []]
+# The teacher's 3 has one completion alone, (0, 0), and 4 and 6 are after 2.
+TEACHER: Spelled = [[0], [2], [1], [0, 0], [2, 3], [3], [2, 9], []]
+BOTH = STUDENT, TEACHER
+V_S, V_T = len(STUDENT), len(TEACHER)
+
+
+def spellings(student: Spelled, teacher: Spelled) -> SpellingMap:
+    flat = [np.array([p for pieces in of for p in pieces], np.int32) for of in (student, teacher)]
+    counts = [np.array([len(pieces) for pieces in of], np.int32) for of in (student, teacher)]
+    return SpellingMap(
+        student=vocabulary(len(student)), teacher=vocabulary(len(teacher)),
+        student_pieces=flat[0], student_counts=counts[0],
+        teacher_pieces=flat[1], teacher_counts=counts[1],
+    )  # fmt: skip
+
+
+INDEX = spelling_index(spellings(*BOTH))
+Chunk = tuple[list[int], list[int]]
+# One to one; 1:2 with the prefix 0; 2:1 with the prefix 2; 2:2; 1:2 with a prefix of one
+# completion alone; 1:3; 1:2 with an unknown prefix; 1:1 that is not shared; 3:1, too long a prefix.
+CHUNKS: list[Chunk] = [
+    ([1], [2]), ([4], [0, 2]), ([2, 3], [4]), ([5, 6], [3, 3]), ([7], [1, 3, 3]), ([0], [0]),
+    ([0, 0], [3]), ([4], [7, 2]), ([9], [7]), ([1, 1, 1], [4]),
+]  # fmt: skip
+
+
+def batch(
+    rows: Sequence[Sequence[Chunk]], seed: int = 0, wider: int = 0
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], AlignmentBatch]:
+    """Logits, targets and the alignment of rows of chunks, padded by a position or more."""
+    targets, ids = [], []
+    for side in (0, 1):
+        length = 1 + max((sum(len(c[side]) for c in row) for row in rows), default=0)
+        of = [[-1] * length for _ in rows]
+        to = [[-100] * length for _ in rows]
+        for number, row in enumerate(rows):
+            flat = [(k, token) for k, chunk in enumerate(row, 1) for token in chunk[side]]
+            for place, (k, token) in enumerate(flat):
+                of[number][place], to[number][place] = k, token
+        targets.append(torch.tensor(to))
+        ids.append(torch.tensor(of))
+    generator = torch.Generator().manual_seed(seed)
+    student, teacher = (
+        2 * torch.randn((*of.shape, v + wider), generator=generator, dtype=torch.float64)
+        for of, v in zip(ids, (V_S, V_T), strict=True)
+    )
+    valid = torch.zeros((len(rows), 2 + max(map(len, rows)))).bool()
+    for number, row in enumerate(rows):
+        valid[number, 1 : 1 + len(row)] = True
+    return (
+        student.requires_grad_(),
+        teacher,
+        (targets[0], targets[1]),
+        alignment(ids[0], ids[1], valid),
+    )
+
+
+ROWS = [CHUNKS, [], [([3], [5]), ([6], [0, 3])]]
+T_S, T_T = (side.shape[1] for side in batch(ROWS)[2])
+
+
+def naive(
+    student: Tensor, teacher: Tensor, targets: Any, aligned: AlignmentBatch, both: Any = BOTH,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    ids = torch.as_tensor(aligned.student_chunk_id), torch.as_tensor(aligned.teacher_chunk_id)
+    valid = torch.as_tensor(aligned.pair_valid)
+    if "reverse_kl" in options:
+        options["reverse"] = options.pop("reverse_kl")
+    return naive_losses.csd(student, teacher, both, targets, ids, valid, **options)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"reverse_kl": True}, {"jsd_beta": 0.3}, {"beta": 0.25, "temperature": 2.5},
+    {"alpha": 0.5, "beta": 2.0}, {"alpha": 1.0, "reverse_kl": True},
+    {"alpha": 0.1, "jsd_beta": 0.5, "temperature": 2.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_it_is_its_plain_twin(options: dict[str, Any]) -> None:
+    student, teacher, targets, aligned = batch(ROWS, wider=2)
+    loss = csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options))
+    plain = naive(student, teacher, targets, aligned, **options)
+    ours, theirs = (value_and_gradient(3 * x, student) for x in (loss, plain))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+    # All but three, whose prefix has fewer than two completions.
+    assert count_completed(INDEX, targets, aligned) == 9
+
+
+def test_values_by_hand() -> None:
+    """1:2 with the prefix 0: the student's tokens 4, 5 and 6 beside the teacher's 2, 1 and 3."""
+    student = torch.full((1, 1, V_S), -torch.inf)
+    student[0, 0, [4, 5, 6, 7]] = torch.tensor([2.0, 2.0, 4.0, 8.0]).log()
+    teacher = torch.full((1, 2, V_T), -torch.inf)
+    teacher[0, 0, [0, 3]] = 0.0  # half goes on with the prefix, and half is in the rest
+    teacher[0, 1, [2, 1]] = torch.tensor([3.0, 1.0]).log()
+    targets, aligned = (torch.tensor([[4]]), torch.tensor([[0, 2]])), alignment([[1]], [[1, 1]])
+    found = float(csd(student, teacher, INDEX, targets, aligned))
+    assert found == pytest.approx(3 / 8 * log(3) + 0 + 1 / 2 * log(1), abs=1e-6)
+
+
+def test_shared_tokens_by_hand() -> None:
+    """A half of each side is on what is not shared."""
+    student = torch.tensor([[[1.0, 2.0, 1.0, 0.0, 4.0, 0, 0, 0, 0, 0]]]).log()
+    teacher = torch.tensor([[[2.0, 1.0, 1.0, 2.0, 2.0, 0, 0, 0]]]).log()
+    targets, aligned = (torch.tensor([[1]]), torch.tensor([[2]])), alignment([[1]], [[1]])
+    found = float(csd(student, teacher, INDEX, targets, aligned))
+    expected = log(2) / 4 + log(1 / 2) / 8 + log(1) / 8 + log(1) / 2
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_lowest_id_of_several_is_the_event() -> None:
+    both = [[1], [1], [0, 1], [0, 1], [0, 0]], [[], [], [0, 1]]
+    index = spelling_index(spellings(*both))
+    assert index.student_partner.tolist() == [1, -1, -1, -1, -1]
+    assert index.teacher_partner.tolist() == [-1, 0, -1]
+    node = index.of_student.nodes(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]))
+    place, tokens, pieces = index.of_student.of(node)
+    assert (place.tolist(), tokens.tolist(), pieces.tolist()) == ([0, 0], [2, 4], [1, 0])
+
+
+def test_a_map_without_completions() -> None:
+    """Bytes and bytes: every chunk of several tokens is what the text says, or does not count."""
+    index = spelling_index(spellings([[0], [1]], [[0], [1]]))
+    student, teacher, targets, aligned = batch([[([0], [0]), ([1], [1, 0]), ([0, 0], [1, 1])]])
+    loss = csd(student, teacher, index, targets, aligned)
+    plain = naive(student, teacher, targets, aligned, ([[0], [1]], [[0], [1]]))
+    torch.testing.assert_close(loss, plain)
+    assert count_completed(index, targets, aligned) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"jsd_beta": 0.5}, {"reverse_kl": True}])
+def test_gradients_and_blocks(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher, targets, aligned = batch(ROWS, seed=1)
+
+    def loss(student: Tensor) -> Tensor:
+        return csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options))
+
+    check_gradient(loss, student)
+    whole = value_and_gradient(loss(student), student)
+    monkeypatch.setattr("xtok.training.sparse._BLOCK", 2 * V_S)
+    torch.testing.assert_close(value_and_gradient(loss(student), student), whole)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[Spelled, Spelled], list[list[Chunk]]]:
+    """Spellings at random, one to one where shared, and chunks that often have them."""
+    widths = draw(st.integers(2, 6)), draw(st.integers(2, 6))
+    both = []
+    for own, other in (widths, widths[::-1]):
+        piece = st.integers(0, other - 1)
+        several = st.lists(piece, min_size=2, max_size=4)
+        both.append(draw(st.lists(st.just([]) | several, min_size=own, max_size=own)))
+    for s, t in zip(draw(st.permutations(range(widths[0]))), range(widths[1]), strict=False):
+        if draw(st.booleans()):
+            both[0][s], both[1][t] = [t], [s]
+    spelled = [
+        *(([s], pieces) for s, pieces in enumerate(both[0]) if pieces),
+        *((pieces, [t]) for t, pieces in enumerate(both[1]) if pieces),
+    ]
+    tokens = [st.lists(st.integers(0, width - 1), min_size=1, max_size=3) for width in widths]
+    chunk = st.tuples(*tokens)
+    chunks = st.lists(st.sampled_from(spelled) | chunk if spelled else chunk, max_size=6)
+    return (both[0], both[1]), draw(st.lists(chunks, min_size=1, max_size=3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(), st.sampled_from(OPTIONS), st.integers(0, 9))
+def test_any_tokenizers(case: Any, options: dict[str, Any], seed: int) -> None:
+    both, rows = case
+    student, teacher, targets, aligned = batch(rows, seed)
+    index = spelling_index(spellings(*both))
+    loss = csd(student, teacher, index, targets, aligned, CSDConfig(**options))
+    if not count_completed(index, targets, aligned):
+        value, gradient = value_and_gradient(loss, student)
+        assert float(value) == 0
+        assert not gradient.any()
+        return
+    plain = naive(student, teacher, targets, aligned, both, **options)
+    ours, theirs = (value_and_gradient(x, student) for x in (loss, plain))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+# A teacher's top-k
+
+
+def top_k(teacher: Tensor, targets: Tensor, k: int) -> tuple[dict[str, Tensor], Tensor]:
+    """What a server answers, and which tokens are events."""
+    log_q = teacher[..., :V_T].log_softmax(-1)
+    best, own = log_q.topk(k), targets.clamp(min=0)[..., None]
+    listed = torch.zeros_like(log_q).bool().scatter(-1, best.indices, True).scatter(-1, own, True)
+    realized = log_q.gather(-1, own)[..., 0].masked_fill(targets < 0, torch.nan)
+    none = torch.full((*own.shape[:2], 1), -1), torch.zeros_like(own, dtype=torch.float64)
+    return {
+        "top_ids": torch.cat([none[0], best.indices], -1),
+        "top_logprobs": torch.cat([none[1], best.values], -1), "teacher_logprobs": realized,
+    }, listed  # fmt: skip
+
+
+@pytest.mark.parametrize("k", [1, 3, V_T])
+@pytest.mark.parametrize("options", OPTIONS[:3])
+def test_a_teachers_top_k(k: int, options: dict[str, Any]) -> None:
+    student, teacher, targets, aligned = batch(ROWS, seed=2)
+    given, listed = top_k(teacher, targets[1], k)
+    loss = csd(student, None, INDEX, targets, aligned, CSDConfig(**options, beta=0.5), **given)
+    plain = naive(student, teacher, targets, aligned, listed=listed, beta=0.5, **options)
+    ours, theirs = (value_and_gradient(x, student) for x in (loss, plain))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+    whole = csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options, beta=0.5))
+    assert (abs(float(loss.detach()) - float(whole.detach())) < 1e-9) == (k == V_T)
+
+
+# Types, extremes and bad input
+
+
+def test_in_bfloat16() -> None:
+    student, teacher, targets, aligned = batch(ROWS, seed=3)
+    low = student.detach().bfloat16().requires_grad_()
+    exact = low.detach().double().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = csd(low, teacher.bfloat16(), INDEX, targets, aligned)
+    assert loss.dtype == torch.float32
+    plain = naive(exact, teacher.bfloat16().double(), targets, aligned)
+    same_in_bfloat16(loss, low, plain, exact, 8e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e30])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_extremes_are_finite(scale: float, options: dict[str, Any]) -> None:
+    student, teacher, targets, aligned = batch(ROWS, seed=4)
+    student, teacher = student.detach().float() * scale, teacher.float() * scale
+    student[..., [1, 4]] = teacher[..., 2] = -torch.inf
+    student.requires_grad_()
+    loss = csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options))
+    value, gradient = value_and_gradient(loss, student)
+    assert bool(torch.isfinite(value) & torch.isfinite(gradient).all())
+    assert not gradient[..., [1, 4]].any()
+
+
+def test_rows_without_a_chunk() -> None:
+    student, teacher, targets, aligned = batch(ROWS, seed=5)
+    for mask in ([0, 1, 0], [0, 0, 0]):
+        loss = csd(student, teacher, INDEX, targets, aligned, sample_mask=torch.tensor(mask))
+        value, gradient = value_and_gradient(loss, student)
+        assert float(value) == 0
+        assert not gradient.any()
+    loss = csd(student, teacher, INDEX, targets, aligned, sample_mask=torch.tensor([0, 1, 1]))
+    valid = torch.as_tensor(aligned.pair_valid) & torch.tensor([[False], [True], [True]])
+    ids = torch.as_tensor(aligned.student_chunk_id), torch.as_tensor(aligned.teacher_chunk_id)
+    torch.testing.assert_close(
+        loss, naive(student, teacher, targets, alignment(ids[0], ids[1], valid))
+    )
+
+
+def test_the_index_moves() -> None:
+    moved: SpellingIndex = INDEX.to("cpu")
+    assert moved.widths == (V_S, V_T)
+    assert moved.of_student.keys.tolist() == INDEX.of_student.keys.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"teacher_logits": None}, "give teacher_logits, or top_ids, top_logprobs and teacher_log"),
+        ({"targets": (torch.zeros(3, 5), torch.zeros(3, 5))}, r"student's targets are \[3, 5\]"),
+        ({"student_logits": torch.full((3, T_S, V_S), torch.nan)}, "student's logits are nan at"),
+        ({"teacher_logits": torch.full((3, T_T, V_T), torch.inf)}, "teacher's logits are inf at"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], message: str) -> None:
+    student, teacher, targets, aligned = batch(ROWS)
+    good: dict[str, Any] = {"student_logits": student, "teacher_logits": teacher}
+    good |= {"targets": targets}
+    with pytest.raises(ValueError, match=message):
+        csd(index=INDEX, alignment=aligned, **(good | change))
+
+
+def test_ids_of_the_padding_and_narrow_logits() -> None:
+    student, teacher, targets, aligned = batch([[([V_S], [2])]], wider=1)
+    with pytest.raises(ValueError, match=f"student's targets in a chunk have {V_S}, .* 0..9"):
+        csd(student, teacher, INDEX, targets, aligned)
+    with pytest.raises(XtokError, match="teacher's logits are 7 wide"):
+        csd(student, teacher[..., :7], INDEX, targets, aligned)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"top_logprobs": torch.zeros(3, T_T, 2)},
+            "top_logprobs and teacher_logprobs are .* not fit",
+        ),
+        ({"teacher_logprobs": torch.full((3, T_T), torch.nan)}, "teacher_logprobs have nan at"),
+        ({"top_ids": torch.full((3, T_T, 3), 2)}, "top_ids have 2 twice at one position"),
+        ({"config": CSDConfig(temperature=2)}, "need temperature 1, and alpha 0"),
+        ({"config": CSDConfig(alpha=1)}, "need temperature 1, and alpha 0"),
+    ],
+)
+def test_bad_top_k(change: dict[str, Any], message: str) -> None:
+    student, teacher, targets, aligned = batch(ROWS)
+    given, _ = top_k(teacher, targets[1], 2)
+    with pytest.raises(ValueError, match=message):
+        csd(student, None, INDEX, targets, aligned, **(given | change))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": -1}, "beta is -1, and must be 0 or above"),
+        ({"alpha": float("nan")}, "alpha is nan, and must be 0 or above"),
+        ({"jsd_beta": 1}, "jsd_beta is 1, and must be between 0 and 1"),
+        ({"jsd_beta": 0.5, "reverse_kl": True}, "without a reverse KL"),
+    ],
+)
+def test_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CSDConfig(**options)
