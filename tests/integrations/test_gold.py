@@ -19,6 +19,7 @@ from tiny_models import logged, one_torch_thread, tiny_model, weights_of
 import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
 from xtok.alignment.aligner import shift_to_predictions
+from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import load_tokenizer
 
 pytestmark = [
@@ -93,12 +94,13 @@ def trainer(
         output_dir=str(output), teacher_tokenizer_name_or_path=str(teacher), **(given | options)
     )
     dataset = Dataset.from_list(rows)
+    make = xtok.build if loss != "csd" else lambda *both: spellings_of_pair(xtok.pair(*both))
     return gold.XTokGOLDTrainer(
         tiny_model(widths[0], seed=0),
         tiny_model(widths[1], seed=1, sharp=sharp),
         config,
         loss=loss,
-        projection=xtok.build(sides[0], sides[1]),
+        projection=make(sides[0], sides[1]),
         teacher_template=template,
         train_dataset=dataset,
         eval_dataset=dataset,
@@ -116,6 +118,7 @@ def first_batch(one: Any) -> dict[str, Any]:
 PAIRS = [
     ("small-digits", "small-byte-level", "p-kl"), ("small-hf", "small-byte-level", "gold"),
     ("small-digits", "small-hf", "h-kl"), ("small-hf", "small-digits", "alm"),
+    ("small-hf", "small-byte-level", "csd"),
 ]  # fmt: skip
 
 

@@ -26,10 +26,11 @@ from xtok import DistillationCollator as Collator
 from xtok import ProjectionMap, XtokError, losses
 from xtok.integrations import transformers as hf_integration
 from xtok.integrations.transformers import DistillationTrainer
+from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import TopKCollator, prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
-from xtok.training.losses.named import EVENTS, LOSSES
+from xtok.training.losses.named import EVENTS, LOSSES, SPELLINGS
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import Objective, make_objective
 
@@ -140,6 +141,8 @@ def artefact(loss: LossName, collator: Collator, projection: Any) -> Any:
     row = LOSSES[loss]
     if row.artefact is EVENTS:
         return xtok.events(collator.student, teacher)
+    if row.artefact is SPELLINGS:
+        return spellings_of_pair(collator.pairs[0])
     return built(teacher, collator.student) if row.to_student else projection
 
 
@@ -165,7 +168,7 @@ def test_every_loss_trains(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "event-kl", "alm", "topk-kl"])
+@pytest.mark.parametrize("loss", ["p-kl", "event-kl", "csd", "alm", "topk-kl"])
 def test_accumulated_gradients_are_those_of_one_batch(
     collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName
 ) -> None:

@@ -17,6 +17,7 @@ from tiny_models import tiny_model
 import xtok
 from xtok import ProjectionMap, XtokError
 from xtok.pairs import Pair
+from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator
 from xtok.training.losses.named import LOSSES, LossName
@@ -60,11 +61,15 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "gold", "teacher-to-student-kl", "alm"])
+@pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "teacher-to-student-kl", "alm"])
 def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss: LossName) -> None:
     if loss == "teacher-to-student-kl":
         path = tmp_path / "own.safetensors"
         xtok.build(*pair.tokenizers).save(path)
+        setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
+    elif loss == "csd":
+        path = tmp_path / "spellings.safetensors"
+        spellings_of_pair(pair).save(path)
         setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
     if LOSSES[loss].artefact is None:
         setting = [one for one in setting if not one.startswith("--map=")]

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from make import GOOD
+import torch
+from make import GOOD, alignment
 
 from xtok import ProjectionModule, XtokError
-from xtok.training.losses.named import EVENTS, LOSSES, MAP, LossName, make_loss
+from xtok.training.losses import ALMConfig, CSDConfig, spelling_index
+from xtok.training.losses.named import EVENTS, LOSSES, MAP, SPELLINGS, LossName, make_loss
 
 
 def test_the_table() -> None:
     assert set(LOSSES) == {*get_args(LossName)}
     assert {name for name, row in LOSSES.items() if row.artefact is EVENTS} == {"event-kl"}
+    assert {name for name, row in LOSSES.items() if row.artefact is SPELLINGS} == {"csd"}
     assert {name for name, row in LOSSES.items() if row.to_student} == {"teacher-to-student-kl"}
     assert {name for name, row in LOSSES.items() if row.is_stored} == {"topk-kl"}
     for name, row in LOSSES.items():
         if row.artefact:
             with pytest.raises(XtokError, match=f"{name} needs {row.artefact.name}"):
                 make_loss(name)
-        else:
-            assert make_loss(name).count is row.count
+    # 3 of 4 tokens are targets that something predicts, in 2 chunks; of one the first is not.
+    aligned = alignment([[0, 0, 1, -1]], [[0, 1, -1]])
+    batch = {"targets": torch.tensor([[5, 5, 5, -100]])}
+    side = {"shifted": aligned, "stored": SimpleNamespace(valid=torch.tensor([[0, 1, 1, 1, 1]]))}
+    counts = {
+        name: make_loss(name).count(batch, side) for name in ("alm", "same-tokenizer", "topk-kl")
+    }
+    assert counts == {"alm": 1, "same-tokenizer": 3, "topk-kl": 4}
     with pytest.raises(ValueError, match="the loss is 'kl', and must be one of p-kl, event-kl"):
         make_loss("kl")  # type: ignore[arg-type]
 
@@ -39,3 +49,25 @@ def test_options_that_a_loss_has_not(name: Any, options: Any, missing: str) -> N
         make_loss(
             name, module=ProjectionModule(GOOD) if LOSSES[name].artefact is MAP else None, **options
         )
+
+
+def test_a_config_in_place_of_options() -> None:
+    """CSD halves what is not 1:1; every config is its loss's own."""
+    from test_csd import batch as csd_batch
+    from test_csd import spellings
+
+    both = [[0], [0, 1], [0, 0]], [[0], []]
+    index = spelling_index(spellings(*both))
+    student, teacher, targets, aligned = csd_batch([[([1], [0, 1])]])
+    batch, side = {"targets": targets[0]}, {"targets": targets[1], "shifted": aligned}
+    whole, half = (
+        make_loss("csd", module=index, config=CSDConfig(beta=beta)) for beta in (1.0, 0.5)
+    )
+    assert whole.count(batch, side) == 1
+    expected = float(whole(student, teacher, batch, side).detach()) / 2
+    assert float(half(student, teacher, batch, side).detach()) == pytest.approx(expected)
+    for options in ({"config": CSDConfig()}, {"config": ALMConfig(), "reverse_kl": True}):
+        with pytest.raises(ValueError, match="alm takes ALMConfig, without other options"):
+            make_loss("alm", **options)
+    with pytest.raises(ValueError, match="topk-kl takes no config"):
+        make_loss("topk-kl", config=ALMConfig())

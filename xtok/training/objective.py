@@ -15,15 +15,17 @@ from xtok.errors import XtokError
 from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.spellings import SpellingMap
 from xtok.pairs import Pair
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.event_kl import EventIndex
 from xtok.training.losses.named import BatchLoss, LossName, loss_named, make_loss
+from xtok.training.losses.spelling_index import SpellingIndex
 from xtok.training.module import ProjectionModule
 
 Loss = LossName | BatchLoss
-Projection = ProjectionMap | ProjectionModule | EventMap | str | PathLike[str]
+Projection = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathLike[str]
 
 
 class Terms(NamedTuple):
@@ -119,7 +121,8 @@ def make_objective(
             of; None for stored predictions. A collator has them as `pairs`.
         losses: a name or a `BatchLoss`, for all teachers or one for each.
         projection: a map, its file or its module, for all teachers or one for each; for
-            `event-kl` an event map or its file; None for losses without a map.
+            `event-kl` an event map or its file, for `csd` a spelling map or its file; None for
+            losses without a map.
         teacher_weights: as in `sum_teachers`.
         combine: the defaults if None.
         temperature: of the losses given by name.
@@ -152,7 +155,7 @@ def _one_each(what: str, values: Any, count: int) -> list[Any]:
 
 def _artefact(
     name: LossName, source: Any, pair: Pair | None, device: torch.device | str
-) -> ProjectionModule | EventIndex | None:
+) -> ProjectionModule | EventIndex | SpellingIndex | None:
     """Return what a loss takes, on its device, if it is of these tokenizers."""
     row = loss_named(name)
     if row.is_stored is not (pair is None):
@@ -174,7 +177,7 @@ def _artefact(
         return None
     pair = pair.reversed if row.to_student else pair
     admit(at_widths_of(pair, projection), projection)
-    artefact: ProjectionModule | EventIndex = (
+    artefact: ProjectionModule | EventIndex | SpellingIndex = (
         row.artefact.to_torch(source) if source is projection else source
     )
     return artefact.to(device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.spellings import SpellingMap
 from xtok.maps.suits import H_KL_THRESHOLD, p_kl_problems
 from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
@@ -20,37 +21,49 @@ from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
+    CSDConfig,
     GoldConfig,
     PKLConfig,
     SameTokenizerConfig,
 )
+from xtok.training.losses.csd import count_completed, csd
 from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.p_kl import p_kl
+from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
-    "p-kl", "event-kl", "alm", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer", "topk-kl"
+    "p-kl", "event-kl", "csd", "alm", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer",
+    "topk-kl",
 ]  # fmt: skip
 Batch = Mapping[str, Any]
 
 
-def _chunks(batch: Batch, side: Batch) -> int:
+def _chunks(batch: Batch, side: Batch, _: Any = None) -> int:
     return count_chunks(side["shifted"])
 
 
-def _starts(batch: Batch, side: Batch) -> int:
+def _starts(batch: Batch, side: Batch, _: Any = None) -> int:
     return count_chunks(side["shifted"], starts_only=True)
 
 
-def count_targets(batch: Batch, side: Batch) -> int:
+def _completed(batch: Batch, side: Batch, index: SpellingIndex) -> int:
+    return count_completed(index, _targets(batch, side), side["shifted"])
+
+
+def _targets(batch: Batch, side: Batch) -> tuple[Tensor, Tensor]:
+    return batch["targets"], side["targets"]
+
+
+def count_targets(batch: Batch, side: Batch, _: Any = None) -> int:
     """Return how many of the batch's tokens are targets that something predicts."""
     return int((batch["targets"] >= 0).sum())
 
 
-def _stored(batch: Batch, side: Batch) -> int:
+def _stored(batch: Batch, side: Batch, _: Any = None) -> int:
     return int(side["stored"].valid[:, 1:].sum())
 
 
@@ -77,13 +90,14 @@ class Artefact(NamedTuple):
     """What a loss takes that belongs to two vocabularies."""
 
     name: str
-    of_file: type[ProjectionMap] | type[EventMap]
-    of_device: type[ProjectionModule] | type[EventIndex]
+    of_file: type[ProjectionMap] | type[EventMap] | type[SpellingMap]
+    of_device: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
     to_torch: Callable[[Any], Any]  # from the one to the other
 
 
 MAP = Artefact("a map", ProjectionMap, ProjectionModule, ProjectionModule)
 EVENTS = Artefact("an event map", EventMap, EventIndex, event_index)
+SPELLINGS = Artefact("a spelling map", SpellingMap, SpellingIndex, spelling_index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +111,7 @@ class NamedLoss:
     artefact: Artefact | None = None
     to_student: bool = False  # whether the artefact leads from the teacher to the student
     is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
-    count: Callable[[Batch, Batch], int] = _chunks
+    count: Callable[[Batch, Batch, Any], int] = _chunks  # takes what `prepared` returned, too
     prepared: Callable[[Any], Any] = lambda module: module
 
 
@@ -126,8 +140,11 @@ def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, confi
 
 
 def _alm(s: Tensor, t: Any, batch: Batch, side: Batch, _: Any, config: Any) -> Tensor:
-    targets = batch["targets"], side["targets"]
-    return alm(s, t, targets, side["shifted"], config)
+    return alm(s, t, _targets(batch, side), side["shifted"], config)
+
+
+def _csd(s: Tensor, t: Any, batch: Batch, side: Batch, index: Any, config: Any) -> Tensor:
+    return csd(s, t, index, _targets(batch, side), side["shifted"], config)
 
 
 def _top_k(s: Tensor, t: None, batch: Batch, side: Batch, *_: Any) -> Tensor:
@@ -139,6 +156,7 @@ LOSSES: dict[LossName, NamedLoss] = {
     "event-kl": NamedLoss(
         call=_aligned(event_kl), config=ChunkLossConfig, artefact=EVENTS, count=_starts
     ),
+    "csd": NamedLoss(call=_csd, config=CSDConfig, artefact=SPELLINGS, count=_completed),
     "alm": NamedLoss(call=_alm, config=ALMConfig, count=_starts),
     "teacher-to-student-kl": NamedLoss(
         call=_aligned(teacher_to_student_kl), config=ChunkLossConfig, artefact=MAP,
@@ -170,21 +188,23 @@ def loss_named(name: LossName) -> NamedLoss:
 def make_loss(
     name: LossName,
     *,
-    module: ProjectionModule | EventIndex | None = None,
+    module: ProjectionModule | EventIndex | SpellingIndex | None = None,
     temperature: float = 1.0,
     reverse_kl: bool = False,
     top_k: int | None = None,
+    config: Any = None,
 ) -> BatchLoss:
     """Return a loss that takes a batch as `prepare` of the collator leaves it.
 
     Args:
         name: which one.
         module: the map, for `p-kl`, `gold` and `h-kl`; that from the teacher to the student, for
-            `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`. Already on
-            its device.
+            `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`; the
+            `spelling_index` of a spelling map, for `csd`. Already on its device.
         temperature: as in the configurations; `topk-kl` has none. For `alm` that of likelihoods.
         reverse_kl: the reverse KL; `teacher-to-student-kl` and `topk-kl` have none.
         top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
+        config: all options of the loss, as a `CSDConfig`, in place of the three.
 
     Raises:
         XtokError: if the loss needs a map, or an event map, and there is none.
@@ -201,11 +221,16 @@ def make_loss(
     known = {field.name for field in fields(row.config)} if row.config else set()
     if unknown := options.keys() - known:
         raise ValueError(f"{name} has no {', '.join(sorted(unknown))}")
-    config = row.config(**options) if row.config else None
+    if config is None:
+        config = row.config(**options) if row.config else None
+    elif options or row.config is None or not isinstance(config, row.config):
+        what = row.config.__name__ if row.config else "no config"
+        raise ValueError(f"{name} takes {what}, without other options")
     if row.artefact and not isinstance(module, row.artefact.of_device):
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
         raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
     artefact = row.prepared(module)
     return BatchLoss(
-        lambda s, t, batch, side: row.call(s, t, batch, side, artefact, config), row.count
+        lambda s, t, batch, side: row.call(s, t, batch, side, artefact, config),
+        lambda batch, side: row.count(batch, side, artefact),
     )
