@@ -69,7 +69,7 @@ def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss:
         setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
     elif loss == "csd":
         path = tmp_path / "spellings.safetensors"
-        spellings_of_pair(pair).save(path)
+        spellings_of_pair(pair.reversed).save(path)
         setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
     if LOSSES[loss].artefact is None:
         setting = [one for one in setting if not one.startswith("--map=")]
