@@ -50,6 +50,7 @@ class Model:
         self.max_logprobs, self.max_model_len = max_logprobs, max_model_len
         self.model = tiny_model(len(tokenizer.table), seed=seed, sharp=0.6).eval()
         self.asked: list[list[int]] = []
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.status, self.delay = 200, 0.0
         self.running = self.most = self.cancelled = self.busy = 0
         self.keys: set[str | None] = set()
@@ -63,11 +64,15 @@ class Model:
         self.app = Starlette(routes=routes)
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """Return all log-probabilities of each token after the first, `[T - 1, V]`."""
-        with torch.no_grad():
-            logits = self.model(torch.tensor([ids])).logits[0, :-1]
-        values: torch.Tensor = logits.float().log_softmax(-1)
-        return values
+        """Return all log-probabilities of each token after the first, `[T - 1, V]`.
+
+        What was once said of a sequence is said again: a model's own last bits may differ.
+        """
+        if tuple(ids) not in self._known:
+            with torch.no_grad():
+                logits = self.model(torch.tensor([ids])).logits[0, :-1]
+            self._known[tuple(ids)] = logits.float().log_softmax(-1)
+        return self._known[tuple(ids)]
 
     def own(self, ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first."""
