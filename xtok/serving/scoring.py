@@ -132,8 +132,8 @@ class Scorer:
     def _of_text(self, ids: Sequence[int]) -> Spelled:
         """Spell a sequence byte for byte.
 
-        A token without bytes and without a counterpart is spelled as its name, so that it has an
-        honest value. The teacher's sequence begins with its bos; for a student's bos where it has
+        A token without bytes and without a counterpart is spelled as its name, one whose
+        counterpart is text as that text, so that it has an honest value. The teacher's sequence begins with its bos; for a student's bos where it has
         none, with what ends its documents; else the first token is spelled by itself, so that the
         teacher predicts all that follow.
 
@@ -158,15 +158,18 @@ class Scorer:
         )  # fmt: skip
 
     def _is_text(self, token_id: int) -> bool:
-        """Whether the teacher reads a token as its bytes, or as a token of the same role."""
-        return bool(self._has_bytes[token_id]) or token_id in self._roles
+        """Whether the teacher reads a token as its bytes, or as a control token of its own."""
+        is_control = self._roles.get(token_id) in self.teacher.table.control_names
+        return bool(self._has_bytes[token_id]) or is_control
 
     def _text_of(self, token_id: int) -> list[int]:
-        """Return the student's tokens of the name of a token."""
+        """Return the student's tokens of what stands for a token in a text."""
         if token_id not in self._texts:
-            table = self.student.table
+            table, text = self.student.table, b""
+            if token_id in self._roles:  # a counterpart that is text, as Qwen's <tool_call>
+                text = self.teacher.table[self._roles[token_id]]
             name = table.control_names.get(token_id) or table.name(token_id)
-            self._texts[token_id] = self.student.segment(name)
+            self._texts[token_id] = self.student.segment(text or name)
         return self._texts[token_id]
 
     def score(

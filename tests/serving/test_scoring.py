@@ -1,0 +1,97 @@
+"""What `serve` makes of a teacher's answer: a value for each token, and the teacher's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+from conftest import Load
+from naive_projecting import Small, map_of
+
+import xtok
+from xtok.pairs import Pair
+from xtok.projecting.stored import TopK, bounds_of
+from xtok.serving.answers import Scores
+from xtok.serving.scoring import Scorer
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import Entry, TokenType
+
+
+def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
+    """Return a teacher's answer: each token after the first, and three others, leave a rest."""
+    generator = np.random.default_rng(seed)
+    own, size = np.array(ids, np.int32), len(ids)
+    candidates = np.stack([own, *((own + n + 1) % width for n in range(3))], 1)[1:]
+    shares = np.sort(generator.dirichlet(np.ones(5), size - 1)[:, :4] + 1e-6, axis=1)[:, ::-1]
+    with np.errstate(divide="ignore"):
+        rest = np.log(np.maximum(0, 1 - shares.sum(1)))
+    none = np.full(1, np.nan)
+    values = (np.concatenate([none, row]).astype(np.float32) for row in (rest, np.log(shares[:, 0])))
+    topk = TopK(
+        own, np.array([0, size]), bounds_of([0, *[4] * (size - 1)]),
+        candidates.ravel().astype(np.int32), np.log(shares).ravel().astype(np.float32), *values,
+    )  # fmt: skip
+    return Scores(topk, np.ones(size, np.int64))
+
+
+def scorer(pair: Pair) -> Scorer:
+    """Return what scores by the path alone: the map has no rows."""
+    return Scorer(pair, map_of({}, pair.tokenizers[1], pair.tokenizers[0]), 1)
+
+
+def check(of: Scorer, ids: Sequence[int]) -> list[int]:
+    """Check that all values are finite, and their sum the teacher's; return the teacher's ids."""
+    spelled = of.spell(ids)
+    answer = said(spelled.teacher_ids, len(of.teacher.table))
+    [scores] = of.score([spelled], [answer], 8)
+    values = scores.topk.realized_logprob[1:]
+    assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]
+    ends = np.cumsum([len(of.teacher.table[i]) for i in spelled.teacher_ids])
+    begin = int(np.searchsorted(ends, len(of.student.table[ids[0]]))) + 1  # behind the first token
+    told = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
+    assert values.sum(dtype=np.float64) == pytest.approx(told, abs=1e-4 * len(ids))
+    return spelled.teacher_ids
+
+
+class Calls(Small):
+    """A small vocabulary whose last token begins a call of a tool."""
+
+    def __init__(self, tokens: Sequence[bytes], kind: TokenType) -> None:
+        super().__init__(tokens, merges=False)
+        self.kind = kind
+
+    def entries(self) -> Iterable[Entry]:
+        *others, last = super().entries()
+        return [*others, last._replace(type=self.kind)]
+
+
+def test_a_control_token_whose_counterpart_is_text() -> None:
+    """It is spelled as that text, for which the teacher has one token."""
+    student, teacher = (
+        Tokenizer(Calls(tokens, kind), model_id="small")
+        for tokens, kind in (
+            ([b"a", b"b", b"<tool_", b"call>", b"<|python_tag|>"], TokenType.CONTROL),
+            ([b"a", b"b", b"<tool_call>"], TokenType.USER_DEFINED),
+        )
+    )
+    pair = xtok.pair(student, teacher)
+    assert pair.equal_roles[5] == 3
+    assert check(scorer(pair), [1, 2, 5, 1, 2]) == [1, 2, 3, 1, 2]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [
+        ("llama3.tiktoken", "qwen.tiktoken"), ("llama3.tiktoken", "deepseek-v3"),
+        ("deepseek-v3", "mistral-v3.model"), ("tekken.json", "claude-2"),
+    ],
+)  # fmt: skip
+def test_each_control_token(load_real: Load, student: str, teacher: str) -> None:
+    """Also ids that stand for nothing."""
+    pair = xtok.pair(load_real(student), load_real(teacher))
+    table = pair.tables[0]
+    ids = np.flatnonzero(table.lengths == 0).tolist()
+    begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
+    check(scorer(pair), [*begin, *ids])
