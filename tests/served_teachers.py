@@ -33,7 +33,8 @@ class Model:
     """A model's server as vLLM 0.32 or SGLang 0.5 answers, exact, of prompts alone.
 
     What it was asked for is in `asked`; `status` other than 200 is all that it answers, `delay`
-    how many seconds it takes; `busy` requests are to come again after a second.
+    how many seconds it takes; `busy` requests are to come again after a second; SGLang's answers
+    have `gives` candidates at most.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Model:
         self.asked: list[list[int]] = []
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.status, self.delay = 200, 0.0
+        self.gives = len(tokenizer.table)
         self.running = self.most = self.cancelled = self.busy = 0
         self.keys: set[str | None] = set()
         routes = [Route("/health", self._health), Route("/v1/models", self._models)]
@@ -162,7 +164,7 @@ class Model:
             own.append(
                 [float(values[i]), i, name if asked.get("return_text_in_logprobs") else None]
             )
-            some = values.topk(min(top, len(values)))
+            some = values.topk(min(top, self.gives))
             pairs = zip(some.values.tolist(), some.indices.tolist(), strict=True)
             best.append([[value, j, None] for value, j in pairs])
         meta = {"prompt_tokens": len(ids), "input_token_logprobs": own, "input_top_logprobs": best}

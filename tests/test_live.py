@@ -5,10 +5,14 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import socket
 from pathlib import Path
 
+import httpx
 import live_trl
+import pyarrow.parquet
 import pytest
+import teacher_server
 from teacher_server import ModelAnswers, serving
 from tiny_models import save_model
 
@@ -55,3 +59,41 @@ def test_both_credits_are_trained_and_reported(
     assert before["bits"] == equal_before["bits"]
     assert before["bits"] != after["bits"] != equal_after["bits"]
     assert sum(before["kl_bytes"]) > 0
+
+
+def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
+    """`project` reads what `teacher_server.py` answers with `return_token_ids`."""
+    teacher = xtok.load_tokenizer(str(small / "small-digits"))
+    folder = save_model(tmp_path / "teacher", teacher, small / "small-digits", seed=0, sharp=0.1)
+    ids = [teacher.segment(text) for text in ("There were 201 of them.", "Fog, 42.")]
+    asked = {"prompt": ids, "prompt_logprobs": 20, "return_token_ids": True}
+    with serving(ModelAnswers(Path(folder))) as url:
+        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+        wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "text"})
+    assert wrong.status_code == 400
+    assert [choice["prompt_token_ids"] for choice in answer.json()["choices"]] == ids
+    (tmp_path / "teacher.jsonl").write_text(answer.text + "\n")
+    pair = xtok.pair(str(small / "small-byte-level"), teacher)
+    done = xtok.project(tmp_path / "teacher.jsonl", pair, tmp_path / "student.parquet")
+    assert (done.documents, done.first_tokens) == (2, 2)
+    assert done.targets > 0
+    assert pyarrow.parquet.read_metadata(done.paths[0]).num_rows == 2
+
+
+def test_what_keeps_the_teachers_server_from_starting(tmp_path: Path) -> None:
+    """Is told in a line."""
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    what = "is not what xtok project --to vllm has written, or a model's folder: "
+    for path in (tmp_path, tmp_path / "none", tmp_path / "a.jsonl"):
+        with pytest.raises(SystemExit) as ended:
+            teacher_server.main([str(path)])
+        assert str(ended.value.code).startswith(f"error: {path} {what}")
+        assert "\n" not in str(ended.value.code)
+    lines = '{"model": "x", "choices": [{"prompt_token_ids": [1], "prompt_logprobs": [null]}]}'
+    (tmp_path / "a.jsonl").write_text(lines)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            teacher_server.main([str(tmp_path / "a.jsonl"), f"--port={port}"])
+    expected = f"error: port {port}: Address already in use; give another with --port"
+    assert ended.value.code == expected

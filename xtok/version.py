@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from xtok import __version__
+from xtok.threads import available_cores
 
 _PACKAGES = (
     *("filelock", "huggingface-hub", "numba", "numpy", "protobuf", "safetensors", "sentencepiece"),
@@ -22,9 +23,8 @@ def version_lines() -> Iterator[str]:
     """Yield a line each for xtok, Python, the machine, and the packages that matter."""
     yield f"xtok {__version__} ({Path(__file__).parent})"
     yield f"Python {platform.python_version()} ({sys.executable})"
-    cores, pages = len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES")
-    memory = os.sysconf("SC_PAGE_SIZE") * pages / 1e9
-    yield f"{platform.platform()}, {cores} cores, {memory:.1f} GB"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    yield f"{platform.platform()}, {available_cores()} cores, {memory:.1f} GB"
     yield from (f"{name} {_installed(name)}" for name in _PACKAGES)
 
 

@@ -10,14 +10,16 @@ the file can be asked for, so this is for training on the text that the teacher 
     python scripts/examples/teacher_server.py data/models/gemma3-270m --port 8000
 
 The folder of a model is served with Transformers, where there is no vLLM: `xtok serve` takes the
-address as its teacher's. It answers GET /health, GET /v1/models and POST /v1/completions, on this
-machine only.
+address as its teacher's, and `xtok project` reads its answers, stored as lines of JSON, where
+requests have `return_token_ids`. It answers GET /health, GET /v1/models and POST /v1/completions,
+on this machine only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -96,6 +98,9 @@ def completion(answers: Answers, request: Line) -> Line:
     prompts = [prompts] if prompts and isinstance(prompts[0], int) else prompts
     top = request.get("prompt_logprobs") or 0
     choices = [{**answers.of(prompt, top), "index": n} for n, prompt in enumerate(prompts)]
+    if request.get("return_token_ids"):
+        for choice, prompt in zip(choices, prompts, strict=True):
+            choice["prompt_token_ids"] = prompt
     return {"object": "text_completion", "model": answers.model, "choices": choices}
 
 
@@ -113,7 +118,7 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
                 return self._answer(404, {})
             try:
                 self._answer(200, completion(answers, json.loads(body)))
-            except LookupError:
+            except (LookupError, TypeError, ValueError):
                 self._answer(400, {"error": {"message": "a sequence that is not known here"}})
 
         def _answer(self, code: int, value: Line) -> None:
@@ -149,9 +154,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(argv)
     source: Path = options.source
-    made = server(
-        ModelAnswers(source) if source.is_dir() else StoredAnswers(read(source)), options.port
-    )
+    try:
+        answers = ModelAnswers(source) if source.is_dir() else StoredAnswers(read(source))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        sys.exit(f"error: {source} is not {what}: {' '.join(str(error).split())[:200]}")
+    try:
+        made = server(answers, options.port)
+    except OSError as error:
+        sys.exit(f"error: port {options.port}: {error.strerror}; give another with --port")
     print(f"http://127.0.0.1:{made.server_address[1]}", flush=True)
     made.serve_forever()
 

@@ -27,11 +27,11 @@ def content(path: Path) -> bytes:
     return data
 
 
-def values(path: Path, max_bytes: int = 40, *, surrogates: bool = True) -> list[JsonLine]:
+def values(path: Path, max_bytes: int = 40, *, strict: bool = False) -> list[JsonLine]:
     return [
         line
         for shard in shards(path, "jsonl")
-        for line in json_lines(shard, max_bytes=max_bytes, hint="fix it", surrogates=surrogates)
+        for line in json_lines(shard, max_bytes=max_bytes, hint="fix it", strict=strict)
     ]
 
 
@@ -87,6 +87,7 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
         (b"{", "no JSON: Expecting property name enclosed in double quotes at column 2"),
         (b"1 2", "more than one JSON value"),
         (b"1" * 41, "more than 0 MiB"),
+        (b'{"5": 1, "5": 2}', "no JSON: the key '5' stands twice in one object"),
         (b'"\\uD800"', "no JSON: 'utf-8' codec can't encode character '\\ud800'"),
         (b"[" * 20, "no JSON: Expecting value at column 21"),
     ],
@@ -94,7 +95,7 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
 def test_what_is_no_value_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"0\n" + line + b"\n")
-    message = error_of(lambda: values(path, surrogates=False))
+    message = error_of(lambda: values(path, strict=True))
     assert message.startswith(f"{path}, line 2: {problem}")
 
 
@@ -103,7 +104,7 @@ def test_half_a_pair_of_surrogates_is_kept_unless_it_may_not(tmp_path: Path) -> 
     path.write_bytes(b'"\\ud83d"\n')
     assert [line.value for line in values(path)] == ["\ud83d"]
     path.write_bytes(b'"\\ud83d\\ude00"\n')
-    assert [line.value for line in values(path, surrogates=False)] == ["😀"]
+    assert [line.value for line in values(path, strict=True)] == ["😀"]
 
 
 def test_another_encoding_is_named(tmp_path: Path) -> None:

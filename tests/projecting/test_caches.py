@@ -657,6 +657,40 @@ def test_a_text_that_begins_and_ends_with_special_tokens(
         assert found["input_ids"].count(digits.table.roles["eos"][0]) == own.count(eos)
 
 
+def test_an_answer_without_tokens(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
+    """Is an empty document, as in Parquet; whether it is the only one or not."""
+    empty = {"id": "a", "choices": [{"prompt_logprobs": [], "prompt_token_ids": []}]}
+    full = teachers.vllm_answer(teachers.rows_of(byte_level, TEXTS[:1], K)[0], id="b")
+    pair, out = xtok.pair(digits, byte_level), tmp_path / "out.parquet"
+    for lines in ([empty], [full, empty]):
+        path = teachers.write_lines(tmp_path / "a.jsonl", lines)
+        xtok.project(path, pair, out, back_map=back_map)
+        found = pyarrow.parquet.read_table(out).to_pylist()
+        assert [row["id"] for row in found] == [line["id"] for line in lines]
+        assert found[-1]["input_ids"] == found[-1]["topk_ids"] == []
+
+
+def test_the_config_of_another_cache_is_not_replaced(
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
+    """A compressed cache cannot be read without its own; the same one may be written again."""
+    path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=4096)
+    config = tmp_path / "compression_config.yaml"
+    before = config.read_bytes()
+    pair, to = xtok.pair(digits, byte_level), ProjectConfig(to="distillkit")
+    with pytest.raises(XtokError, match=f"^{config} is of other predictions") as error:
+        xtok.project(path, pair, tmp_path / "out.parquet", to, back_map=back_map)
+    assert error.value.hint == "give an output in a folder of its own"
+    assert config.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"a.parquet", "compression_config.yaml"}
+    out = tmp_path / "new" / "out.parquet"
+    for _ in range(2):
+        xtok.project(path, pair, out, to, back_map=back_map)
+    assert {p.name for p in out.parent.iterdir()} == {"out.parquet", "compression_config.yaml"}
+
+
 def test_the_first_token_has_no_prediction(
     sentencepiece: Tokenizer, ranks: Tokenizer, tmp_path: Path
 ) -> None:

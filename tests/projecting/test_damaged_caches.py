@@ -315,6 +315,11 @@ def test_footers(key: str, value: str, byte_level: Tokenizer, tmp_path: Path) ->
         ("null", ", line 4: null is no answer"),
         ("[]", ", line 4: [] is no answer"),
         ("5", ", line 4: 5 is no answer"),
+        (
+            '{"prompt_logprobs": [null, {"4": {"logprob": -1}, "4": {"logprob": -2}}], '
+            '"prompt_token_ids": [4, 4]}',
+            ", line 4: no JSON: the key '4' stands twice in one object",
+        ),
         ('{"a": "\\ud800"}', ", line 4: no JSON: 'utf-8' codec can't encode character"),
         (
             '{"error": {"message": "context is\\n4,096 tokens", "code": 400}, "text": "a"}',

@@ -12,7 +12,7 @@ from naive_projecting import Small, map_of
 import xtok
 from xtok.pairs import Pair
 from xtok.projecting.stored import TopK, bounds_of
-from xtok.serving.answers import Scores
+from xtok.serving.answers import Scores, entries
 from xtok.serving.scoring import Scorer
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import Entry, TokenType
@@ -27,7 +27,9 @@ def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
     with np.errstate(divide="ignore"):
         rest = np.log(np.maximum(0, 1 - shares.sum(1)))
     none = np.full(1, np.nan)
-    values = (np.concatenate([none, row]).astype(np.float32) for row in (rest, np.log(shares[:, 0])))
+    values = (
+        np.concatenate([none, row]).astype(np.float32) for row in (rest, np.log(shares[:, 0]))
+    )
     topk = TopK(
         own, np.array([0, size]), bounds_of([0, *[4] * (size - 1)]),
         candidates.ravel().astype(np.int32), np.log(shares).ravel().astype(np.float32), *values,
@@ -95,3 +97,22 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
     ids = np.flatnonzero(table.lengths == 0).tolist()
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
     check(scorer(pair), [*begin, *ids])
+
+
+@pytest.mark.parametrize("own", [-55.26, -7.5, -9.0])
+def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
+    """A token that is less likely than those of which nothing is known comes behind them."""
+    nan, rest = np.nan, np.log(0.1)
+    topk = TopK(
+        np.array([7, 8], np.int32), np.array([0, 2]), np.array([0, 0, 1]),
+        np.array([9], np.int32), np.array([np.log(0.9)], np.float32),
+        np.array([nan, rest], np.float32), np.array([nan, own], np.float32),
+    )  # fmt: skip
+    made = entries(Scores(topk, np.array([1, 2])), 3, 1000)
+    by_rank = np.argsort(made.ranks[1])
+    assert (np.diff(made.logprobs[1][by_rank]) <= 0).all()
+    filler = np.log(0.1 / 999)
+    assert made.logprobs[1][1:].tolist() == pytest.approx([np.log(0.9), filler, filler])
+    expected = [2, 1, 3, 4] if own > filler else [4, 1, 2, 3]
+    assert made.ranks[1].tolist() == expected
+    assert made.sizes.tolist() == ([0, 3] if own > filler else [0, 4])

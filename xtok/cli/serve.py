@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import typer
+
 import xtok
 from xtok import report
 from xtok.cli.command import command
@@ -20,8 +22,12 @@ from xtok.report.stdout import print_result, result_stream
 def serve(
     *,
     models: ModelArguments,
-    teacher_url: str = option(
-        ..., "The address of a vLLM or SGLang server of the teacher.", metavar="URL", panel=MAIN
+    teacher_url: str | None = option(
+        None,
+        "The address of a vLLM or SGLang server of the teacher, such as http://localhost:8000; it "
+        "must be given.",
+        metavar="URL",
+        panel=MAIN,
     ),
     config: ServeConfig,
     back_map: Path | None = BACK_MAP,
@@ -39,6 +45,15 @@ def serve(
         print_result(url)
         result_stream().flush()
 
+    if teacher_url is None:
+        raise typer.BadParameter(
+            "give the address of the teacher's server: --teacher-url http://localhost:8000"
+        )
+    if back_map is None:
+        report.print_note(
+            "the start takes up to a minute when the teacher's server answers, most of it for the "
+            "map from the teacher to the student: --map takes one that is built already"
+        )
     pair = models.pair(widths)
     with report.announced(""):  # a server that works has nothing to tell
         xtok.serve(

@@ -60,7 +60,7 @@ def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
 
 
 def json_lines(
-    shard: Shard, *, max_bytes: int, hint: str, parameter: str = "", surrogates: bool = True
+    shard: Shard, *, max_bytes: int, hint: str, parameter: str = "", strict: bool = False
 ) -> Iterator[JsonLine]:
     """Read the values on the lines that begin in a shard; empty lines are skipped.
 
@@ -71,7 +71,8 @@ def json_lines(
         max_bytes: longer lines are an error.
         hint: of errors.
         parameter: likewise.
-        surrogates: whether strings may hold half of a pair of surrogates, which UTF-8 cannot.
+        strict: refuse keys that stand twice in an object, and strings that cannot be written again:
+            those with half of a pair of surrogates.
 
     Raises:
         XtokError: with the file and the line, for what is no JSON, not UTF-8, or too long.
@@ -86,13 +87,28 @@ def json_lines(
                 continue
             text = decode(place, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
             try:
-                value = json.loads(text)
-                if not surrogates and (b"\\ud" in line or b"\\uD" in line):
+                value = json.loads(text, object_pairs_hook=unique_keys if strict else None)
+                if strict and (b"\\ud" in line or b"\\uD" in line):
                     json.dumps(value, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:
                 problem = f"{place}: {no_json(error)}"
                 raise XtokError(problem, hint=hint, parameter=parameter) from error
             yield JsonLine(place, value, raw.tell())
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; of a key that stands twice, Python would keep the last.
+
+    >>> json.loads('{"5": 1, "5": 2}', object_pairs_hook=unique_keys)
+    Traceback (most recent call last):
+    ValueError: the key '5' stands twice in one object
+    """
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return value
 
 
 def too_long(place: object, max_bytes: int) -> XtokError:

@@ -87,9 +87,8 @@ def read_answers(
 
 
 def _lines(shard: Shard) -> Iterator[JsonLine]:
-    """Read lines whose strings, which are carried through, can be written."""
     hint = "give one JSON object per line"
-    return json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=hint, surrogates=False)
+    return json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=hint, strict=True)
 
 
 def _answers(value: Any, place: Line) -> Iterator[dict[str, Any]]:
@@ -103,7 +102,9 @@ def _answers(value: Any, place: Line) -> Iterator[dict[str, Any]]:
     _require_no_error(value, place)
     choices = value.get("choices")
     choices = choices if isinstance(choices, list) else []
-    chosen = [c for c in choices if isinstance(c, dict) and c.get("prompt_logprobs")]
+    chosen = [
+        c for c in choices if isinstance(c, dict) and isinstance(c.get("prompt_logprobs"), list)
+    ]
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
     for number, choice in enumerate(chosen or [{}]):
         answer = {name: v for name, v in value.items() if name != "choices"}

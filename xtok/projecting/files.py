@@ -141,6 +141,13 @@ def project(
     config = ProjectConfig.or_default(config)
     target, paths = find_caches(teacher_topk, output, config)
     pair, given = admitted(pair, back_map)
+    side_file = _side_file(target, pair, config)
+    for path in side_file:
+        if path.exists() and path.read_bytes() != side_file[path]:
+            raise OutputError(
+                f"{path} is of other predictions, and would be replaced",
+                hint="give an output in a folder of its own",
+            )
     templates = {"student_template": student_template, "teacher_template": teacher_template}
     inputs = _opened(paths, config, pair, templates, note)
     projection = given or map_of_pair(pair.reversed, BACK_MAP, progress=progress)
@@ -166,6 +173,8 @@ def project(
                 hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
                 raise cache_error(path, "it changed while it was read", hint)
         totals = _write(job, target, pair)
+        for path, content in side_file.items():
+            write(path, [content])
     return _projected(target, pair, totals)
 
 
@@ -378,10 +387,15 @@ def _write(job: Job, target: Path, pair: Pair) -> Totals:
         write(target, chain.from_iterable(made))
         return totals
     _write_tables(target, made, _about(job, pair))
-    if job.config.to == "distillkit":
-        config = distillkit.config_for(pair.student.vocab_size, job.config.top_k)
-        write(target.with_name(distillkit.CONFIG), [config.encode()])
     return totals
+
+
+def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
+    """Return what DistillKit wants beside an output, and with which content."""
+    if config.to != "distillkit":
+        return {}
+    content = distillkit.config_for(pair.student.vocab_size, config.top_k)
+    return {target.with_name(distillkit.CONFIG): content.encode()}
 
 
 def _bounded(table: Any, width: int) -> Iterator[StoredRows]:

@@ -42,9 +42,10 @@ class Entries(NamedTuple):
 def entries(scores: Scores, top_k: int, vocab_size: int) -> Entries:
     """Return the token itself and the `top_k` best candidates of each row.
 
-    Where fewer are known, the lowest other ids follow, each with an equal part of the rest.
+    Where fewer are known, the lowest other ids follow, each with an equal part of the rest; the
+    token itself is behind those that are likelier.
     """
-    topk, ranks = scores
+    topk = scores.topk
     count = len(topk.token_ids)
     row_of = rows_of(topk.starts)
     is_other = topk.ids != topk.token_ids[row_of]
@@ -57,9 +58,10 @@ def entries(scores: Scores, top_k: int, vocab_size: int) -> Entries:
     logprobs = np.full((count, top_k + 1), np.nan)
     all_ids[:, 0], logprobs[:, 0] = topk.token_ids, topk.realized_logprob
     all_ids[place], logprobs[place] = ids[kept], values[kept]
+    _fill(all_ids, logprobs, 1 + np.diff(bounds), _pads(topk, vocab_size))
+    ranks = np.maximum(scores.ranks, 1 + (logprobs[:, 1:] > logprobs[:, :1]).sum(1))
     sizes = top_k + (ranks > top_k)
     sizes[0] = 0
-    _fill(all_ids, logprobs, 1 + np.diff(bounds), _pads(topk, vocab_size))
     others = np.arange(1, top_k + 1)
     order = np.concatenate([ranks[:, None], others + (others >= ranks[:, None])], axis=1)
     return Entries(all_ids, logprobs, order, np.maximum(sizes, np.arange(count) > 0))

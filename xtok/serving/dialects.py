@@ -169,7 +169,7 @@ def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
 def _npy(one: Scores, wanted: list[list[int]], about: About) -> str:
     """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`."""
     first = next((n for n, row in enumerate(wanted) if row), len(wanted))
-    rows = _chosen_values(one, wanted, about)[first:]
+    rows = _chosen_values(one, wanted, about, lowest=-1)[first:]  # -1 fills rows
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
     for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
         matrix[n, : len(row)] = np.where([i < 0 for i in ids], -np.inf, row)
@@ -178,8 +178,10 @@ def _npy(one: Scores, wanted: list[list[int]], about: About) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _chosen_values(one: Scores, wanted: list[list[int]], about: About) -> list[list[float]]:
-    outside = [max(row) for row in wanted if row and max(row) >= about.vocab_size]
+def _chosen_values(
+    one: Scores, wanted: list[list[int]], about: About, lowest: int = 0
+) -> list[list[float]]:
+    outside = [i for row in wanted for i in row if not lowest <= i < about.vocab_size]
     if outside:
         raise BadRequest(
             f"the chosen id {outside[0]} is outside the vocabulary of {about.model}, "

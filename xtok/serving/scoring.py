@@ -133,9 +133,9 @@ class Scorer:
         """Spell a sequence byte for byte.
 
         A token without bytes and without a counterpart is spelled as its name, one whose
-        counterpart is text as that text, so that it has an honest value. The teacher's sequence begins with its bos; for a student's bos where it has
-        none, with what ends its documents; else the first token is spelled by itself, so that the
-        teacher predicts all that follow.
+        counterpart is text as that text: so it has an honest value. The teacher's sequence begins
+        with its bos; for a student's bos where it has none, with what ends its documents; else the
+        first token is spelled by itself, so that the teacher predicts all that follow.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.

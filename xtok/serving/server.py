@@ -237,7 +237,8 @@ class Proxy:
         return _error(400 if error.is_request else 502, f"{whose}: {error}")
 
     def _refused(self, request: Request) -> Response | None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        given = given.strip() if scheme.lower() == "bearer" else ""
         if self._key and not hmac.compare_digest(given.encode(), self._key.encode()):
             return _error(401, "the key is missing or wrong: send it as a Bearer token")
         return None
@@ -461,7 +462,7 @@ async def serve(
         note(f"anybody who reaches {host} may ask: set XTOK_API_KEY to a key that clients send")
     teacher = Teacher(teacher_url, pair.tokenizers[1], api_key=teacher_key, at_once=config.at_once)
     async with aclosing(teacher):
-        await teacher.begin(config.candidates, config.wait, note)
+        await teacher.begin(config.candidates, config.wait, note, pair.tokenizers[0])
         proxy = Proxy(make_scorer(), teacher, api_key=own_key, note=note)
         await proxy.warm_up()
         note(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +17,12 @@ import msgspec
 import numpy as np
 
 from xtok.errors import XtokError
+from xtok.files.lines import unique_keys
 from xtok.progress import Note, silent_note
 from xtok.projecting.stored import StoredRows, TopK, bounds_of, checked
 from xtok.serving.answers import Entry, Scores
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import MAX_WIDTH
 
 Kind: TypeAlias = Literal["vllm", "sglang"]
 
@@ -35,6 +38,9 @@ _SLOWEST = 3600.0
 
 _LONGEST_PAUSE = 60.0
 """Seconds of Retry-After that are waited at most; clients of ours have limits of their own."""
+
+_TOLD_EVERY = 30.0
+"""Seconds after which it is said again that a server is waited for."""
 
 _BUSY = (
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -113,6 +119,7 @@ class Teacher:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=at_once),
         )
         self._places = asyncio.Semaphore(at_once)
+        self._note: Note = silent_note  # of an answer that is less than it should be; told once
 
     async def aclose(self) -> None:
         """Close its connections."""
@@ -121,7 +128,11 @@ class Teacher:
     # What it is
 
     async def begin(
-        self, candidates: int | None = None, wait: float = 0.0, note: Note = silent_note
+        self,
+        candidates: int | None = None,
+        wait: float = 0.0,
+        note: Note = silent_note,
+        student: Tokenizer | None = None,
     ) -> None:
         """Find out what the server is, and check that it can answer for the teacher.
 
@@ -129,6 +140,7 @@ class Teacher:
             candidates: how many to ask for; None for 64, or fewer where it allows no more.
             wait: seconds to wait for a server that does not answer yet.
             note: called with what the user should know.
+            student: whose tokenizer it does not have, unless the sides are swapped.
 
         Raises:
             XtokError: if it does not answer, is of another tokenizer, or allows too few candidates.
@@ -138,10 +150,12 @@ class Teacher:
             self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
             length = card.get("max_model_len")
             self.max_model_len = length if isinstance(length, int) else None
-            is_checked = await self._check_tokenizer()
+            of_teacher = self._ids
+            self._ids = replace(of_teacher, vocab_size=MAX_WIDTH)  # it may have another tokenizer
             await self._choose(candidates, note)
-            if not is_checked:
-                await self._check_names()
+            await self._check_tokenizer(student)
+            self._ids = of_teacher
+            self._note = note
         except (TeacherError, httpx.RequestError) as error:
             problem = _reason(error) if isinstance(error, httpx.RequestError) else error
             raise XtokError(
@@ -153,7 +167,7 @@ class Teacher:
     async def _card(self, wait: float, note: Note) -> dict[str, Any]:
         """Return what it says of its model; wait until it answers."""
         begin = asyncio.get_running_loop().time()
-        is_told = False
+        told = -np.inf
         while True:
             try:
                 response = await self._client.get("/v1/models", timeout=30.0)
@@ -162,11 +176,13 @@ class Teacher:
                 problem = _words(response)
             except httpx.RequestError as error:
                 problem = _reason(error)
-            if asyncio.get_running_loop().time() - begin >= wait:
+            waited = asyncio.get_running_loop().time() - begin
+            if waited >= wait:
                 raise TeacherError(problem)
-            if not is_told:
-                note(f"waiting for the teacher's server at {self.url}: {problem}")
-                is_told = True
+            if waited - told >= _TOLD_EVERY:
+                left = f", for at most {wait - waited:.0f} s more"
+                note(f"waiting for the teacher's server at {self.url}{left}: {problem}")
+                told = waited
             await asyncio.sleep(min(2.0, wait))
         value = _json(response) if response.is_success else {}
         if response.status_code in (401, 403):
@@ -175,29 +191,28 @@ class Teacher:
         first = cards[0] if isinstance(cards, list) and cards else None
         return first if isinstance(first, dict) else {}
 
-    async def _check_tokenizer(self) -> bool:
-        """Compare the server's tokenizer with the teacher's; False if it cannot be asked."""
+    async def _differs(self, tokenizer: Tokenizer) -> str:
+        """Return how the server's tokenizer differs from one; nothing if it does not."""
+        [own] = tokenizer.encode_batch([PROBE])
         body = {"model": self.model, "prompt": PROBE, "add_special_tokens": False}
         response = await self._client.post("/tokenize", json=body, timeout=60.0)
         value = _json(response) if response.is_success else None
         if not isinstance(value, dict) or not isinstance(value.get("tokens"), list):
-            return False
+            return await self._differs_in_names(tokenizer, own)
         if self.max_model_len is None and isinstance(value.get("max_model_len"), int):
             self.max_model_len = value["max_model_len"]
-        [own] = self.tokenizer.encode_batch([PROBE])
-        if value["tokens"] != own:
-            raise self._other(f"{len(value['tokens'])} tokens for a text of {len(own)}, or others")
-        return True
+        if value["tokens"] == own:
+            return ""
+        return f"{len(value['tokens'])} tokens for a text of {len(own)}, or others"
 
-    async def _check_names(self) -> None:
+    async def _differs_in_names(self, tokenizer: Tokenizer, own: Sequence[int]) -> str:
         """Compare what the server calls the tokens of a text, where it has no /tokenize."""
-        [own] = self.tokenizer.encode_batch([PROBE])
         body = {**self._body(own, 1), "return_text_in_logprobs": True}
         try:
             response = await self._post(self._route, msgspec.json.encode(body))
         except TeacherError as error:
             if error.is_request:
-                raise self._other(str(error)) from error
+                return str(error)
             raise
         self._read(response.content, own)  # so it is what it should be
         value = _json(response)
@@ -210,15 +225,26 @@ class Teacher:
         else:
             names = [name for _, _, name in value["meta_info"]["input_token_logprobs"][1:]]
         for token_id, name in zip(own[1:], names, strict=True):
-            ours = self.tokenizer.table[token_id].decode("utf-8", "replace").strip()
+            ours = tokenizer.table[token_id].decode("utf-8", "replace").strip()
             is_text = isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name
             if is_text and name.strip() != ours:
-                raise self._other(f"its token {token_id} is {name!r}, not {ours!r}")
+                return f"its token {token_id} is {name!r}, not {ours!r}"
+        return ""
 
-    def _other(self, problem: str) -> XtokError:
-        return XtokError(
-            f"the server at {self.url} has another tokenizer than "
-            f"{self.tokenizer.vocabulary.model_id}: {problem}",
+    async def _check_tokenizer(self, student: Tokenizer | None) -> None:
+        """Check that the server has the teacher's tokenizer, and not the student's."""
+        problem = await self._differs(self.tokenizer)
+        if not problem:
+            return
+        teacher = self.tokenizer.vocabulary.model_id
+        if student is not None and not await self._differs(student):
+            raise XtokError(
+                f"the sides are swapped: the server at {self.url} has the tokenizer of "
+                f"{student.vocabulary.model_id}, and {teacher} was given as the teacher",
+                hint="give the student first, then the teacher that the server has",
+            )
+        raise XtokError(
+            f"the server at {self.url} has another tokenizer than {teacher}: {problem}",
             hint=f"give the model that it serves ({self.model}) as the teacher, or its address "
             "with {option}",
             parameter="teacher_url",
@@ -228,32 +254,31 @@ class Teacher:
         """Tell vLLM from SGLang, and find out how many candidates it gives."""
         some = [*range(min(8, len(self.tokenizer.table)))]  # ids that all vocabularies have
         wanted = CANDIDATES if candidates is None else candidates
-        self.kind, problem = "vllm", ""
+        problem = ""
         for self.kind in ("vllm", "sglang"):
             try:
-                await self.score(some, wanted)
+                given = _widest(await self.score(some, wanted))
                 break
             except TeacherError as error:
                 problem = problem or str(error)
-                allowed = re.search(r"max allowed: (\d+)", str(error))
-                if allowed is None:
-                    continue
-                least = int(allowed[1])
-                if least < FEWEST or candidates is not None:
-                    raise XtokError(
-                        f"the server at {self.url} gives {least} candidates a token, and {wanted} "
-                        "are needed",
-                        hint=f"start it with --max-logprobs {max(wanted, CANDIDATES)}",
-                    ) from error
-                note(
-                    f"the server at {self.url} gives {least} candidates a token: start it with "
-                    f"--max-logprobs {CANDIDATES} for more"
-                )
-                wanted = least
-                break
+                if allowed := re.search(r"max allowed: (\d+)", str(error)):
+                    given = int(allowed[1])
+                    break
         else:
             raise TeacherError(f"it answers neither as vLLM nor as SGLang does: {problem}")
-        self.candidates = wanted
+        self.candidates = min(wanted, given)
+        if given >= min(wanted, len(self.tokenizer.table)):
+            return
+        more = "start it with --max-logprobs {}" if self.kind == "vllm" else "let it give {}"
+        if given < FEWEST or candidates is not None:
+            raise XtokError(
+                f"{self._gives(given)}, and {wanted} are needed",
+                hint=more.format(max(wanted, CANDIDATES)),
+            )
+        note(f"{self._gives(given)}: {more.format(CANDIDATES)} for more")
+
+    def _gives(self, candidates: int) -> str:
+        return f"the server at {self.url} gives {candidates} candidates a token"
 
     async def problem(self) -> str:
         """Return why the server does not answer; nothing if it does."""
@@ -289,15 +314,19 @@ class Teacher:
                 log-probabilities of these ids.
         """
         response = await self._post(self._route, msgspec.json.encode(self._body(ids, top_k)))
-        return await asyncio.to_thread(self._read, response.content, ids)
+        scores = await asyncio.to_thread(self._read, response.content, ids)
+        if 0 < (given := _widest(scores)) < min(top_k, len(self.tokenizer.table)):
+            self._note(f"{self._gives(given)}, and was asked for {top_k}")
+            self._note = silent_note
+        return scores
 
     def _read(self, content: bytes, ids: Sequence[int]) -> Scores:
         read = _read_vllm if self.kind == "vllm" else _read_sglang
         try:
             topk, ranks = read(content, ids)
-            place = StoredRows(topk, {}, [f"the answer of the teacher's server at {self.url}"])
+            place = StoredRows(topk, {}, ["its answer"])
             rows = checked(place, self._ids, renormalized=False, complete=True)
-        except (msgspec.MsgspecError, OverflowError, RecursionError, UnicodeError) as error:
+        except (msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
             raise TeacherError(
                 f"{self._route} answered without log-probabilities of the prompt: {error}"
             ) from error
@@ -332,12 +361,20 @@ class Teacher:
         raise TeacherError(problem)
 
 
+def _widest(scores: Scores) -> int:
+    """Return how many of the best candidates a place has at most, the token itself aside."""
+    sizes = np.diff(scores.topk.starts)
+    return int((sizes - (scores.ranks >= sizes)).max(initial=0))
+
+
 def _read_vllm(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
     choices = msgspec.json.decode(content, type=_Completion).choices
     rows = choices[0].prompt_logprobs if choices else None
     if rows is None:
         raise msgspec.ValidationError("no prompt_logprobs")
     kept = [row or {} for row in rows]
+    if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row stands twice
+        json.loads(content, object_pairs_hook=unique_keys)
     entries = [*chain.from_iterable(row.values() for row in kept)]
     own = [row.get(i) for i, row in zip(ids, kept, strict=False)]
     ranks = [(e.rank or 0) if e else 0 for e in own]
@@ -377,10 +414,11 @@ def _topk(ids: Sequence[int], rows: Sequence[Mapping[int, Any]], logprobs: Itera
     if len(outside):
         raise msgspec.ValidationError(f"{outside[0]} is no token id")
     unknown = np.full(len(ids), np.nan, np.float32)
+    with np.errstate(over="ignore"):  # what is infinite then is refused as such
+        values = np.fromiter(logprobs, np.float64, starts[-1]).astype(np.float32)
     return TopK(
-        np.array(ids, np.int32), np.array([0, len(ids)]), starts,
-        candidates.astype(np.int32), np.fromiter(logprobs, np.float32, starts[-1]),
-        unknown, unknown.copy(),
+        np.array(ids, np.int32), np.array([0, len(ids)]), starts, candidates.astype(np.int32),
+        values, unknown, unknown.copy(),
     )  # fmt: skip
 
 
