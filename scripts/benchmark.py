@@ -35,7 +35,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "credit": ("credit:credit", "shares of a chunk's log-probability beside exact byte marginals"),
     "projecting": ("projecting:quality", "projected predictions beside what a teacher writes"),
     "serving": ("serving:serving", "`xtok serve`: student tokens per second, and its memory"),
-    "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),
+    "synthetic": ("synthetic:constants", "the constants of counting/synthetic.py, measured"),
 }  # fmt: skip
 
 

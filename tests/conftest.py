@@ -23,7 +23,7 @@ from make import built, write_documents
 
 import xtok
 from xtok import TokenAligner
-from xtok.counting.prior import prior_edges
+from xtok.counting.synthetic import synthetic_edges
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.projecting.back_map import BACK_MAP
@@ -146,10 +146,10 @@ def back_map(
 
 
 @pytest.fixture
-def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_synthetic_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw less synthetic text, so that a test is quick."""
-    defaults = prior_edges.__kwdefaults__ or {}
-    monkeypatch.setattr(prior_edges, "__kwdefaults__", {**defaults, "num_texts": 500})
+    defaults = synthetic_edges.__kwdefaults__ or {}
+    monkeypatch.setattr(synthetic_edges, "__kwdefaults__", {**defaults, "num_texts": 500})
 
 
 @pytest.fixture(scope="session")

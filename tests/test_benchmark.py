@@ -93,7 +93,7 @@ def test_cases_on_real_tokenizers(
 
 
 @pytest.mark.real
-@pytest.mark.usefixtures("short_prior")
+@pytest.mark.usefixtures("few_synthetic_texts")
 def test_projecting_beside_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Path
 ) -> None:

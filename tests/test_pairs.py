@@ -62,7 +62,7 @@ def test_pieces_are_those_of_the_tokens_asked_for_in_their_order(tmp_path: Path)
 
 def test_each_token_is_spelled_once(
     byte_level: Tokenizer, sentencepiece: Tokenizer, monkeypatch: pytest.MonkeyPatch,
-    short_prior: None,
+    few_synthetic_texts: None,
 ) -> None:  # fmt: skip
     """By whatever needs it: maps of pieces, synthetic text, events, the search of a page."""
     spelled: Counter[tuple[str, bytes]] = Counter()

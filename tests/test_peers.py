@@ -17,7 +17,7 @@ PEERS = Path(__file__).resolve().parents[1] / "scripts" / "peers.py"
 
 
 @pytest.mark.real
-@pytest.mark.usefixtures("short_prior")
+@pytest.mark.usefixtures("few_synthetic_texts")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
 def test_installed_peers_agree(

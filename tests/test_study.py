@@ -45,7 +45,7 @@ def study_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
     study.main()
 
 
-@pytest.mark.usefixtures("short_prior")
+@pytest.mark.usefixtures("few_synthetic_texts")
 def test_every_student_is_trained_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -91,7 +91,7 @@ def test_every_student_is_trained_once(
     assert dict(study.results(work)).keys() == dict(found).keys()
 
 
-@pytest.mark.usefixtures("short_prior")
+@pytest.mark.usefixtures("few_synthetic_texts")
 def test_a_pruned_student_is_healed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

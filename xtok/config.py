@@ -62,7 +62,7 @@ RARE = "Rarely needed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class OptionDetails:
     """What is known of an option beside its name, type and default."""
 
     help: str
@@ -84,12 +84,12 @@ class About:
     autocompletion: Callable[[str], list[str]] | None = None  # if not choices or any file
 
 
-def option(default: Any, help: str, **about: Any) -> Any:
+def option(default: Any, help: str, **details: Any) -> Any:
     """Return a field of a config, or a parameter of a command; the default `...` is none.
 
     A config calls it itself for each of its fields: the reference reads these calls as they stand.
     """
-    return field(default=default, metadata={"about": About(help=help, **about)})
+    return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
 
 
 @functools.cache
@@ -122,10 +122,10 @@ class Config:
         config: Any = type(self)
         types = _types(config)
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
-            check_value(f.name, getattr(self, f.name), types[f.name], f.metadata["about"])
+            check_value(f.name, getattr(self, f.name), types[f.name], f.metadata["details"])
 
 
-def check_value(name: str, value: Any, kind: Any, about: About) -> None:
+def check_value(name: str, value: Any, kind: Any, details: OptionDetails) -> None:
     """Check a value of an option against its type and range.
 
     Raises:
@@ -138,11 +138,11 @@ def check_value(name: str, value: Any, kind: Any, about: About) -> None:
         raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
     if get_origin(kind) is tuple:
         for number, item in enumerate(value, start=1):
-            check_value(f"{name}, number {number},", item, get_args(kind)[0], about)
+            check_value(f"{name}, number {number},", item, get_args(kind)[0], details)
     elif kind is int and not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}, and must be an integer")
     elif kind in (int, float):
-        limits = {key: getattr(about, key) for key in _ENDS}
+        limits = {key: getattr(details, key) for key in _ENDS}
         ends = [(*_ENDS[key], end) for key, end in limits.items() if end is not None]
         if not isfinite(value) or not all(holds(value, end) for _, holds, end in ends):
             words = [f"{word} {end}" for word, _, end in ends]

@@ -24,7 +24,7 @@ from xtok.stages.build import map_of_pair
 from xtok.stages.counted import wanted_by
 from xtok.stages.multitoken import multitoken
 
-pytestmark = pytest.mark.usefixtures("short_prior")
+pytestmark = pytest.mark.usefixtures("few_synthetic_texts")
 
 
 @pytest.fixture(scope="module")

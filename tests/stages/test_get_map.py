@@ -25,7 +25,7 @@ from xtok.maps.file import sha256
 from xtok.stages.build import difference, map_of_pair
 from xtok.tokenizers import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("short_prior")
+pytestmark = pytest.mark.usefixtures("few_synthetic_texts")
 
 # Loads a tokenizer, then forks processes that all ask for one map. Each build is a line in a log,
 # and so is each note. A build sleeps first, as told. Children are reaped at the end.

@@ -26,7 +26,7 @@ import typer
 
 from xtok import report
 from xtok.cli.spellings import is_given, line_of, nemo_options
-from xtok.config import OUTPUT, RARE, About, check_value, option, without_none
+from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
 from xtok.errors import XtokError
 from xtok.report.stdout import print_result, reserved_stdout, result_stream
 from xtok.vocab.display import printable
@@ -93,7 +93,7 @@ def _of_nemo(command: str, own: Mapping[str, Option]) -> Iterator[Option]:
     for name, target in nemo_options(command, own):
         kind, parser = bool if target is None else str, None
         if target and target in own:
-            kind, parser = own[target].type, own[target].about.parser
+            kind, parser = own[target].type, own[target].details.parser
         default = False if target is None else None
         yield Option(name, kind, option(default, "", flag=True, hidden=True, parser=parser))
 
@@ -120,44 +120,44 @@ class Option:
     panel_of_config: str | None = None
 
     @property
-    def about(self) -> About:
+    def details(self) -> OptionDetails:
         """What is known of it besides."""
-        about: About = self.field.metadata["about"]
-        return about
+        details: OptionDetails = self.field.metadata["details"]
+        return details
 
     @property
     def flag(self) -> str:
         """The option as it is typed; of an argument, its name in the help."""
-        return self.about.argument or f"--{(self.about.name or self.name).replace('_', '-')}"
+        return self.details.argument or f"--{(self.details.name or self.name).replace('_', '-')}"
 
     @property
     def panel(self) -> str | None:
-        """The part of the help that it stands in."""
-        return self.about.panel or self.panel_of_config
+        """The part of the help that it stands in; arguments have their own."""
+        return None if self.details.argument else self.details.panel or self.panel_of_config
 
     @property
     def parameter(self) -> inspect.Parameter:
         """The parameter that Typer reads the option from."""
-        about, kind, default = self.about, self.type, self.field.default
+        details, kind, default = self.details, self.type, self.field.default
         plain, item = _plain(kind)
         if plain is tuple:  # written as 1,2,3
             kind, default = str | None, None
         metavar = "FILE" if item is Path else "N" if plain is int else None
         words: dict[str, Any] = {
-            "metavar": about.argument or about.metavar or metavar,
-            "parser": about.parser or (read_path if item is Path else None),
-            "autocompletion": about.autocompletion,
+            "metavar": details.argument or details.metavar or metavar,
+            "parser": details.parser or (read_path if item is Path else None),
+            "autocompletion": details.autocompletion,
         }
-        if about.argument:
-            info: Any = typer.Argument(help=about.help, show_default=False, **words)
+        if details.argument:
+            info: Any = typer.Argument(help=details.help, show_default=False, **words)
         else:
-            is_switch = plain is bool and not about.flag
+            is_switch = plain is bool and not details.flag
             flag = f"{self.flag}/--no-{self.flag[2:]}" if is_switch else self.flag
-            flags = flag, *filter(None, [about.short])
-            words |= {"rich_help_panel": self.panel, "hidden": about.hidden}
-            has_ends = about.min is not None and about.max is not None
-            ends = f" From {about.min} to {about.max}." if has_ends else ""
-            info = typer.Option(*flags, help=about.help + ends, **words)
+            flags = flag, *filter(None, [details.short])
+            words |= {"rich_help_panel": self.panel, "hidden": details.hidden}
+            has_ends = details.min is not None and details.max is not None
+            ends = f" From {details.min} to {details.max}." if has_ends else ""
+            info = typer.Option(*flags, help=details.help + ends, **words)
         default = inspect.Parameter.empty if default is ... else default
         return inspect.Parameter(
             self.name, _KEYWORD, default=default, annotation=Annotated[kind, info]
@@ -177,7 +177,7 @@ class Option:
             except ValueError:
                 message = f"{self.flag} {typed} is not a list such as 0,1,2"
                 raise typer.BadParameter(message) from None
-        check_value(self.name, value, self.type, self.about)
+        check_value(self.name, value, self.type, self.details)
         return value
 
     def as_typed(self, value: Any) -> str:
@@ -223,10 +223,10 @@ def _remarks(
     ]
     notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
     for typed in (options[name] for name in options if name in given):
-        needed = _conditions(typed.about.needs, options, values)
+        needed = _conditions(typed.details.needs, options, values)
         if needed and not any(needed.values()):
             raise typer.BadParameter(f"{typed.flag} goes with {' or '.join(needed)}")
-        useless = _conditions(typed.about.no_effect_with, options, values)
+        useless = _conditions(typed.details.no_effect_with, options, values)
         reasons = [words for words, holds in useless.items() if holds]
         notes += [f"{typed.flag} has no effect with {words}" for words in reasons[:1]]
     return notes
@@ -263,7 +263,7 @@ def _drop_stdout() -> None:
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
     """Return an error's hint, with the running command's options for the parameter it names."""
-    if error.parameter in options and not options[error.parameter].about.hidden:
+    if error.parameter in options and not options[error.parameter].details.hidden:
         return error.hint_with(line_of(context).as_typed(options[error.parameter].flag))
     name = error.parameter.replace("_", "-")
     names = ("student-model", "teacher-model") if name == "pair" else (name,)

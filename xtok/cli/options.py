@@ -59,7 +59,7 @@ def map_option(help: str, default: Any = None, **about: Any) -> Any:
 
 MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
-BACK_MAP = map_option(
+BACK_MAP_FILE = map_option(
     "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is built.",
     name="map",
     panel=MAIN,

@@ -9,7 +9,7 @@ import xtok
 from xtok import report
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
-    BACK_MAP,
+    BACK_MAP_FILE,
     JSON,
     STUDENT_CHAT_TEMPLATE,
     TEACHER_CHAT_TEMPLATE,
@@ -38,7 +38,7 @@ def project(
         parser=expanded,
     ),
     models: ModelArguments,
-    back_map: Path | None = BACK_MAP,
+    back_map: Path | None = BACK_MAP_FILE,
     output: Path = option(
         ..., "Where to write: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
     ),

@@ -8,7 +8,7 @@ import xtok
 from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import (
-    BACK_MAP,
+    BACK_MAP_FILE,
     STUDENT_CHAT_TEMPLATE,
     TEACHER_CHAT_TEMPLATE,
     ModelArguments,
@@ -30,7 +30,7 @@ def serve(
         panel=MAIN,
     ),
     config: ServeConfig,
-    back_map: Path | None = BACK_MAP,
+    back_map: Path | None = BACK_MAP_FILE,
     student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
     teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,

@@ -177,10 +177,10 @@ def _exact_rows(m: ProjectionMap) -> Found:
         return "failed", f"row {exact[place]} has {sizes[place]} entries"
     if rows is None or columns is None:
         return _NO_TOKENS
-    ours, theirs = rows.tokens(), columns.tokens()
+    of_student, of_teacher = rows.tokens(), columns.tokens()
     partners = m.teacher_ids[m.row_kind[m.student_ids] == RowKind.EXACT]  # one of each row
     pairs = zip(exact.tolist(), partners.tolist(), strict=True)
-    wrong = [s for s, t in pairs if ours[s] != theirs[t]]
+    wrong = [s for s, t in pairs if of_student[s] != of_teacher[t]]
     if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
         return "failed", f"other bytes in the rows of {examples_of(wrong, rows, 'id')}"
     only = f", but for {len(wrong):,} that are equal in another token form" if wrong else ""
@@ -200,28 +200,28 @@ def _roles(table: TokenTable | None) -> Found:
     return "ok", f"{plural(len(ids), 'token')} with a role: {listed(table.roles) or 'none'}"
 
 
-def _tokens(ours: TokenTable | None, tokenizer: Tokenizer) -> Found:
+def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Found:
     """Check that a side of a map has a tokenizer's tokens."""
-    theirs, model_id = tokenizer.table, tokenizer.vocabulary.model_id
-    if ours is None:
+    of_model, model_id = tokenizer.table, tokenizer.vocabulary.model_id
+    if of_map is None:
         return _NO_TOKENS
-    if ours.sha256() == theirs.sha256():
+    if of_map.sha256() == of_model.sha256():
         return "ok", f"the tokens of {model_id}"
-    differ = differing_ids(ours, theirs)
+    differ = differing_ids(of_map, of_model)
     if not differ:
         return "failed", f"the types of some tokens are not those of {model_id}"
-    shown = listed(f"{i} {ours.quoted(i)} and {theirs.quoted(i)}" for i in differ)
+    shown = listed(f"{i} {of_map.quoted(i)} and {of_model.quoted(i)}" for i in differ)
     return "failed", f"{len(differ):,} ids differ from {model_id}: {shown}"
 
 
-def _width(ours: Vocabulary, theirs: Vocabulary) -> Found:
+def _width(of_map: Vocabulary, of_model: Vocabulary) -> Found:
     """Check that a side of a map is as wide as a tokenizer's model."""
-    width, source = f"{ours.vocab_size:,}", theirs.width_source
-    if ours.vocab_size == theirs.vocab_size:
+    width, source = f"{of_map.vocab_size:,}", of_model.width_source
+    if of_map.vocab_size == of_model.vocab_size:
         return "ok", f"{width}, from the {source}"
-    if can_grow(ours, theirs):
-        return "ok", f"{width} by the file, {theirs.vocab_size:,} by the model"
-    if source == "tokenizer" and ours.vocab_size > theirs.vocab_size:
-        tokens = f"no config.json with the {theirs.vocab_size:,} tokens"
+    if can_grow(of_map, of_model):
+        return "ok", f"{width} by the file, {of_model.vocab_size:,} by the model"
+    if source == "tokenizer" and of_map.vocab_size > of_model.vocab_size:
+        tokens = f"no config.json with the {of_model.vocab_size:,} tokens"
         return "ok", f"{width}; {tokens}: width not checked"
-    return "failed", f"{width}, and {theirs.vocab_size:,} by the {source}"
+    return "failed", f"{width}, and {of_model.vocab_size:,} by the {source}"

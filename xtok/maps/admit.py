@@ -81,35 +81,35 @@ def at_widths_of(pair: Pair, projection: AnyMap) -> Pair:
     """Return a pair as wide as a map of it, where the map tells and no option says other."""
     changed: dict[str, Any] = {}
     for side in SIDES:
-        ours, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
-        width = _shared_width(getattr(projection, side), ours)
-        if width == ours.vocab_size:
+        of_pair, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
+        width = _shared_width(getattr(projection, side), of_pair)
+        if width == of_pair.vocab_size:
             continue
         if tokenizer is not None:
             changed[f"{side}_tokenizer"] = tokenizer = tokenizer.at_width(width)
             changed[side] = tokenizer.vocabulary
-        elif ours.table is not None:
-            table = ours.table.at_width(width)
-            changed[side] = replace(ours, vocab_size=width, width_source="option", table=table)
+        elif of_pair.table is not None:
+            table = of_pair.table.at_width(width)
+            changed[side] = replace(of_pair, vocab_size=width, width_source="option", table=table)
     return replace(pair, **changed) if changed else pair
 
 
-def _shared_width(ours: Vocabulary, tokenizer: Vocabulary) -> int:
+def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
     """Return the width that a tokenizer should have to be used with a side of a map.
 
     A map with the tokenizer's tokens tells it, and so does one whose width a person gave. Else it
     is the tokenizer's; one that is not from a model's config is a lower bound, like a map's ids.
     """
-    if tokenizer.width_source == "option":
-        return tokenizer.vocab_size
-    if ours.table is not None:
-        same = same_tokens(ours.table, tokenizer.table)
-        return ours.vocab_size if same else tokenizer.vocab_size
-    if not ours.is_lower_bound:
-        return ours.vocab_size
-    if tokenizer.width_source == "tokenizer" or ours.width_source == "map":
-        return max(ours.vocab_size, tokenizer.vocab_size)
-    return tokenizer.vocab_size
+    if of_pair.width_source == "option":
+        return of_pair.vocab_size
+    if of_map.table is not None:
+        same = same_tokens(of_map.table, of_pair.table)
+        return of_map.vocab_size if same else of_pair.vocab_size
+    if not of_map.is_lower_bound:
+        return of_map.vocab_size
+    if of_pair.width_source == "tokenizer" or of_map.width_source == "map":
+        return max(of_map.vocab_size, of_pair.vocab_size)
+    return of_pair.vocab_size
 
 
 def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
@@ -124,34 +124,34 @@ def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
         XtokError: naming the map and the side whose tokens or width differ, and how.
     """
     for side in SIDES:
-        ours: Vocabulary = getattr(projection, side)
-        theirs: Vocabulary = getattr(pair, side)
-        if ours is theirs:
+        of_map: Vocabulary = getattr(projection, side)
+        of_pair: Vocabulary = getattr(pair, side)
+        if of_map is of_pair:
             continue
-        is_known = ours.table is not None and theirs.table is not None
-        if is_known and not same_tokens(ours.table, theirs.table):
+        is_known = of_map.table is not None and of_pair.table is not None
+        if is_known and not same_tokens(of_map.table, of_pair.table):
             raise _other_tokens(pair, side, projection, name)
-        same = ours.vocab_size == theirs.vocab_size
-        if not (same or can_grow(ours, theirs) or can_grow(theirs, ours)):
-            raise _other_width(side, ours, theirs, f"{name} ({ours.model_id})")
-        if ours.table is None and theirs.vocab_size >= ours.vocab_size:
+        same = of_map.vocab_size == of_pair.vocab_size
+        if not (same or can_grow(of_map, of_pair) or can_grow(of_pair, of_map)):
+            raise _other_width(side, of_map, of_pair, f"{name} ({of_map.model_id})")
+        if of_map.table is None and of_pair.vocab_size >= of_map.vocab_size:
             known: Any = projection  # a projection map: the others have the tokens of both sides
-            if theirs.table is not None:
-                projection = known.with_side(side, theirs)
-            elif ours.width_source == "ids":
+            if of_pair.table is not None:
+                projection = known.with_side(side, of_pair)
+            elif of_map.width_source == "ids":
                 width: dict[str, Any] = {
-                    "vocab_size": theirs.vocab_size, "width_source": theirs.width_source,
+                    "vocab_size": of_pair.vocab_size, "width_source": of_pair.width_source,
                 }  # fmt: skip
-                projection = known.with_side(side, replace(ours, **width))
+                projection = known.with_side(side, replace(of_map, **width))
     return projection
 
 
 def is_swapped(pair: Pair, projection: AnyMap) -> bool:
     """Whether a map is not of a pair, but of the same two the other way round."""
-    ours, theirs = projection.student.table, projection.teacher.table
+    rows, columns = projection.student.table, projection.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
-    crossed = same_tokens(ours, teacher) and same_tokens(theirs, student)
-    return ours is not None and theirs is not None and crossed and not pair.is_same
+    crossed = same_tokens(rows, teacher) and same_tokens(columns, student)
+    return rows is not None and columns is not None and crossed and not pair.is_same
 
 
 def name_notes(pair: Pair, projection: AnyMap) -> list[str]:
@@ -161,25 +161,25 @@ def name_notes(pair: Pair, projection: AnyMap) -> list[str]:
     """
     notes = []
     for side in SIDES:
-        ours, theirs = getattr(projection, side), getattr(pair, side)
-        names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (ours, theirs)]
-        if ours.table is None and names[0] not in (names[1], "unknown"):
+        of_map, of_pair = getattr(projection, side), getattr(pair, side)
+        names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (of_map, of_pair)]
+        if of_map.table is None and names[0] not in (names[1], "unknown"):
             notes.append(
-                f"the map says that its {side} is {ours.model_id}; it has no tokens to "
-                f"compare, and is taken for {theirs.model_id}'s"
+                f"the map says that its {side} is {of_map.model_id}; it has no tokens to "
+                f"compare, and is taken for {of_pair.model_id}'s"
             )
     return notes
 
 
-def can_grow(ours: Vocabulary, other: Vocabulary) -> bool:
+def can_grow(of_map: Vocabulary, other: Vocabulary) -> bool:
     """Whether a side of a map may be made as wide as another vocabulary.
 
     That is where its file tells its ids, and not the width: rows and columns beyond are empty. The
     rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
     """
-    if not ours.is_lower_bound or ours.vocab_size > other.vocab_size:
+    if not of_map.is_lower_bound or of_map.vocab_size > other.vocab_size:
         return False
-    return ours.width_source == "ids" or ours.vocab_size >= _least_width(other)
+    return of_map.width_source == "ids" or of_map.vocab_size >= _least_width(other)
 
 
 def _least_width(other: Vocabulary) -> int:
@@ -187,8 +187,8 @@ def _least_width(other: Vocabulary) -> int:
 
 
 def _other_tokens(pair: Pair, side: str, projection: AnyMap, name: str) -> XtokError:
-    ours, theirs = getattr(projection, side), getattr(pair, side)
-    problem = f"the {side} of {name} ({ours.model_id}) has other tokens than {theirs.model_id}"
+    of_map, of_pair = getattr(projection, side), getattr(pair, side)
+    problem = f"the {side} of {name} ({of_map.model_id}) has other tokens than {of_pair.model_id}"
     hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "
     hint += "pair of a map"
     if is_swapped(pair, projection):
@@ -200,14 +200,15 @@ def _other_tokens(pair: Pair, side: str, projection: AnyMap, name: str) -> XtokE
     return XtokError(problem, hint=hint)
 
 
-def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:
+def _other_width(side: str, of_map: Vocabulary, other: Vocabulary, what: str) -> XtokError:
     hint = "give the map of this pair; xtok inspect shows the pair of a map"
-    fits = _least_width(other) <= ours.vocab_size
-    if fits or ours.is_lower_bound:
-        width = ours.vocab_size if fits else other.vocab_size
+    fits = _least_width(other) <= of_map.vocab_size
+    if fits or of_map.is_lower_bound:
+        width = of_map.vocab_size if fits else other.vocab_size
         hint += f"; if it is this pair, give the width {width} with {{option}}"
     return XtokError(
-        f"the {side} of {what} is {ours.vocab_size:,} wide, {other.model_id} {other.vocab_size:,}",
+        f"the {side} of {what} is {of_map.vocab_size:,} wide, {other.model_id} "
+        f"{other.vocab_size:,}",
         hint=hint,
         parameter=f"{side}_vocab_size",
     )

@@ -12,9 +12,9 @@ from typing import Any
 from xtok.config import Loss
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.loss_fit import exact_rows, is_counted
 from xtok.maps.map_like import MapLike
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.suits import exact_rows, is_counted
 from xtok.pairs import Pair
 
 

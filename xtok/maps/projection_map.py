@@ -238,32 +238,34 @@ class ProjectionMap:
         Raises:
             MapFileError: if it has ids beyond it, or is known to have another.
         """
-        ours: Vocabulary = getattr(self, side)
-        if ours.vocab_size != width and not ours.is_lower_bound:
-            problem = f"is {ours.vocab_size} wide on the {side}'s side, not {width}"
+        vocabulary: Vocabulary = getattr(self, side)
+        if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
+            problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, not {width}"
             hint = (
                 f"is it the map of this pair? It is of {self.student.model_id} and "
                 f"{self.teacher.model_id}; else leave out {{option}}"
             )
-        elif width < ours.vocab_size:
-            problem = f"has the {side} id {ours.vocab_size - 1}, and is not {width} wide"
-            hint = f"give the width of its logits with {{option}}, at least {ours.vocab_size}"
+        elif width < vocabulary.vocab_size:
+            problem = f"has the {side} id {vocabulary.vocab_size - 1}, and is not {width} wide"
+            hint = f"give the width of its logits with {{option}}, at least {vocabulary.vocab_size}"
         elif width > MAX_WIDTH:
             problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
-        elif ours.table is not None:
+        elif vocabulary.table is not None:
             return self
         else:
-            return self.with_side(side, replace(ours, vocab_size=width, width_source="option"))
+            return self.with_side(
+                side, replace(vocabulary, vocab_size=width, width_source="option")
+            )
         raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
 
     def require_widths(self) -> None:
         """Raise an `XtokError` if a width is only the largest id + 1."""
         for side in SIDES:
-            ours: Vocabulary = getattr(self, side)
-            if ours.width_source == "ids":
+            vocabulary: Vocabulary = getattr(self, side)
+            if vocabulary.width_source == "ids":
                 raise XtokError(
                     f"the map's file does not tell the width of the {side}'s logits, only ids up "
-                    f"to {ours.vocab_size - 1:,}",
+                    f"to {vocabulary.vocab_size - 1:,}",
                     hint="load or convert the map with {option}",
                     parameter=f"{side}_vocab_size",
                 )

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from xtok.config import BuildConfig
 from xtok.counting.counts import LONGEST_CHUNK, MapRows, pair_edges, unit_of
 from xtok.counting.pair_text import PairText, Wanted
-from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import choose_alpha, smooth
+from xtok.counting.synthetic import synthetic_edges
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -64,7 +64,7 @@ def counted(
     options = config.multitoken
     check_ignored(pair, options)
     in_form = compared(pair, options)
-    edges, unspelled = prior_edges(pair, config.target, progress=progress)
+    edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
     edges, kind = completed(in_form, edges, RowKind.COUNTED, options, only)
     projection = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
     failures = unspelled_note(in_form, set(unspelled) - set(options.ignore_student_ids))

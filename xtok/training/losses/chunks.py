@@ -82,7 +82,8 @@ def loss_over_chunks(
 
     Raises:
         XtokError: if logits are narrower than their side of `widths`.
-        ValueError: for shapes that do not fit, chunk ids that fall within a row, and as `checked`.
+        ValueError: for shapes that do not fit, chunk ids that fall within a row, and logits that
+            are not finite.
     """
     device = student_logits.device
     pairs = torch.as_tensor(alignment.pair_valid).shape
@@ -107,7 +108,7 @@ def loss_over_chunks(
         return no_chunks(student_logits)
     with torch.autocast(device.type, enabled=False):
         loss = compare(chunks)
-    return checked(loss, *both)
+    return require_finite(loss, *both)
 
 
 def number_chunks(
@@ -167,7 +168,7 @@ def no_chunks(student_logits: Tensor) -> Tensor:
     return torch.where(zeros == 0, zeros, student_logits).sum(dtype=work_dtype(student_logits))
 
 
-def checked(loss: Tensor, *logits: Tensor) -> Tensor:
+def require_finite(loss: Tensor, *logits: Tensor) -> Tensor:
     """Return the loss if it is finite; `logits` are the student's, and maybe the teacher's.
 
     Raises:

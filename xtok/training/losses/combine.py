@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.chunks import (
-    checked,
     divergence,
     largest_columns,
     log_probabilities,
     no_chunks,
+    require_finite,
 )
 from xtok.training.losses.config import CombineConfig, SameTokenizerConfig
 from xtok.training.sparse import work_dtype
@@ -67,7 +67,7 @@ def same_tokenizer_kl(
         )
         loss = divergence(log_s, log_r, reverse=config.reverse_kl)
         loss = loss * (config.temperature**2 / len(log_r))
-    return checked(loss, student_logits, teacher_logits)
+    return require_finite(loss, student_logits, teacher_logits)
 
 
 def averaged_logits(

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
+from xtok.maps.loss_fit import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.maps.suits import H_KL_THRESHOLD, p_kl_problems
 from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.boundaries import Positions, candidates, check_sums, loss_at
-from xtok.training.losses.chunks import FLOOR, checked, no_chunks
+from xtok.training.losses.chunks import FLOOR, no_chunks, require_finite
 from xtok.training.sparse import work_dtype
 
 
@@ -79,4 +79,4 @@ def topk_kl(
     ours, theirs = (batch, places), (batch, places + 1)
     with torch.autocast(student_logits.device.type, enabled=False):
         loss = loss_at(ours, theirs, compare, student_logits, (width, 0), dtype)
-    return checked(loss, student_logits)
+    return require_finite(loss, student_logits)

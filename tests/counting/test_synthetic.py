@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import xtok
 from xtok.alignment.sequences import FlatIds
 from xtok.config import BuildConfig, Target
-from xtok.counting import prior
+from xtok.counting import synthetic
 from xtok.counting.encode import TextEncoder
-from xtok.counting.prior import Kind, kind_of, prior_edges
+from xtok.counting.synthetic import Kind, kind_of, synthetic_edges
 from xtok.maps.edges import Edges
 from xtok.pairs import Pair
 from xtok.stages.counted import counted
@@ -50,13 +50,13 @@ def test_kinds(token: bytes, kind: Kind | None) -> None:
 
 
 def test_the_same_seed_gives_the_same_edges(pair: Pair) -> None:
-    first, again, other = (prior_edges(pair, num_texts=300, seed=seed)[0] for seed in (0, 0, 1))
+    first, again, other = (synthetic_edges(pair, num_texts=300, seed=seed)[0] for seed in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert rows(first) != rows(other)
 
 
 def test_a_map_of_one_tokenizer_is_mostly_the_identity(byte_level: Tokenizer) -> None:
-    found = rows(prior_edges(xtok.pair(byte_level, byte_level), num_texts=2000)[0].normalized())
+    found = rows(synthetic_edges(xtok.pair(byte_level, byte_level), num_texts=2000)[0].normalized())
     text_ids = byte_level.table.text_ids.tolist()
     assert sorted(found) == text_ids
     assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
@@ -80,10 +80,10 @@ def test_tokens_that_begin_others_are_those_of_plain_loops(
         longer = [i for t, i in teacher.items() if t.startswith(token) and t != token]
         row = ([i for _, i in sorted(shorter)] + longer)[:most]
         total = sum(1 / (t + 1000) for t in row)
-        expected |= {(s, t): prior.FALLBACK / (t + 1000) / total for t in row}
+        expected |= {(s, t): synthetic.FALLBACK / (t + 1000) / total for t in row}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prior, "_PREFIXES_PER_ROW", most)
-        s_ids, t_ids, weights = (array.tolist() for array in prior._prefixes(student, teacher))
+        patch.setattr(synthetic, "_PREFIXES_PER_ROW", most)
+        s_ids, t_ids, weights = (array.tolist() for array in synthetic._prefixes(student, teacher))
     found = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
     assert found == pytest.approx(expected)
 
@@ -93,7 +93,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
 ) -> None:
     """Texts are encoded several at a time; counting goes on behind a difference."""
     drawn = ["Q", "Q", "２Q", *["Q"] * 27]
-    monkeypatch.setattr(prior._Source, "texts", lambda self, number: drawn[:number])
+    monkeypatch.setattr(synthetic._Source, "texts", lambda self, number: drawn[:number])
     advanced: list[int] = []
 
     @contextmanager
@@ -101,7 +101,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
         yield advanced.append
 
     pair = xtok.pair(byte_level, composing)
-    edges, _ = prior_edges(pair, num_texts=len(drawn), progress=progress)
+    edges, _ = synthetic_edges(pair, num_texts=len(drawn), progress=progress)
     of_q = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
     assert sum(advanced) == 30
     # 30 times, and where the bytes of one begin the other's, and as its first piece.
@@ -111,7 +111,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
 def test_each_text_is_encoded_once_though_one_side_changes_all(
     byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prior._Source, "texts", lambda self, number: ["２Q"] * number)
+    monkeypatch.setattr(synthetic._Source, "texts", lambda self, number: ["２Q"] * number)
     encoded: list[str] = []
     start_encoding = TextEncoder.start_encoding
 
@@ -120,7 +120,7 @@ def test_each_text_is_encoded_once_though_one_side_changes_all(
         return start_encoding(self, texts)
 
     monkeypatch.setattr(TextEncoder, "start_encoding", recorded)
-    prior_edges(xtok.pair(byte_level, composing), num_texts=100)
+    synthetic_edges(xtok.pair(byte_level, composing), num_texts=100)
     assert sum(text.count("Q") for text in encoded) == 100
 
 
@@ -135,7 +135,7 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
         sides.append(load_tokenizer(f"{tmp_path}/{name}.tiktoken@ ?\\w+|\\s+|[^\\s\\w]+"))
     tracemalloc.start()
     try:
-        edges, unspelled = prior_edges(xtok.pair(sides[0], sides[1]), "both", num_texts=300)
+        edges, unspelled = synthetic_edges(xtok.pair(sides[0], sides[1]), "both", num_texts=300)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -169,7 +169,7 @@ def test_chunks_keep_all_the_pieces_of_a_token(
     """At starts, only what a token begins with counts; P-KL averages over all of a chunk."""
     starts, chunks, both = (
         rows(
-            prior_edges(xtok.pair(byte_level, sentencepiece), target, num_texts=2000)[
+            synthetic_edges(xtok.pair(byte_level, sentencepiece), target, num_texts=2000)[
                 0
             ].normalized()
         )
@@ -190,7 +190,7 @@ def test_chunks_keep_all_the_pieces_of_a_token(
 @pytest.mark.real
 def test_real_vocabularies_know_how_words_go_on(load_real: Load) -> None:
     llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    found = rows(prior_edges(xtok.pair(llama, qwen), num_texts=20_000)[0].normalized())
+    found = rows(synthetic_edges(xtok.pair(llama, qwen), num_texts=20_000)[0].normalized())
     assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
     for word in (b" the", b" and", " größ".encode(), "です".encode()):
         [s], [t] = llama.segment(word)[:1], qwen.segment(word)[:1]

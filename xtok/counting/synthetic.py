@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 
 # How often each kind follows each, in languages with spaces (English, French, German, Python) and
-# without (Chinese, Japanese); scripts/benchmark.py prior prints them, to within 0.03.
+# without (Chinese, Japanese); scripts/benchmark.py synthetic prints them, to within 0.03.
 _SPACED = np.array(
     [
         [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
@@ -69,7 +69,7 @@ _UNSPACED = np.array(
 _SHARE_UNSPACED = 0.33
 
 # A token's weight among its kind is 1 / (rank + shift) ** exponent; fitted a little flatter than
-# what scripts/benchmark.py prior prints, so that rare tokens are drawn often enough to be counted.
+# what scripts/benchmark.py synthetic prints, so that rare tokens are drawn, and counted, enough.
 _ZIPF = {
     Kind.WORD: (1.0, 0.9),
     Kind.CONTINUATION: (5.0, 0.8),
@@ -101,7 +101,7 @@ FALLBACK = 0.02
 Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
-def prior_edges(
+def synthetic_edges(
     pair: Pair,
     target: Target = "start",
     *,

@@ -1,4 +1,4 @@
-"""The constants of xtok/counting/prior.py: which kind of token follows which, and Zipf's law.
+"""The constants of xtok/counting/synthetic.py: which kind of token follows which, and Zipf's law.
 
 Summed over six tokenizers; Chinese and Japanese are the languages without spaces. Prints both
 matrices, and for each kind the shift and exponent of 1 / (rank + shift) ** exponent with the
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Row, documents, tokenizer
-from xtok.counting import prior
-from xtok.counting.prior import Kind, kind_of
+from xtok.counting import synthetic
+from xtok.counting.synthetic import Kind, kind_of
 from xtok.tokenizers import Tokenizer
 
 NAMES = ("llama3", "mistral-v3", "deepseek-v3", "qwen", "claude-2", "tekken")
@@ -32,7 +32,7 @@ def constants(options: Namespace) -> Iterator[Row]:
         for label, un in (("spaced", False), ("unspaced", True))
     }  # fmt: skip
     sides = [tokenizer(name) for name in NAMES if options.only in name]
-    for label, quoted in (("spaced", prior._SPACED), ("unspaced", prior._UNSPACED)):
+    for label, quoted in (("spaced", synthetic._SPACED), ("unspaced", synthetic._UNSPACED)):
         counts = np.sum([transitions(side, texts[label]) for side in sides], 0)
         rows = np.where(counts.sum(1, keepdims=True) > 1000, counts, counts[Kind.WORD])
         rows = rows / rows.sum(1, keepdims=True).clip(min=1)
@@ -40,7 +40,7 @@ def constants(options: Namespace) -> Iterator[Row]:
             shares = {f"to {other.name}": float(rows[kind, other]) for other in Kind}
             off = float(np.abs(rows[kind] - quoted[kind]).max())
             yield {"text": label, "from": kind.name, **shares, "off by at most": off}
-    for kind, quoted_fit in prior._ZIPF.items():
+    for kind, quoted_fit in synthetic._ZIPF.items():
         label = "unspaced" if kind == Kind.UNSPACED else "spaced"
         shift, exponent = np.median([zipf(side, texts[label], kind) for side in sides], 0)
         yield {
