@@ -23,6 +23,7 @@ Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "prior"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
 Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
+EventLoss: TypeAlias = Literal["event-kl", "csd"]
 CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
 CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
 
@@ -164,10 +165,10 @@ _ENDS = {
 }
 
 
-def check_loss(loss: Loss) -> None:
-    """Raise a `ValueError` unless a loss is one that maps are built for."""
-    if loss not in get_args(Loss):
-        raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
+def check_loss(loss: str, known: Any = Loss) -> None:
+    """Raise a `ValueError` unless a loss is one of those that maps, or events, are made for."""
+    if loss not in get_args(known):
+        raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

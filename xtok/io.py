@@ -6,8 +6,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
@@ -80,6 +80,16 @@ def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file of these parts whole, or raise an `OutputError` and leave what was there."""
     with writing(target) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
+
+
+def write_all(contents: Mapping[Path, bytes]) -> None:
+    """Write files that belong together, or raise an `OutputError` and leave what was there."""
+    with ExitStack() as stack:
+        for target, content in contents.items():
+            with stack.enter_context(writing(target)).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # a full disk is known before the first is renamed
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 from checks import known
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, read_pt, run_python, same, tiny_vocabulary
+from make import FOREIGN, TINY, load_bytes, read_pt, run_python, same, tiny_vocabulary
 from safetensors.numpy import load as load_tensors
 
 import xtok
@@ -230,7 +230,7 @@ def test_the_layout_of_a_map_with_slots() -> None:
     assert found["enable_scale_trick"] is True
 
 
-def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one() -> None:
+def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: Path) -> None:
     kind = np.array([3, 1, 2, 2, 0, 0], np.uint8)
     single = replace(
         TINY,
@@ -242,9 +242,15 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one() -> None:
         top_k=1,
     )
     single.check()
-    found = nemo(single)
-    assert found["indices"].tolist() == [[0, -1], [1, -1], [2, 0], [1, 0], [-1, -1], [0, -1]]
-    assert found["likelihoods"].tolist() == [[1, 0], [1, 0], [1, 0], [1, 0], [0, 0], [0, 0]]
+    found, below = nemo(single), 1 - 2**-24
+    assert found["indices"].tolist() == [[0, -1], [1, -1], [2, -1], [1, -1], [-1, -1], [0, -1]]
+    weights = [[1, 0], [1, 0], [below, 0], [below, 0], [0, 0], [0, 0]]
+    assert found["likelihoods"].tolist() == weights
+    # As `build --for p-kl` counts them: none is an exact pair, and all come back.
+    counted = replace(single, row_kind=np.array([3, 5, 5, 5, 0, 0], np.uint8))
+    assert nemo(counted)["likelihoods"][:, 0].tolist() == [below, below, below, below, 0, 0]
+    for projection in (single, counted):
+        assert same(load_bytes(to_nemo(projection), tmp_path), projection)
 
 
 def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:

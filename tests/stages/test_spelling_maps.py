@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checks import error_of, known
-from conftest import KINDS, Load, Tokenizers
+import torch
+from checks import error_of, fails, known
+from conftest import KINDS, Cli, Load, Tokenizers
 from make import byte_ranks
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import xtok
-from xtok.errors import MapFileError
+from xtok.errors import MapFileError, OutputError, XtokError
+from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
+from xtok.maps.file import to_safetensors
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.stages.spellings import spellings_of_pair
@@ -187,3 +191,154 @@ def _change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int]) -> None:
     m = spellings_of_pair(xtok.pair(*map(load_real, names)))
     assert [*m.reports[0].counts.values()] == counts
+
+
+# NeMo-RL's two tables
+
+
+@pytest.fixture
+def long_tokens(tmp_path: Path) -> SpellingMap:
+    """A student with tokens of 2, 8 and 9 bytes, the teacher with bytes alone."""
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
+    return spellings_of_pair(xtok.pair(student, "bytes"))
+
+
+def test_the_two_tables(long_tokens: SpellingMap, tmp_path: Path) -> None:
+    long_tokens.save(tmp_path / "pair.pt")
+    forward, back = (torch.load(tmp_path / name) for name in ("pair.pt", "pair.reverse.pt"))
+    keys = ["subtoks", "lengths", "src", "dst", "N_max", "V_src", "V_dst", "xtok"]
+    assert list(forward) == list(back) == keys
+    assert [forward[key] for key in keys[2:-1]] == ["s.tiktoken", "bytes", 8, 259, 256]
+    assert [back[key] for key in keys[2:-1]] == ["bytes", "s.tiktoken", 8, 256, 259]
+    assert forward["subtoks"].dtype == forward["lengths"].dtype == torch.int64
+    assert forward["subtoks"].shape == (259, 8)  # the tokenizer's ids, not the width of the logits
+    assert forward["subtoks"][[97, 256, 257, 258]].tolist() == [
+        [97, -1, -1, -1, -1, -1, -1, -1],
+        [97, 98, -1, -1, -1, -1, -1, -1],
+        [97, 98, 99, 100, 101, 102, 103, 104],
+        [97, 98, 99, 100, 101, 102, 103, 104],  # cut; its length says so
+    ]
+    assert forward["lengths"][[97, 256, 257, 258]].tolist() == [1, 2, 8, 9]
+    assert back["subtoks"][:, 0].tolist() == list(range(256))
+    assert (back["lengths"].tolist(), int(back["subtoks"][:, 1:].max())) == ([1] * 256, -1)
+
+
+def test_the_tables_come_back(long_tokens: SpellingMap, tmp_path: Path) -> None:
+    long_tokens.save(tmp_path / "pair.pt")
+    loaded = SpellingMap.load(tmp_path / "pair.pt")
+    assert to_safetensors(loaded) == to_safetensors(long_tokens)
+    assert verify(tmp_path / "pair.pt").failed == ()
+    xtok.convert(tmp_path / "pair.pt", tmp_path / "m.safetensors")
+    xtok.convert(tmp_path / "m.safetensors", tmp_path / "new" / "again.pt")
+    for name in (".pt", ".reverse.pt"):
+        again = (tmp_path / "new" / f"again{name}").read_bytes()
+        assert again == (tmp_path / f"pair{name}").read_bytes()
+
+
+def test_both_tables_or_none(
+    long_tokens: SpellingMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) > 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"pair\.reverse\.pt cannot be written: No space left"):
+        long_tokens.save(tmp_path / "new" / "pair.pt")
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_the_second_table_cannot_be_the_first_is_not_written(
+    long_tokens: SpellingMap, tmp_path: Path
+) -> None:
+    (tmp_path / "pair.reverse.pt").mkdir()
+    message = error_of(lambda: long_tokens.save(tmp_path / "pair.pt"))
+    assert message == f"the output {tmp_path / 'pair.reverse.pt'} is a folder"
+    assert not (tmp_path / "pair.pt").exists()
+
+
+def test_tables_that_do_not_belong_together(long_tokens: SpellingMap, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.pt", tmp_path / "a.reverse.pt"
+    other = spellings_of_pair(xtok.pair("bytes", "bytes"))
+
+    def read_after(change: Callable[[], object]) -> str:
+        long_tokens.save(first)
+        change()
+        return error_of(lambda: SpellingMap.load(first)).removeprefix(str(tmp_path))
+
+    def swap() -> None:
+        first.rename(tmp_path / "b.pt")
+        second.rename(first)
+        (tmp_path / "b.pt").rename(second)
+
+    def change_a_length() -> None:
+        contents = torch.load(second)
+        contents["lengths"][5] = 2
+        torch.save(contents, second)
+
+    other.save(tmp_path / "o.pt")
+    assert "a.reverse.pt is missing" in read_after(second.unlink)
+    assert "a.pt is the teacher's table" in read_after(swap)
+    assert "do not belong together: s.tiktoken in bytes, and bytes in bytes" in read_after(
+        lambda: (tmp_path / "o.reverse.pt").rename(second)
+    )
+    assert "is not the teacher's table" in read_after(lambda: (tmp_path / "o.pt").replace(second))
+    assert "a.reverse.pt was changed since" in read_after(change_a_length)
+    assert "is not a whole .pt file" in read_after(lambda: second.write_bytes(b"PK\3\4"))
+    assert "not a table that xtok wrote" in read_after(
+        lambda: torch.save({"subtoks": torch.ones(2, 8), "lengths": torch.ones(2)}, first)
+    )
+    long_tokens.save(first)
+    with pytest.raises(XtokError, match="is the teacher's table") as caught:
+        SpellingMap.load(second)
+    assert caught.value.hint == f"give the student's, {first}; the teacher's is found beside it"
+    projection = xtok.build("bytes", "bytes")
+    projection.save(second)
+    with pytest.raises(XtokError, match="not a table that xtok wrote"):
+        SpellingMap.load(first)
+
+
+def test_the_commands(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> None:
+    pair = [str(small / "small.model"), str(small / "small-byte-level")]
+    done = cli("events", *pair, "--for", "csd", "-o", "pair.pt")
+    assert (done.returncode, done.stdout) == (0, "pair.pt\npair.reverse.pt\n")
+    overrides = [
+        f"teachers.0.projection_matrix_path={tmp_path}/pair.pt",
+        f"teachers.0.pseudo_target_path={tmp_path}/pair.pt",
+        f"teachers.0.reverse_pseudo_target_path={tmp_path}/pair.reverse.pt",
+        "loss_fn.common_indices_from_subtoks=true",
+    ]
+    line = f"note: for NeMo-RL's draft 4177: {' '.join(overrides)}"
+    assert line in done.stderr.splitlines()
+    done = cli("convert", "pair.pt", "m.safetensors", "-s", pair[0], "-t", pair[1])
+    assert (done.returncode, done.stdout) == (0, "m.safetensors\n")
+    done = cli("convert", "m.safetensors", "-o", "again.pt", "--json")
+    assert json.loads(done.stdout)["paths"] == ["again.pt", "again.reverse.pt"]
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "pair.pt").read_bytes()
+    assert cli("verify", "pair.pt", "-s", pair[0], "-t", pair[1]).returncode == 0
+    swapped = cli("verify", "pair.pt", "-s", pair[1], "-t", pair[0])
+    assert (swapped.returncode, "swapped" in swapped.stdout) == (3, True)
+    for words, message in (
+        (["sort-cut", "pair.pt", "-k", "2"], "is a spelling map, not a projection map"),
+        (["evaluate", "pair.pt", *("-s", pair[0], "-t", pair[1]), "--text", corpus], "measured"),
+        (["convert", "pair.pt", "x.pt", "-s", pair[1], "-t", pair[0]], "the sides are swapped"),
+        (["convert", "pair.reverse.pt", "x.pt"], "is the teacher's table"),
+        (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
+    ):
+        fails(cli(*words), message)
+    assert cli("events", *pair, "--for", "csd", "--text", pair[0]).returncode == 2
+    named = cli("events", *pair, "--for", "csd", "--quiet")
+    assert named.stdout == "small_to_small-byte-level_spellings.safetensors\n"
+
+
+def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    m = xtok.events(byte_level, digits, for_loss="csd")
+    assert to_safetensors(m) == to_safetensors(spellings_of_pair(xtok.pair(byte_level, digits)))
+    assert isinstance(xtok.events(byte_level, digits), EventMap)
+    with pytest.raises(ValueError, match="loss is 'kl'"):
+        xtok.events(byte_level, digits, for_loss="kl")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="takes neither text nor options"):
+        xtok.events(byte_level, digits, "a.txt", for_loss="csd")  # type: ignore[call-overload]

@@ -17,7 +17,8 @@ def convert(
     map_path: Path = MAP,
     target: Path | None = option(
         None,
-        "Where to write: .safetensors, or .pt as NeMo-RL reads it.",
+        "Where to write: .safetensors, or .pt as NeMo-RL reads it; of a spelling map NAME.pt and "
+        "NAME.reverse.pt.",
         argument="OUTPUT",
         parser=read_path,
     ),
@@ -29,15 +30,15 @@ def convert(
 ) -> None:
     """Convert a map between .safetensors and NeMo-RL's .pt."""
     from xtok.maps.convert import nemo_overrides
-    from xtok.maps.file import check_output
+    from xtok.maps.file import check_output, files_of
 
     if (target is None) == (output is None):
         raise typer.BadParameter("give one output: OUTPUT, or --output")
     path = check_output(target or output or "")
-    projection = map_options.load(map_path, normalize=normalize)
+    projection = map_options.load_any(map_path, normalize=normalize)
     reports = projection.reports
     projection, _ = models.with_map(projection)
     xtok.convert(projection, path)
     if path.suffix == ".pt":
         report.print_note(nemo_overrides(projection, path))
-    report_written(reports, path, json=json)
+    report_written(reports, *files_of(projection, path), json=json)

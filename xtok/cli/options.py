@@ -123,12 +123,11 @@ class MapOptions(Widths):
         """Load a map."""
         return xtok.ProjectionMap.load(path, **vars(self), **more)
 
-    def load_any(self, path: Path) -> AnyMap:
+    def load_any(self, path: Path, **more: Any) -> AnyMap:
         """Load a map of any kind."""
-        from xtok.maps import file
         from xtok.maps.map_like import as_any_map
 
-        return self.load(path) if file.kind_of_file(path) == "map" else as_any_map(path)
+        return as_any_map(path, **vars(self), **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.admit import can_grow, is_swapped
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
-from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike
+from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike, as_any_map
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.maps.results import examples_of
 from xtok.maps.spellings import INVARIANTS as SPELLING_INVARIANTS
@@ -67,7 +67,7 @@ def verify(
     loaded: AnyMap
     try:
         if parts is None:
-            loaded = ProjectionMap.load(
+            loaded = as_any_map(
                 path, student_vocab_size=student_vocab_size, teacher_vocab_size=teacher_vocab_size
             )
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 from xtok.alignment import aligner
 from xtok.maps.admit import admit, pair, pair_of_map
-from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.map_like import as_any_map
 
 
 class TokenAligner(aligner.TokenAligner):
@@ -16,7 +16,7 @@ class TokenAligner(aligner.TokenAligner):
     Args:
         student_tokenizer: a fast Hugging Face tokenizer, or a model as `load_tokenizer` takes it.
         teacher_tokenizer: the same for the teacher.
-        projection_matrix_path: the map, which must be of these two.
+        projection_matrix_path: the map, which must be of these two; of its draft 4177, a table.
         max_comb_len: as in `xtok.TokenAligner`.
 
     Raises:
@@ -33,7 +33,7 @@ class TokenAligner(aligner.TokenAligner):
         if projection_matrix_path is None:
             both = pair(student_tokenizer, teacher_tokenizer)
         else:
-            projection = ProjectionMap.load(projection_matrix_path)
+            projection = as_any_map(projection_matrix_path)
             both = pair_of_map(projection, student_tokenizer, teacher_tokenizer)
             admit(both, projection)
         super().__init__(both, max_comb_len)

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from xtok.config import Loss
+from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.events import EventMap
 from xtok.maps.loss_fit import exact_rows, is_counted
-from xtok.maps.map_like import MapLike
+from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map
+from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 
 
 def convert(
-    projection: MapLike,
+    projection: AnyMapLike,
     output: str | PathLike[str],
     pair: Pair | None = None,
     **options: Any,
@@ -27,39 +30,62 @@ def convert(
     """Write a map in the format that the output's suffix tells, and return the output's path.
 
     Args:
-        projection: a map, or the path of any file that `load` reads.
-        output: a `.safetensors` file, or a `.pt` as NeMo-RL reads it.
+        projection: a projection map or a spelling map, or the path of its file.
+        output: a `.safetensors` file, or a `.pt` as NeMo-RL reads it; for a spelling map the
+            student's table, beside which the teacher's is written, as `NAME.reverse.pt`.
         pair: the map's models, whose tokens a map without tokens takes.
         options: as for `load`, for a path.
 
     Raises:
         OutputError: if the output cannot be written.
         MapFileError: if the file is not a map.
-        XtokError: if the map is of another pair.
+        XtokError: if the map is of another pair, or an event map.
     """
     target = mapfile.check_output(output)
-    if isinstance(projection, ProjectionMap) and options:
-        raise TypeError(f"{', '.join(options)}: options of reading a file, not of a map")
-    if not isinstance(projection, ProjectionMap):
-        projection = ProjectionMap.load(projection, **options)
+    if isinstance(projection, AnyMap):
+        if options:
+            raise TypeError(f"{', '.join(options)}: options of reading a file, not of a map")
+    else:
+        projection = as_any_map(projection, **options)
+    if isinstance(projection, EventMap):
+        raise XtokError(
+            "an event map has one format, .safetensors",
+            hint="give a projection map or a spelling map; copy the file of an event map",
+        )
     if pair is not None:
         projection = admit(at_widths_of(pair, projection), projection)
     projection.save(target)
     return target
 
 
-def nemo_overrides(projection: ProjectionMap, path: Path, loss: Loss | None = None) -> str:
+def nemo_overrides(projection: AnyMap, path: Path, loss: Loss | None = None) -> str:
     """Return what NeMo-RL's training script takes for a map, and for the loss that it is for.
 
-    A counted map tells its loss by itself: P-KL, or gold where it has exact rows.
+    A counted map tells its loss by itself: P-KL, or gold where it has exact rows. A spelling map is
+    for its draft "v6" alone.
     """
+    if not isinstance(projection, ProjectionMap):
+        return _draft_overrides(path)
     words = [_override("teachers.0.projection_matrix_path", path)]
     if loss is None and is_counted(projection):
         loss = "gold" if exact_rows(projection) else "p-kl"
     if loss is not None:
         flags = {"gold_loss": loss != "p-kl", "xtoken_loss": loss == "h-kl"}
         words += [f"loss_fn.{name}={str(value).lower()}" for name, value in flags.items()]
-    return f"for NeMo-RL 0.8.0: {' '.join(words)}"
+    return f"for NeMo-RL 0.6.0: {' '.join(words)}"
+
+
+def _draft_overrides(path: Path) -> str:
+    """Return what NeMo-RL's draft "v6", pull request 4177 at a84de17, takes for the two tables.
+
+    It takes a teacher without a projection path for one of the student's tokenizer, and reads the
+    file only where `common_indices_from_subtoks` is false.
+    """
+    tables = {"projection_matrix": path, "pseudo_target": path}
+    tables["reverse_pseudo_target"] = reverse_of(path)
+    words = [_override(f"teachers.0.{name}_path", file) for name, file in tables.items()]
+    words.append("loss_fn.common_indices_from_subtoks=true")
+    return f"for NeMo-RL's draft 4177: {' '.join(words)}"
 
 
 _PLAIN = re.compile(r"[\w/.+%@:-]+", re.ASCII)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from xtok import io
 from xtok.errors import MAP_HINT, MapFileError, XtokError
-from xtok.maps import nemo
+from xtok.maps import nemo, nemo_tables
 from xtok.maps.nemo import require
 from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
@@ -51,7 +51,7 @@ MALFORMED = (
 _NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
 SUFFIXES = (".safetensors", ".pt")
-"""Of a map's file; only a projection map has a `.pt`."""
+"""Of a map's file; an event map has no `.pt`."""
 
 # Writing
 
@@ -59,6 +59,7 @@ SUFFIXES = (".safetensors", ".pt")
 def save(any_map: ProjectionMap | EventMap | SpellingMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
+    A spelling map as `.pt` is two files, the second beside the first: `nemo_tables.reverse_of`.
     The file is written under a temporary name in the same folder, which is made if it is missing,
     flushed, and renamed, so that there is never a half-written one under `path`.
 
@@ -66,10 +67,24 @@ def save(any_map: ProjectionMap | EventMap | SpellingMap, path: str | PathLike[s
         OutputError: if the path has another suffix, or cannot be written.
         ValueError: if the map breaks an invariant of its class.
     """
-    target = check_output(path, SUFFIXES[: 2 if kind_of(vars(any_map)) == "map" else 1])
+    suffixes = SUFFIXES[: 1 if kind_of(vars(any_map)) == "events" else 2]
+    targets = [check_output(file, suffixes) for file in files_of(any_map, Path(path))]
     any_map.check()
-    make = to_nemo if target.suffix == ".pt" else to_safetensors
-    io.write(target, [make(any_map)])
+    if targets[0].suffix != ".pt":
+        contents: Sequence[bytes] = [to_safetensors(any_map)]
+    elif len(targets) == 2:
+        spellings: Any = any_map
+        contents = nemo_tables.to_tables(spellings, *pack(any_map))
+    else:
+        contents = [to_nemo(any_map)]
+    io.write_all(dict(zip(targets, contents, strict=True)))
+
+
+def files_of(any_map: ProjectionMap | EventMap | SpellingMap, path: Path) -> list[Path]:
+    """Return the files that `save` writes to a path: two for a spelling map as `.pt`."""
+    if path.suffix == ".pt" and kind_of(vars(any_map)) == "spellings":
+        return [path, nemo_tables.reverse_of(path)]
+    return [path]
 
 
 def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> Path:
@@ -114,7 +129,10 @@ def read(
     source = Path(path)
     with _opened(source) as (contents, is_pt), _naming(source):
         if is_pt:
-            return _imported(nemo.read_pt(contents, source), preserve_last)
+            loaded = nemo.load_pt(contents, source)
+            if nemo_tables.are_tables(loaded):
+                return unpack(*nemo_tables.read_tables(loaded, source))
+            return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
         tensors, header = _tensors(contents, source)
         if "xtok" in header and normalize and kind_of(tensors) == "map":
             return _imported(nemo.trained(tensors, header["xtok"]), normalize=True)
@@ -226,17 +244,6 @@ def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str]
     with _opened(source) as (contents, is_pt):
         tensors, header = ({}, {}) if is_pt else _tensors(contents, source)
     return (tensors, header["xtok"]) if "xtok" in header else None
-
-
-def kind_of_file(path: str | PathLike[str]) -> Kind:
-    """Return what a file holds, by its header; a map for one that cannot be read."""
-    if not Path(path).is_file():
-        return "map"
-    try:
-        with safe_open(path, framework="np") as file:
-            return kind_of(file.keys())
-    except (OSError, SafetensorError):
-        return "map"
 
 
 def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

@@ -27,12 +27,19 @@ def as_map(source: MapLike) -> ProjectionMap:
     return source if isinstance(source, ProjectionMap) else ProjectionMap.load(source)
 
 
-def as_any_map(source: AnyMapLike) -> AnyMap:
-    """Return a map of any kind as it is, and load a path, whatever its file holds."""
+def as_any_map(source: AnyMapLike, **options: Any) -> AnyMap:
+    """Return a map of any kind as it is, and load a path, whatever its file holds.
+
+    The options are those of `ProjectionMap.load`, for a projection map.
+    """
     if isinstance(source, AnyMap):
         return source
-    fields = mapfile.read(source)
-    return mapfile.map_of_fields(CLASSES[mapfile.kind_of(fields)], fields, source)
+    reading = {name: options[name] for name in ("preserve_last", "normalize") if name in options}
+    fields = mapfile.read(source, **reading)
+    kind = mapfile.kind_of(fields)
+    if kind == "map":
+        return ProjectionMap.of_fields(fields, source, **options)
+    return mapfile.map_of_fields(CLASSES[kind], fields, source)
 
 
 def as_maps(

@@ -39,6 +39,9 @@ Tensors = Mapping[str, NDArray[Any]]
 
 _MAX_CELLS = 2**30
 
+_BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
+"""1 − 2⁻²⁴: the weight of a row's only entry that is no exact pair."""
+
 _ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
 
@@ -56,9 +59,11 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
     `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
-    -1 and 0; a scale slot is in the last column. Two fillers, ids of weight 0, say what the layout
-    cannot: a single entry that is no exact match has one in its second column, and an empty last
-    row has one, so that its reader sizes the matrix right.
+    -1 and 0; a scale slot is in the last column. Two things that the layout cannot say: a single
+    entry that is no exact match has a weight just below 1, which a reader takes for no exact pair,
+    and an empty last row has an id of weight 0, so that its reader sizes the matrix right. A map
+    for P-KL, counted and without exact rows, has no exact pairs at all, so that what compares exact
+    pairs finds none: NeMo-RL's draft 4177 then stops, and would train on its special tokens alone.
 
     Args:
         projection: the map.
@@ -78,9 +83,11 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     indices = np.full((num_rows, k), -1, np.int64)
     likelihoods = np.zeros((num_rows, k), np.float32)
     indices[s, column], likelihoods[s, column] = t, w
-    single = (indices[:, 0] >= 0) & (indices[:, 1:] < 0).all(axis=1)
-    not_exact = single & ~np.isin(projection.row_kind, [RowKind.EXACT, RowKind.ROLE])
-    indices[not_exact, 1] = np.where(indices[not_exact, 0] == 0, min(1, projection.shape[1] - 1), 0)
+    kinds = projection.row_kind
+    pairs = [RowKind.EXACT, RowKind.ROLE]
+    if RowKind.COUNTED in kinds and RowKind.EXACT not in kinds:
+        pairs = []
+    likelihoods[(likelihoods[:, 0] == 1) & ~np.isin(kinds, pairs), 0] = _BELOW_1
     if indices[-1].max() < 0:
         indices[-1, 0] = 0
     own = {
@@ -119,8 +126,28 @@ class Entries(NamedTuple):
     own: tuple[Tensors, str] | None = None  # the tensors and the JSON text of a map that xtok wrote
 
 
-def read_pt(path: Path, source: Path) -> Entries:
-    """Read a `.pt` map: one that xtok wrote, or any that NeMo-RL's tools write.
+def read_pt(loaded: Any, size: int) -> Entries:
+    """Read a map from a `.pt` of `size` bytes: xtok's, or any that NeMo-RL's tools write.
+
+    Raises:
+        ValueError: if it is something else; or a `RuntimeError`, or what its shape provokes.
+    """
+    entries = _read_entries(loaded, size)
+    own = entries.says.get("xtok")
+    return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
+
+
+def own_tensors(own: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
+    """Return the tensors and the JSON text that xtok put into a `.pt` of `size` bytes."""
+    named = own["tensors"].items()  # copied: the map outlives the file
+    tensors = {name: _strided(tensor, size).numpy().copy() for name, tensor in named}
+    return tensors, own["metadata"]
+
+
+def load_pt(path: Path, source: Path) -> Any:
+    """Return what a `.pt` file holds; its tensors are views of the file, not of memory.
+
+    Mapped storages cannot grow, so that no tensor takes memory for what a file only claims.
 
     Args:
         path: where its bytes are.
@@ -128,22 +155,6 @@ def read_pt(path: Path, source: Path) -> Entries:
 
     Raises:
         MapFileError: if it holds more than tensors, numbers and strings, or is damaged.
-        ValueError: if it is something else; or a `RuntimeError`, or what its shape provokes.
-    """
-    size = path.stat().st_size
-    entries = _read_entries(_load(path, source), size)
-    own = entries.says.get("xtok")
-    if not isinstance(own, dict):
-        return entries
-    named = own["tensors"].items()  # copied: the map outlives the file
-    tensors = {name: _strided(tensor, size).numpy().copy() for name, tensor in named}
-    return entries._replace(own=(tensors, own["metadata"]))
-
-
-def _load(path: Path, source: Path) -> Any:
-    """Return what a `.pt` file holds; its tensors are views of the file, not of memory.
-
-    Mapped storages cannot grow, so that no tensor takes memory for what a file only claims.
     """
     import torch
 
@@ -292,6 +303,9 @@ def in_order(
 
     NeMo-RL's tools copy what they do not know, so kinds and slots may be those of earlier rows.
     """
+    s, _, w = entries.edges
+    is_below = (w == _BELOW_1) & (np.bincount(s, minlength=1)[s] == 1)
+    entries = entries._replace(edges=entries.edges._replace(weights=np.where(is_below, 1, w)))
     kind = tensors["row_kind"].copy()
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)

@@ -364,6 +364,22 @@ class ProjectionMap:
             MapFileError: if the file is not a map, is damaged, or is of other widths.
         """
         fields = mapfile.read(path, preserve_last, normalize)
+        return ProjectionMap.of_fields(
+            fields, path, student_vocab_size=student_vocab_size,
+            teacher_vocab_size=teacher_vocab_size, preserve_last=preserve_last,
+        )  # fmt: skip
+
+    @staticmethod
+    def of_fields(
+        fields: Mapping[str, Any],
+        path: str | PathLike[str],
+        *,
+        student_vocab_size: int | None = None,
+        teacher_vocab_size: int | None = None,
+        preserve_last: bool | None = None,
+        normalize: bool = False,
+    ) -> ProjectionMap:
+        """Make a map of what `file.read` gave; the options are those of `load`."""
         kind = mapfile.kind_of(fields)
         if kind != "map":
             what, hint = _OTHER_KINDS[kind]

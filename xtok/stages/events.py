@@ -1,4 +1,4 @@
-"""`events`: both vocabularies cut into events that their tokenizers can agree on."""
+"""`events`: what losses over events take; both vocabularies cut into events."""
 
 from __future__ import annotations
 
@@ -7,23 +7,49 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import EventsConfig
+from xtok.config import EventLoss, EventsConfig, check_loss
 from xtok.counting.measures import entropy_of, share_of
 from xtok.counting.pair_text import TextLike, counts_of
 from xtok.maps.admit import pair as pair_of
 from xtok.maps.events import EventMap
 from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
+from xtok.maps.spellings import SpellingMap
 from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import ModelLike
 
 Ids = NDArray[np.int64]
+
+
+@overload
+def events(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    texts: TextLike = (),
+    config: EventsConfig | None = None,
+    *,
+    for_loss: Literal["event-kl"] = "event-kl",
+    field: str = "text",
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> EventMap: ...
+
+
+@overload
+def events(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    *,
+    for_loss: Literal["csd"],
+    progress: Progress = silent,
+) -> SpellingMap: ...
 
 
 def events(
@@ -32,37 +58,50 @@ def events(
     texts: TextLike = (),
     config: EventsConfig | None = None,
     *,
+    for_loss: EventLoss = "event-kl",
     field: str = "text",
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
-) -> EventMap:
-    """Cut both vocabularies into events, by their bytes and, with texts, by what occurs together.
+) -> EventMap | SpellingMap:
+    """Make what a loss over events takes: events of both vocabularies, or the tokens' spellings.
 
-    First each token joins the token of the other side that has its bytes or its role, else the
-    first piece of its spelling in the other vocabulary. That needs no text. Then, of all pairs of
-    events that tokens at shared boundaries of the text fall apart into, those are merged that take
-    away most leak per bit of entropy lost, until at most `max_leak` is left. Unlinked tokens, such
-    as special tokens without a partner, are together in the event `rest`.
+    *Event KL.* Each token joins the token of the other side that has its bytes or its role, else
+    the first piece of its spelling in the other vocabulary. That needs no text. Then, of all pairs
+    of events that tokens at shared boundaries of the text fall apart into, those are merged that
+    take away most leak per bit of entropy lost, until at most `max_leak` is left. Unlinked tokens,
+    such as special tokens without a partner, are together in the event `rest`.
+
+    *CSD*, Common-Support Distillation, finds its events as it trains, from each side's tokens
+    spelled in the other's; see `SpellingMap`.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
+    >>> xtok.events("bytes", "bytes", for_loss="csd")
+    SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
 
     Args:
         student_model: the model of the student, as `build` takes it.
         teacher_model: the teacher's.
         texts: paths and globs of text, as `build` takes them; none for the bytes alone.
         config: the options; the defaults if None.
+        for_loss: `event-kl`, or `csd`, which takes neither text nor options.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
     Raises:
         XtokError: if a text cannot be read, or there is nothing to count in it.
+        ValueError: if `csd` is given text or options, or there is no such loss.
     """
+    check_loss(for_loss, EventLoss)
+    if for_loss == "csd" and (texts or config is not None):
+        raise ValueError("csd takes neither text nor options: spellings are of the bytes alone")
+    pair = pair_of(student_model, teacher_model)
+    if for_loss == "csd":
+        return spellings_of_pair(pair, progress)
     return events_of_pair(
-        pair_of(student_model, teacher_model), texts, config, field=field, progress=progress,
-        text_progress=text_progress,
-    )  # fmt: skip
+        pair, texts, config, field=field, progress=progress, text_progress=text_progress
+    )
 
 
 def events_of_pair(
@@ -74,7 +113,7 @@ def events_of_pair(
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> EventMap:
-    """Cut the vocabularies of a pair that is made already, with its tokenizers; see `events`."""
+    """Cut the vocabularies of a pair that is made already, with its tokenizers, into events."""
     config = EventsConfig.or_default(config)
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)

@@ -1,0 +1,151 @@
+"""NeMo-RL's two tables for Common-Support Distillation: `subtoks` and `lengths` of each side.
+
+They are read by its draft "v6", pull request 4177: `_v3_fwd_table`, `_v3_rev_table` and
+`_ensure_bidir_prefix_support_index` of `loss_functions.py` at a84de17.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import MapFileError
+from xtok.maps import nemo
+from xtok.vocab.table import SIDES, Vocabulary
+
+if TYPE_CHECKING:
+    from xtok.maps.spellings import SpellingMap
+
+N_MAX = 8
+"""How many pieces of a spelling a row holds: the draft's default."""
+
+_AGAIN = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
+
+
+def are_tables(loaded: Any) -> bool:
+    """Whether what a `.pt` file holds is one of the two tables."""
+    return isinstance(loaded, dict) and {"subtoks", "lengths"} <= loaded.keys()
+
+
+def reverse_of(path: Path) -> Path:
+    """Return the path of the teacher's table, beside the student's.
+
+    >>> reverse_of(Path("pair.pt")).name
+    'pair.reverse.pt'
+    """
+    return path.with_name(f"{path.stem}.reverse{path.suffix}")
+
+
+def to_tables(m: SpellingMap, tensors: nemo.Tensors, metadata: str) -> tuple[bytes, bytes]:
+    """Return the bytes of the student's table and of the teacher's.
+
+    `subtoks` is int64 `[V_src, N_MAX]`, padded with -1, V_src being the tokenizer's largest id + 1
+    and not the width of the logits; `lengths`, int64 `[V_src]`, is 0 for a token that is left out.
+    A longer spelling is cut, and keeps its length: the draft skips rows that are longer than the
+    table is wide. With the length N_MAX it would take the beginning for the whole token.
+
+    Args:
+        m: the spellings.
+        tensors: the arrays of its `.safetensors` by name; each file carries those of its side.
+        metadata: all else of it, as JSON, in both files.
+    """
+    import torch
+
+    files = []
+    for side, other in zip(SIDES, SIDES[::-1], strict=True):
+        vocabulary: Vocabulary = getattr(m, side)
+        into: Vocabulary = getattr(m, other)
+        size = _num_ids(vocabulary)
+        pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
+        own = {name: torch.from_numpy(t.copy()) for name, t in tensors.items() if side in name}
+        buffer = io.BytesIO()  # torch.save writes a file's name into it
+        torch.save(
+            {
+                "subtoks": torch.from_numpy(_padded(pieces, counts)[:size]),
+                "lengths": torch.from_numpy(counts[:size].astype(np.int64)),
+                "src": vocabulary.model_id,
+                "dst": into.model_id,
+                "N_max": N_MAX,
+                "V_src": size,
+                "V_dst": _num_ids(into),
+                "xtok": {"side": side, "tensors": own, "metadata": metadata},
+            },
+            buffer,
+        )
+        files.append(buffer.getvalue())
+    return files[0], files[1]
+
+
+def _num_ids(vocabulary: Vocabulary) -> int:
+    return vocabulary.tokenizer_vocab_size or vocabulary.vocab_size
+
+
+def _padded(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the first `N_MAX` pieces of each token, int64 `[V, N_MAX]`, padded with -1."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(pieces)) - np.repeat(np.cumsum(counts) - counts, counts)
+    subtoks = np.full((len(counts), N_MAX), -1, np.int64)
+    subtoks[rows[place < N_MAX], place[place < N_MAX]] = pieces[place < N_MAX]
+    return subtoks
+
+
+class _Table(NamedTuple):
+    side: str
+    pair: str
+    tensors: nemo.Tensors
+    metadata: str
+
+
+def read_tables(loaded: Any, source: Path) -> tuple[dict[str, NDArray[Any]], str]:
+    """Read the two tables of a spelling map that xtok wrote, given the student's.
+
+    Args:
+        loaded: what the student's file holds.
+        source: its path; the teacher's table is beside it, see `reverse_of`.
+
+    Returns:
+        the tensors and the JSON text of the map, not yet checked.
+
+    Raises:
+        MapFileError: if a file is missing or the other side's, another pair's or program's.
+        ValueError: if one is damaged; or a `KeyError` and its kind.
+    """
+    beside = reverse_of(source)
+    student = _read(loaded, source)
+    if student.side != "student":
+        first = source.with_name(source.name.replace(".reverse.", "."))
+        hint = f"the names of the two files are swapped; {_AGAIN}"
+        if first != source:
+            hint = f"give the student's, {first}; the teacher's is found beside it"
+        raise MapFileError(f"{source} is the teacher's table", hint=hint)
+    if not beside.is_file():
+        raise MapFileError(
+            f"{beside} is missing, the teacher's table that goes with {source}",
+            hint=f"keep both files in one folder; {_AGAIN}",
+        )
+    teacher = _read(nemo.load_pt(beside, beside), beside)
+    if teacher.side != "teacher":
+        raise MapFileError(f"{beside} is not the teacher's table", hint=_AGAIN)
+    if student.metadata != teacher.metadata:
+        pairs = f"{student.pair}, and {teacher.pair}"
+        raise MapFileError(f"{source} and {beside} do not belong together: {pairs}", hint=_AGAIN)
+    return {**student.tensors, **teacher.tensors}, student.metadata
+
+
+def _read(loaded: Any, source: Path) -> _Table:
+    own = loaded.get("xtok") if are_tables(loaded) else None
+    if not isinstance(own, dict):
+        raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN)
+    tensors, metadata = nemo.own_tensors(own, source.stat().st_size)
+    side = str(own["side"])
+    pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
+    nemo.require((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
+    size = int(loaded["V_src"])
+    same = np.array_equal(loaded["lengths"].numpy(), counts[:size])
+    if not (same and np.array_equal(loaded["subtoks"].numpy(), _padded(pieces, counts)[:size])):
+        raise MapFileError(f"{source} was changed since xtok wrote it", hint=_AGAIN)
+    return _Table(side, f"{loaded['src']} in {loaded['dst']}", tensors, metadata)
