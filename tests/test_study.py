@@ -16,6 +16,7 @@ import study_data
 from tiny_models import save_model
 
 import xtok
+from xtok.stages.build import map_of_pair
 
 TEXTS = Path(__file__).with_name("small_corpus")
 KINDS = {"de": "german", "held": "french", "en": "english"}
@@ -121,7 +122,7 @@ def test_a_pruned_student_is_healed(
     ]
     assert own.split(" | ")[11] == "1.00 (1.00 to 1.00)"
     alone, without = (
-        study.totals(found[study.Run("healing", *row, 0, 5e-3)])
+        study.totals(found[study_data.Run("healing", *row, 0, 5e-3)])
         for row in (study.CE, study.EVENTS._replace(text=0.0))
     )
     assert alone[-1] < alone[0]
@@ -130,7 +131,7 @@ def test_a_pruned_student_is_healed(
 
 def test_a_damaged_map_has_moved_rows(small: Path) -> None:
     pair = xtok.pair(*(str(small / name) for name in ("small-digits", "small-byte-level")))
-    made = study_data.map_of_pair(pair, xtok.BuildConfig())
+    made = map_of_pair(pair)
     worse = study_data.damaged(made, 0.1)
     worse.check()
     moved = [

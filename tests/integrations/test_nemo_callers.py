@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from xtok import build
+from xtok import XtokError, build, events
 from xtok.integrations.nemo_rl import TokenAligner
 from xtok.tokenizers import from_transformers
 
@@ -99,3 +99,43 @@ def check_loss(batch: dict[str, torch.Tensor], sides: list[dict[str, torch.Tenso
     both = (sizes[0] > 0) & (sizes[1] > 0)
     assert (both.sum(1) <= batch["alignment_0_num_chunks"]).all()
     assert (both & valid).any()
+
+
+def test_offsets_of_the_draft_are_taken_and_change_nothing(
+    pair: tuple[Any, Any], aligner: TokenAligner
+) -> None:
+    """As `_call_text` of its collator calls it, branch xtoken-offset-alignment (e2722b1)."""
+    sides = [
+        tokenizer(
+            TEXTS, padding=True, return_tensors="pt", padding_side="right",
+            return_offsets_mapping=True,
+        )
+        for tokenizer in pair
+    ]  # fmt: skip
+    ids = [side["input_ids"] for side in sides]
+    masks = {
+        f"{name}_attention_mask": side["attention_mask"]
+        for name, side in zip(("student", "teacher"), sides, strict=True)
+    }
+    given = aligner.align(
+        *ids, student_offsets=sides[0]["offset_mapping"],
+        teacher_offsets=torch.zeros_like(sides[1]["offset_mapping"]), **masks,
+    )  # fmt: skip
+    without = aligner.align(*ids, **masks)
+    assert int(without.pair_valid.sum()) > 20
+    for field in fields(without):
+        assert torch.equal(getattr(given, field.name), getattr(without, field.name))
+
+
+def test_a_table_of_the_draft_stands_in_the_place_of_a_map(
+    pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    models = [from_transformers(tokenizer) for tokenizer in pair]
+    path = tmp_path / "tables.pt"
+    events(*models, for_loss="csd").save(path)
+    found = TokenAligner(*pair, str(path))
+    ids = [tokenize(tokenizer, TEXTS[1:2], 12)["input_ids"] for tokenizer in pair]
+    aligned = found.align(*ids)
+    assert int(aligned.pair_is_correct.sum()) == int(aligned.pair_valid.sum()) > 5
+    with pytest.raises(XtokError, match="the sides are swapped"):
+        TokenAligner(*pair[::-1], str(path))

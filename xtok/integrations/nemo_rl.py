@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xtok.alignment import aligner
+from xtok.alignment.aligner import AlignmentBatch
 from xtok.maps.admit import admit, pair, pair_of_map
 from xtok.maps.map_like import as_any_map
+
+if TYPE_CHECKING:
+    from xtok.alignment.aligner import Array
 
 
 class TokenAligner(aligner.TokenAligner):
@@ -37,3 +41,29 @@ class TokenAligner(aligner.TokenAligner):
             both = pair_of_map(projection, student_tokenizer, teacher_tokenizer)
             admit(both, projection)
         super().__init__(both, max_comb_len)
+
+    def align(
+        self,
+        student_ids: Array,
+        teacher_ids: Array,
+        *,
+        student_offsets: Array | None = None,
+        teacher_offsets: Array | None = None,
+        student_attention_mask: Array | None = None,
+        teacher_attention_mask: Array | None = None,
+    ) -> AlignmentBatch:
+        """Align a batch of rows of token ids; see `xtok.TokenAligner.align`.
+
+        Args:
+            student_ids: integers `[B, T_s]`.
+            teacher_ids: integers `[B, T_t]`.
+            student_offsets: not read: bytes say where tokens end, and characters do not. NeMo-RL's
+                draft 3286 passes those of its tokenizer.
+            teacher_offsets: the same.
+            student_attention_mask: `[B, T_s]`, 0 where a token is padding.
+            teacher_attention_mask: `[B, T_t]`.
+        """
+        return super().align(
+            student_ids, teacher_ids, student_attention_mask=student_attention_mask,
+            teacher_attention_mask=teacher_attention_mask,
+        )  # fmt: skip
