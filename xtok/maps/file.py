@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 from xtok import io
 from xtok.errors import MAP_HINT, MapFileError, XtokError
 from xtok.maps import nemo, nemo_tables
-from xtok.maps.nemo import require
 from xtok.maps.parts import InvariantError, StageReport, history_step
+from xtok.maps.pt import load_pt, require
 from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def read(
     source = Path(path)
     with _opened(source) as (contents, is_pt), _naming(source):
         if is_pt:
-            loaded = nemo.load_pt(contents, source)
+            loaded = load_pt(contents, source)
             if nemo_tables.are_tables(loaded):
                 return unpack(*nemo_tables.read_tables(loaded, source))
             return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)

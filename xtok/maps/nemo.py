@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import warnings
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
-from pickle import UnpicklingError  # noqa: TID251 - what torch.load raises; nothing is unpickled
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import MAP_HINT, MapFileError, OutputError
+from xtok.errors import OutputError
 from xtok.maps.edges import (
     SUM_TOLERANCE,
     Edges,
@@ -28,6 +25,7 @@ from xtok.maps.edges import (
     sum_duplicates,
 )
 from xtok.maps.parts import InvariantError, RowKind
+from xtok.maps.pt import own_tensors, require, strided
 from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
@@ -44,12 +42,6 @@ _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
 
 _ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
-
-
-def require(holds: object, what: str) -> None:
-    """Raise a `ValueError` that names what is not valid, unless it holds."""
-    if not holds:
-        raise ValueError(f"{what} is not valid")
 
 
 # Writing
@@ -137,51 +129,6 @@ def read_pt(loaded: Any, size: int) -> Entries:
     return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
 
 
-def own_tensors(own: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
-    """Return the tensors and the JSON text that xtok put into a `.pt` of `size` bytes."""
-    named = own["tensors"].items()  # copied: the map outlives the file
-    tensors = {name: _strided(tensor, size).numpy().copy() for name, tensor in named}
-    return tensors, own["metadata"]
-
-
-def load_pt(path: Path, source: Path) -> Any:
-    """Return what a `.pt` file holds; its tensors are views of the file, not of memory.
-
-    Mapped storages cannot grow, so that no tensor takes memory for what a file only claims.
-
-    Args:
-        path: where its bytes are.
-        source: what messages call it.
-
-    Raises:
-        MapFileError: if it holds more than tensors, numbers and strings, or is damaged.
-    """
-    import torch
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-        if any(m.compress_type != zipfile.ZIP_STORED for m in members):
-            raise ValueError("it is compressed, which torch.save does not do")
-        if sum(m.file_size for m in members) > path.stat().st_size:
-            raise ValueError("it claims to hold more than it has bytes")
-        # Sparse tensors are checked when it is known that they are no larger than the file.
-        unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
-        with unchecked, warnings.catch_warnings():
-            # CSR is said to be beta; newer versions say that their check of it takes time.
-            warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
-            return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    except UnpicklingError as error:
-        # PyTorch's own text recommends to load the file in a way that runs its code.
-        raise MapFileError(
-            f"{source} is damaged, or holds more than tensors, which could run code",
-            hint="save only tensors, numbers and strings in it, or a dict of counts "
-            "{(student_id, teacher_id): number}, or make it again",
-        ) from error
-    except Exception as error:
-        raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
-
-
 def trained(tensors: Tensors, metadata: str) -> Entries:
     """Read the tensors of a map by xtok whose weights were trained since.
 
@@ -200,11 +147,11 @@ def _read_entries(loaded: Any, size: int) -> Entries:
     import torch
 
     if isinstance(loaded, dict) and {"indices", "likelihoods"} & loaded.keys():
-        indices, likelihoods = (_strided(loaded[n], size) for n in ("indices", "likelihoods"))
+        indices, likelihoods = (strided(loaded[n], size) for n in ("indices", "likelihoods"))
         return padded(indices.numpy(), likelihoods.numpy(), loaded)
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
         if loaded.layout == torch.strided:
-            matrix = _strided(loaded, size).numpy()
+            matrix = strided(loaded, size).numpy()
             s, t = np.nonzero(matrix)
             entries = _coo(Edges(s, t, matrix[s, t]))
         else:
@@ -222,7 +169,7 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
     is_coo = matrix.layout == torch.sparse_coo
     require(is_coo or matrix.layout == torch.sparse_csr, f"the layout {matrix.layout}")
     names = ("_indices", "_values") if is_coo else ("crow_indices", "col_indices", "values")
-    parts = [_strided(getattr(matrix, name)(), size) for name in names]
+    parts = [strided(getattr(matrix, name)(), size) for name in names]
     build: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_csr_tensor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
@@ -231,18 +178,6 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
     require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
     s, t = ids.numpy()
     return Edges(s, t, values.numpy())
-
-
-def _strided(tensor: Any, size: int) -> torch.Tensor:
-    """Return a dense tensor without its gradient; `ValueError` if it is more than its file."""
-    import torch
-
-    require(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
-    require(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
-    if tensor.nbytes > size:
-        raise ValueError(f"it holds {size} bytes, and claims a tensor of {tensor.nbytes}")
-    plain: torch.Tensor = tensor.detach()
-    return plain.float() if plain.dtype == torch.bfloat16 else plain
 
 
 def _counted(counts: Mapping[Any, Any]) -> Edges:

@@ -7,6 +7,7 @@ They are read by its draft "v6", pull request 4177: `_v3_fwd_table`, `_v3_rev_ta
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import MapFileError
-from xtok.maps import nemo
+from xtok.maps.pt import load_pt, own_tensors, require
 from xtok.vocab.table import SIDES, Vocabulary
 
 if TYPE_CHECKING:
     from xtok.maps.spellings import SpellingMap
+
+Tensors = Mapping[str, NDArray[Any]]
 
 N_MAX = 8
 """How many pieces of a spelling a row holds: the draft's default."""
@@ -40,7 +43,7 @@ def reverse_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.reverse{path.suffix}")
 
 
-def to_tables(m: SpellingMap, tensors: nemo.Tensors, metadata: str) -> tuple[bytes, bytes]:
+def to_tables(m: SpellingMap, tensors: Tensors, metadata: str) -> tuple[bytes, bytes]:
     """Return the bytes of the student's table and of the teacher's.
 
     `subtoks` is int64 `[V_src, N_MAX]`, padded with -1, V_src being the tokenizer's largest id + 1
@@ -96,7 +99,7 @@ def _padded(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
 class _Table(NamedTuple):
     side: str
     pair: str
-    tensors: nemo.Tensors
+    tensors: Tensors
     metadata: str
 
 
@@ -127,7 +130,7 @@ def read_tables(loaded: Any, source: Path) -> tuple[dict[str, NDArray[Any]], str
             f"{beside} is missing, the teacher's table that goes with {source}",
             hint=f"keep both files in one folder; {_AGAIN}",
         )
-    teacher = _read(nemo.load_pt(beside, beside), beside)
+    teacher = _read(load_pt(beside, beside), beside)
     if teacher.side != "teacher":
         raise MapFileError(f"{beside} is not the teacher's table", hint=_AGAIN)
     if student.metadata != teacher.metadata:
@@ -140,10 +143,10 @@ def _read(loaded: Any, source: Path) -> _Table:
     own = loaded.get("xtok") if are_tables(loaded) else None
     if not isinstance(own, dict):
         raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN)
-    tensors, metadata = nemo.own_tensors(own, source.stat().st_size)
+    tensors, metadata = own_tensors(own, source.stat().st_size)
     side = str(own["side"])
     pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
-    nemo.require((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
+    require((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
     size = int(loaded["V_src"])
     same = np.array_equal(loaded["lengths"].numpy(), counts[:size])
     if not (same and np.array_equal(loaded["subtoks"].numpy(), _padded(pieces, counts)[:size])):
