@@ -66,7 +66,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "scarce": Setting("smollm2-135m", (1e-4, 5e-5, 2e-5)),  # texts are read several times
     "plenty": Setting("smollm2-135m", (1e-4, 5e-5, 2e-5)),  # once
-    "healing": Setting("smollm2-135m-pruned", (5e-4, 1e-3, 2.5e-4)),  # once
+    "healing": Setting("smollm2-135m-pruned", (2e-3, 1e-3, 5e-4)),  # once
 }
 
 
@@ -86,9 +86,10 @@ MORE = (
     Row("topk-kl", "path-512"), Row("p-kl", "text"), Row("teacher-to-student-kl", "back"),
     Row("gold", "for-gold"), Row("event-kl", "event-text"),
 )  # fmt: skip
+COMPLETED = (Row("csd", "spellings"), Row("alm"), Row("alm", "root-100"))
 LIGHTER = tuple(row._replace(weight=0.3) for row in (STORED, EVENTS, MADE_FOR))
 STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
-    ("healing", (CE, EVENTS, Row("same-tokenizer", OWN), STORED, MADE_FOR)),
+    ("healing", (CE, EVENTS, Row("same-tokenizer", OWN), *COMPLETED, STORED, MADE_FOR)),
     ("scarce", (CE, STORED, EVENTS, MADE_FOR, Row("topk-kl", "map-64"), RECIPE)),
     ("plenty", (CE, STORED, EVENTS)),
     ("healing", (Row("p-kl", "damaged-0.1"), RECIPE, Row("p-kl", "text"))),

@@ -21,6 +21,7 @@ import xtok
 from xtok.projecting.back_map import BACK_MAP
 from xtok.stages.build import map_of_pair
 from xtok.stages.events import events_of_pair
+from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK
 from xtok.training.losses import BatchLoss, make_loss
 from xtok.training.losses.named import LOSSES
@@ -30,6 +31,7 @@ CHARACTERS = 450  # of a text
 BEGINNING = 100  # characters that the teacher writes on from
 PROJECTED = ("path-64", "map-64", "path-512")
 COUNTED = ("text", "back", "event-text")  # artefacts of the training text; the others are shared
+ROOTS = {"root-100": 100.0}  # of likelihoods, for ALM: the temperature
 OWN = "own"  # the teacher with the student's tokenizer
 WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside the others
 
@@ -149,11 +151,13 @@ def saved(args: argparse.Namespace, run: Run) -> Path:
 
 
 def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
-    """Make a map or an event map; `text` is counted on the training text."""
+    """Make a map, an event map or a spelling map; `text` is counted on the training text."""
     if name == "to-project":
         return map_of_pair(pair.reversed, BACK_MAP)
     if name in ("bytes", "event-text"):
         return events_of_pair(pair, texts=[texts] if name == "event-text" else [])
+    if name == "spellings":
+        return spellings_of_pair(pair)
     if name == "recipe":
         return map_of_pair(pair, xtok.BuildConfig(scale_trick=False))
     if name == "back":
@@ -275,7 +279,7 @@ class Teacher:
         module = None
         if takes_file(run):
             module = distill.read_map(name, saved(args, run), learnable=False).to(args.device)
-        self.loss = make_loss(name, module=module)
+        self.loss = make_loss(name, module=module, temperature=ROOTS.get(run.artefact, 1.0))
 
     def __call__(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
         """Return the loss of the chosen texts' batch."""
