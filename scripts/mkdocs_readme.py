@@ -8,8 +8,9 @@ from typing import Any
 
 def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
     """Turn the README's links into the site's, and the guides' links to the README."""
-    if page.file.src_uri != "index.md":
-        return markdown.replace("](../../README.md", "](../index.md")
-    markdown = markdown.replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+    if page.file.src_uri == "index.md":
+        markdown = markdown.replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+    markdown = markdown.replace("](../../README.md", "](../index.md")
     # What the site does not have is named without a link.
-    return re.sub(r"\[([^]]+)\]\((?:LICENSE|CONTRIBUTING\.md|data/README\.md)\)", r"\1", markdown)
+    absent = r"(?:\.\./\.\./)?(?:LICENSE|CONTRIBUTING\.md|data/README\.md)(?:#[\w-]+)?"
+    return re.sub(rf"\[([^]]+)\]\({absent}\)", r"\1", markdown)

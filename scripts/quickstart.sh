@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Install xtok into .venv, fetch the tokenizers that the guides use, build the README's projection map, from
-# Llama 3 to Qwen, and look at it. scratch/ is for the guides' examples: git and the checks pass it over.
+# Install xtok and what the guides need into .venv, fetch their tokenizers, build the README's projection map,
+# from Llama 3 to Qwen, and look at it. scratch/ is for the guides' blocks: git and the checks pass it over.
 # Needs Python 3.11 or newer (set PYTHON=... to choose one) and pip. A second run reuses the first's files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/_venv.sh
 
-use_venv
+use_venv guides
 student=data/tokenizers/llama3.tiktoken
 teacher=data/tokenizers/qwen.tiktoken
 run python scripts/fetch_tokenizers.py || echo "Examples of the guides that use a missing tokenizer will not run."
@@ -23,10 +23,12 @@ else
 fi
 
 mkdir -p data/maps scratch
-[[ -e scratch/data ]] || ln -s ../data scratch/data
+for name in data scripts; do
+  [[ -e scratch/$name ]] || ln -s "../$name" "scratch/$name"
+done
 run xtok build "$student" "$teacher" --for p-kl --output "$map"
 run xtok inspect "$map" "${tokens[@]}"
 
 echo
-echo "Written: $map. To run these commands yourself: source .venv/bin/activate"
-echo "Next: your own models, as the README has it; the examples of docs/guides/ run in scratch/."
+echo "Written: $map. To go on: source .venv/bin/activate && cd scratch"
+echo "Next: your own models, as the README has it, or docs/guides/first-run.md, block by block."

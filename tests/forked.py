@@ -13,7 +13,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -101,11 +103,22 @@ def _serve() -> None:
                 if not pid:
                     client.close()
                     _run(files, *request)
+                watched = client, os.pidfd_open(pid)
+                threading.Thread(target=_kill_with, args=watched, daemon=True).start()
                 _, status = os.waitpid(pid, 0)
                 client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
                 os._exit(0)
         for number in files:
             os.close(number)
+
+
+def _kill_with(client: socket.socket, program: int) -> None:
+    """Kill a program when whoever asked for it is gone: a server that a test has started."""
+    import signal
+
+    client.recv(1)
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(program, signal.SIGKILL)
 
 
 def _warm_up() -> None:
@@ -153,7 +166,7 @@ def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, 
             sys.argv = ["-c", *args[2:]]
             exec(args[1], {"__name__": "__main__"})
         else:
-            sys.argv = args
+            sys.argv, sys.path[0] = args, str(Path(args[0]).resolve().parent)
             runpy.run_path(args[0], run_name="__main__")
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)

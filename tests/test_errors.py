@@ -29,6 +29,7 @@ from safetensors.torch import save as safetensors
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, XtokError, losses
+from xtok.cli.build import read_loss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
@@ -294,6 +295,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "model requires custom tokenizer code",
      "read that code, then allow it with trust_remote_code=; or give its tokenizer.json, if it "
      "has one"),
+    (lambda: load_tokenizer(Path(file("words/a.model", file("words/tekken.json"))).parent),
+     "words has several tokenizers, and no config.json that tells its own: a.model, tekken.json",
+     "give one of them, such as words/tekken.json"),
     (lambda: load_tokenizer(Path(file("words/vocab.txt", "a b")).parent),
      "words has vocab.txt, and no config.json that names the tokenizer's class", TYPES),
     (lambda: load_tokenizer(Path(file("words/merges.txt", "a b")).parent),
@@ -567,6 +571,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "null:5 cannot spell 'The keeper', which the student has written",
      "use a teacher whose tokenizer has byte tokens or is byte-level"),
     # Training
+    (lambda: read_loss("event-kl"), "event KL takes no map", "xtok events STUDENT TEACHER"),
     (lambda: losses.make_loss("p-kl"), "p-kl needs a map", EACH),
     (lambda: losses.make_loss("event-kl", module=ProjectionModule(GOOD)),
      "event-kl needs an event map", EACH),

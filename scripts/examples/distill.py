@@ -1,20 +1,23 @@
 """Train a student on texts and on teachers with other tokenizers, in plain PyTorch.
 
     python scripts/examples/distill.py --student models/student --teacher models/teacher \
-        --map student_to_teacher.safetensors --loss p-kl --texts corpus.jsonl --output runs/p-kl
+        --map events.safetensors --loss event-kl --texts corpus.jsonl --output runs/teacher
 
 Models are Hugging Face folders or repo ids. Texts are `.jsonl` files, an object with `text` or
-`messages` per line, or plain files, a text per paragraph. Runs on a CPU, or on one GPU with
-`--device cuda --autocast`. Run it again with the same `--output` to resume from the last
-checkpoint: the result is that of an uninterrupted run. `log.jsonl` has a line per step; the student
-is saved to `OUTPUT/student`.
+`messages` per line, or plain files, a text per paragraph; both also as `.gz`. Runs on a CPU, or on
+one GPU with `--device cuda --autocast`. Run it again with the same `--output` to resume from the
+last checkpoint: the result is that of an uninterrupted run. `log.jsonl` has a line per step; the
+student is saved to `OUTPUT/student`. Progress is printed to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,8 +37,8 @@ from xtok.training.module import ProjectionModule
 
 NUMBERS: dict[str, Any] = {
     "steps": 1000, "batch-size": 8, "max-length": 512, "learning-rate": 3e-4, "warmup": 20,
-    "clip": 1.0, "seed": 0, "save-every": 100, "num-workers": 0, "temperature": 1.0,
-    "distillation-weight": 1.0, "cross-entropy-weight": 1.0,
+    "clip": 1.0, "seed": 0, "save-every": 100, "measure-every": 100, "num-workers": 0,
+    "temperature": 1.0, "distillation-weight": 1.0, "cross-entropy-weight": 1.0,
 }  # fmt: skip
 
 
@@ -77,8 +80,9 @@ def read_texts(paths: Sequence[Path]) -> list[Any]:
     """Return the samples of `.jsonl` files, and the paragraphs of others."""
     samples: list[Any] = []
     for path in paths:
-        content = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
+        content = path.read_bytes()
+        content = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        if ".jsonl" in path.suffixes:
             samples += [json.loads(line) for line in content.split("\n") if line.strip()]
         else:
             samples += [text for text in content.split("\n\n") if text.strip()]
@@ -169,20 +173,51 @@ def load_checkpoint(path: Path, parts: dict[str, Any]) -> int:
     return int(state["step"])
 
 
-def plot(log: Path) -> Path:
-    """Plot a log's losses to a .png beside it; return its path."""
+def read_log(output: Path) -> list[dict[str, float]]:
+    """Return the lines of a run's log."""
+    log = output / "log.jsonl"
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def measured(lines: Sequence[dict[str, float]]) -> tuple[list[float], list[float]]:
+    """Return after how many steps held-out text was measured, and its bits per byte."""
+    before = [(0.0, line["bits_before"]) for line in lines[:1] if "bits_before" in line]
+    found = [(x["step"] + 1, x["bits_per_byte"]) for x in lines if "bits_per_byte" in x]
+    return [step for step, _ in before + found], [bits for _, bits in before + found]
+
+
+def plot(output: Path, others: Sequence[Path]) -> Path:
+    """Plot a run's losses, and its held-out text beside that of others; return the .png's path."""
     from matplotlib.figure import Figure
 
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for name in ("cross_entropy", "distillation", "bits_per_byte"):
-        steps = [line["step"] for line in lines if name in line]
-        axes.plot(steps, [line[name] for line in lines if name in line], label=name)
-    axes.set_xlabel("step")
-    axes.legend()
-    figure.savefig(log.with_suffix(".png"), metadata={"Software": None})
-    return log.with_suffix(".png")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    lines = read_log(output)
+    for name in ("cross_entropy", "distillation"):
+        left.plot([line["step"] + 1 for line in lines], [line[name] for line in lines], label=name)
+    left.set_title(f"{output.name}: losses on the training texts", fontsize="medium")
+    for run in (output, *others):
+        right.plot(*measured(read_log(run)), marker="o", label=run.name)
+    right.set_title("bits per byte of held-out text", fontsize="medium")
+    for axes in (left, right):
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(output / "log.png", metadata={"Software": None})
+    return output / "log.png"
+
+
+def say(line: dict[str, Any], options: argparse.Namespace, seconds: float) -> None:
+    """Print a step's losses to stderr: of each that was measured, and of twenty in a run."""
+    step = line["step"] + 1
+    names = {"cross_entropy": "cross-entropy", "distillation": "distillation"}
+    words = [f"{shown} {line[name]:.3f}" for name, shown in names.items() if line[name]]
+    if "bits_per_byte" in line:
+        words.append(f"held-out {line['bits_per_byte']:.3f} bits per byte")
+    elif step % max(1, options.steps // 20):
+        return
+    text = f"step {step} of {options.steps}: {', '.join(words)}; {seconds:.1f} s a step"
+    print(text, file=sys.stderr, flush=True)
 
 
 def train(options: argparse.Namespace) -> None:
@@ -232,6 +267,12 @@ def train(options: argparse.Namespace) -> None:
         generator=torch.Generator(),  # so that the loader draws nothing from the global one
     )  # fmt: skip
     student.train()
+    before = {}
+    if held_out and not first:
+        before["bits_before"] = bits_per_byte(student, held_out, collate, options.batch_size)
+        bits = f"before training: held-out {before['bits_before']:.3f} bits per byte"
+        print(bits, file=sys.stderr, flush=True)
+    seconds, started = 0.0, time.monotonic()
     for step, raw in enumerate(loader, start=first):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, options)
@@ -253,13 +294,18 @@ def train(options: argparse.Namespace) -> None:
         optimizer.step()
         values = {"loss": loss, "cross_entropy": own, "distillation": kd, "norm": norm}
         line = {"step": step, **{name: float(value.detach()) for name, value in values.items()}}
-        to_save = step + 1 == options.steps or (step + 1) % options.save_every == 0
-        if held_out and to_save:
+        seconds += time.monotonic() - started
+        last = step + 1 == options.steps
+        if held_out and (last or (step + 1) % options.measure_every == 0):
             line["bits_per_byte"] = bits_per_byte(student, held_out, collate, options.batch_size)
+        say(line, options, seconds / (step + 1 - first))
+        if step == 0:
+            line |= before
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        if to_save:
+        if last or (step + 1) % options.save_every == 0:
             save_checkpoint(checkpoint, step + 1, parts)
+        started = time.monotonic()
     student.save_pretrained(options.output / "student")
     for number, projection in enumerate(of_maps if options.learn_map else ()):
         projection.to_map().save(options.output / f"map-{number}.safetensors")
@@ -288,19 +334,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--top-k", type=int, help="columns of p-kl and same-tokenizer")
     for name, default in NUMBERS.items():
         add(f"--{name}", type=type(default), default=default, help="default: %(default)s")
-    for name in ("reverse-kl", "dynamic-scaling", "autocast", "plot"):
+    for name in ("reverse-kl", "dynamic-scaling", "autocast"):
         add(f"--{name}", action="store_true")
+    what = "draw OUTPUT/log.png, with the held-out text of other runs' folders beside it"
+    add("--plot", type=Path, nargs="*", metavar="RUN", help=what)
     add("--device", default="cpu")
     options = parser.parse_args(argv)
     for name in ("teacher-tokenizer", "teacher-weight", "map", "loss"):
         count = len(getattr(options, name.replace("-", "_")) or options.teacher)
         if count != len(options.teacher) and (name, count) != ("loss", 1):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
-    if options.plot and find_spec("matplotlib") is None:
+    if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     train(options)
-    if options.plot:
-        print(plot(options.output / "log.jsonl"))
+    if options.plot is not None:
+        print(plot(options.output, options.plot))
     print(options.output)
 
 

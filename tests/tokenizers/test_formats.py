@@ -239,6 +239,8 @@ def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_pat
         shutil.copy(small / "small.model", tmp_path / name)
     assert "several files" in not_loaded(tmp_path)
     (tmp_path / "b.model").rename(tmp_path / "tokenizer.model")
+    assert "several tokenizers" in not_loaded(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")  # so it is a model's folder
     assert load_tokenizer(tmp_path).vocabulary.backend == "sentencepiece"
 
 

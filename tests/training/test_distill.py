@@ -150,7 +150,7 @@ def test_averaged_logits_of_teachers_of_the_same_tokenizer(
 
 
 def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) -> None:
-    log = run(setting, tmp_path / "run", "--autocast", "--plot", "--save-every=4")
+    log = run(setting, tmp_path / "run", "--autocast", "--plot", "--measure-every=4")
     assert [line["step"] for line in log if "bits_per_byte" in line] == [3, 5]
     assert (tmp_path / "run" / "log.png").read_bytes()[:4] == b"\x89PNG"
     student = distill.load_model(str(tmp_path / "run" / "student"), digits)

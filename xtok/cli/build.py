@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import typer
 
@@ -20,6 +21,17 @@ from xtok.cli.options import (
 from xtok.cli.spellings import nemo_name
 from xtok.config import MAIN, OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
 from xtok.counting.texts import check_texts
+from xtok.errors import XtokError
+
+
+def read_loss(text: str) -> str:
+    """Return the name of a loss that takes a map."""
+    if text == "event-kl":
+        raise XtokError("event KL takes no map", hint="xtok events STUDENT TEACHER")
+    if text not in get_args(Loss):
+        known = ", ".join(map(repr, get_args(Loss)))
+        raise typer.BadParameter(f"{text!r} is not one of {known}.")
+    return text
 
 
 @command
@@ -30,9 +42,11 @@ def build(
     for_loss: Loss | None = option(
         None,
         "Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without it, the "
-        "recipe of X-Token.",
+        "recipe of X-Token. Event KL takes no map, but what `xtok events` makes.",
         name="for",
         metavar="LOSS",
+        parser=read_loss,
+        autocompletion=lambda incomplete: [x for x in get_args(Loss) if x.startswith(incomplete)],
         panel=MAIN,
     ),
     output: StrictOutput,

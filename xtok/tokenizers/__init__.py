@@ -123,6 +123,7 @@ def load_tokenizer(
 
 
 _OWN = "tokenizer.json"  # stands for its folder
+_CONFIG = "tokenizer_config.json"
 
 
 class _Name(NamedTuple):
@@ -233,10 +234,11 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     if own is not None:
         _head(own)
     elif (path := files.first(NAMES)) is not None:
+        _check_alone(path, files)
         kind = "tekken" if path.suffix == ".json" else None
         return FolderBackend(_from_file(path, kind, pattern), files)
     elif (words := files.first(("merges.txt", "vocab.txt"))) is not None:
-        if files.find("config.json") is None and files.find("tokenizer_config.json") is None:
+        if files.find("config.json") is None and files.find(_CONFIG) is None:
             raise TokenizerError(
                 f"{files} has {words.name}, and no config.json that names the tokenizer's class",
                 hint="fetch the model's config.json or tokenizer_config.json into it",
@@ -250,6 +252,24 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
             "give the .model or .tiktoken file itself",
         )
     return load_folder(files, trust_remote_code=trust_remote_code)
+
+
+def _check_alone(path: Path, files: ModelFiles) -> None:
+    """Refuse a folder of loose tokenizers; in a model's own, several files are of one tokenizer.
+
+    Raises:
+        TokenizerError: if there are other files than `path`, and no config.
+    """
+    folder = files.model
+    if not isinstance(folder, Path) or any(map(files.find, ("config.json", _CONFIG))):
+        return
+    found = sorted({p.name for name in NAMES for p in folder.glob(name) if p.is_file()})
+    if len(found) > 1:
+        raise TokenizerError(
+            f"{files} has several tokenizers, and no config.json that tells its own: "
+            f"{', '.join(found)}",
+            hint=f"give one of them, such as {path}",
+        )
 
 
 def _head(path: Path) -> bytes:
