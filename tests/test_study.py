@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import distill
 import numpy as np
@@ -99,24 +100,24 @@ def test_a_pruned_student_is_healed(
     capsys: pytest.CaptureFixture[str],
     options: list[str],
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     whole, cut = tmp_path / "own-teacher", tmp_path / "pruned"
     monkeypatch.setattr("sys.argv", ["prune.py", str(whole), str(cut), "--layers", "0", "2"])
     prune.main()
     assert "pruned: 2 of 3 layers, " in capsys.readouterr().out
-    weights, left = (
-        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, cut)
-    )
+    weights, left = map(saved_weights, (whole, cut))
     assert len(left) == len(weights) - sum(name.startswith("model.layers.1.") for name in weights)
     for name, tensor in left.items():
         assert tensor.equal(weights[name.replace("layers.1.", "layers.2.")])
     work = tmp_path / "study"
-    options += ["--settings=healing", f"--student={cut}", "--steps=2", f"--work={work}"]
+    options += ["--settings=healing", f"--student={cut}", "--steps=2", f"--work={work}", "--save"]
     study_with(monkeypatch, *options)
     found = dict(study.results(work))
     runs = list(study.plan(["healing"], 1, (5e-3,)))
     assert found.keys() == {study.ITSELF, study.ITS_OWN, *runs}
+    kept = [study_data.Run("healing", *row, 0, 5e-3) for row in (study.CE, study.EVENTS)]
+    [first, second] = (saved_weights(work / "students" / "-".join(map(str, run))) for run in kept)
+    assert first.keys() == second.keys() == left.keys()
+    assert not first["model.norm.weight"].equal(second["model.norm.weight"])
     [own] = [
         line for line in capsys.readouterr().out.splitlines() if "| same-tokenizer | own |" in line
     ]
@@ -140,6 +141,14 @@ def test_a_damaged_map_has_moved_rows(small: Path) -> None:
     ]  # fmt: skip
     assert len(moved) == round(0.1 * len(set(made.student_ids.tolist())))
     assert sorted(made.weights.tolist()) == sorted(worse.weights.tolist())
+
+
+def saved_weights(folder: Path) -> Any:
+    """Return the weights of a folder that Transformers loads."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
 
 
 def bits_alone(folder: str, text: str) -> float:

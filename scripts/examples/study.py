@@ -148,6 +148,7 @@ def main() -> None:
     add("--processes", type=int, default=1, help="runs at a time")
     add("--device", default="cpu")
     add("--autocast", action="store_true", help="bfloat16, where the processor has it")
+    add("--save", action="store_true", help="keep the students of the first seed, in bfloat16")
     add("--report", action="store_true", help="only show the results so far")
     what = "the loss and the artefact that gains are counted from"
     add("--against", nargs=2, default=CE[:2], metavar=("LOSS", "ARTEFACT"), help=what)
@@ -225,6 +226,12 @@ def train(args: argparse.Namespace, run: Run) -> None:
             with autocast(args):
                 measured.append([bits(model, group, collate) for group in some])
     line = {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))}
+    if args.save and run.seed == 0:
+        from transformers import AutoTokenizer
+
+        folder = args.work / "students" / "-".join(map(str, run))
+        model.to(torch.bfloat16).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(args.student).save_pretrained(folder)
     write(args, run, line, groups)
 
 
