@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from make import byte_ranks, two_files
 
 import xtok
 from xtok import BuildConfig, ProjectionMap, Tokenizer, io
+from xtok.files.shards import Paths
 from xtok.maps.file import sha256
-from xtok.stages.build import difference, map_of_pair
+from xtok.maps.recipe import difference, recipe_of
+from xtok.stages.build import asked_for, map_of_pair
 from xtok.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("few_synthetic_texts")
@@ -266,12 +269,11 @@ def test_a_map_of_the_same_options_is_no_other(
     sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path, config: BuildConfig
 ) -> None:
     path = tmp_path / "map.safetensors"
-    xtok.build(sentencepiece, digits, config).save(path)
+    pair = xtok.pair(sentencepiece, digits)
+    map_of_pair(pair, config).save(path)
     found = ProjectionMap.load(path)
     for other in CONFIGS:
-        assert (difference(found, xtok.pair(sentencepiece, digits), other) is None) == (
-            other == config
-        )
+        assert (difference(found, pair, recipe_of(other)) is None) == (other == config)
 
 
 def test_how_a_map_differs(small: Path, sentencepiece: Tokenizer, digits: Tokenizer) -> None:
@@ -280,20 +282,41 @@ def test_how_a_map_differs(small: Path, sentencepiece: Tokenizer, digits: Tokeni
     wide = load_tokenizer(str(small / "small.model"), vocab_size=2000)
     byte = load_tokenizer(str(small / "small-byte-level"), vocab_size=3000)
     narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
+    usual = recipe_of(BuildConfig())
     found = [
-        difference(built, pair, BuildConfig(top_k=8)),
-        difference(built, pair, BuildConfig(exact_match=False)),
-        difference(built, pair, BuildConfig.for_loss("gold")),
-        difference(built, xtok.pair(wide, digits), BuildConfig()),
-        difference(narrow, xtok.pair(sentencepiece, byte), BuildConfig()),
+        difference(built, pair, recipe_of(BuildConfig(top_k=8))),
+        difference(built, pair, recipe_of(BuildConfig(exact_match=False))),
+        difference(built, pair, recipe_of(BuildConfig.for_loss("gold", top_k=4))),
+        difference(built, xtok.pair(wide, digits), usual),
+        difference(narrow, xtok.pair(sentencepiece, byte), usual),
+        difference(replace(built, recipe={}), pair, usual),
     ]
     assert found == [
-        "its sort-cut has top_k 4, not 8",
-        "its stages are multitoken, reapply-exact, sort-cut",
-        "its stages are multitoken, reapply-exact, sort-cut",
+        "its top_k is 4, not 8",
+        "its exact_match is True, not False",
+        "its scale_trick is True, not False",
         "its student is 1000 wide, not 2000",
         "its teacher small-digits has other tokens than small-byte-level",
+        "its top_k is None, not 4",
     ]
+
+
+def test_a_map_that_was_changed_has_no_recipe(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    """Nor has one of an earlier version, which is made anew."""
+    pair = xtok.pair(sentencepiece, digits)
+    built, usual = map_of_pair(pair), recipe_of(BuildConfig())
+    assert built.recipe == usual
+    others = [
+        xtok.sort_cut(built, xtok.SortCutConfig(top_k=4)),
+        xtok.multitoken(pair),
+        xtok.ProjectionModule(built, learnable=True).to_map(),
+        ProjectionMap.load(saved(built, tmp_path), preserve_last=False),
+    ]
+    assert [one.recipe for one in others] == [None] * 4
+    why = "it does not say how it was built: an earlier version or another command made it"
+    assert difference(others[0], pair, usual) == why
 
 
 def test_a_map_that_was_counted_on_other_text(
@@ -304,17 +327,40 @@ def test_a_map_that_was_counted_on_other_text(
     text.write_text("one two three\n" * 40)
     initial = xtok.multitoken(pair)
     built = map_of_pair(pair, config, texts=[text], initial=initial)
-    assert difference(built, pair, config, [text], initial) is None
-    others = [
-        difference(built, pair, config),
-        difference(built, pair, config, [text]),
-        difference(built, pair, BuildConfig(alpha=3), [text], initial),
-        difference(built, pair, config, [text], ProjectionMap.load(saved(built, tmp_path))),
+
+    def differs(config: BuildConfig, texts: Paths, initial: ProjectionMap | None) -> str | None:
+        return difference(built, pair, asked_for(config, texts, "text", initial))
+
+    assert differs(config, [text], initial) is None
+    found = [
+        differs(BuildConfig(alpha=2, weights="prior", scale_trick=False), (), None),
+        differs(config, [text], None),
+        differs(BuildConfig(alpha=3), [text], initial),
+        differs(config, [text], built),
     ]
-    text.write_text("one two three\n" * 50)
-    others.append(difference(built, pair, config, [text], initial))
-    assert None not in others
-    assert "text" in str(others[-1])
+    text.write_text("one two threE\n" * 40)  # of the same size
+    found.append(differs(config, [text], initial))
+    assert found == [
+        "it was counted on other text",
+        "it was counted with another initial map",
+        "its alpha is 2, not 3",
+        "it was counted with another initial map",
+        "it was counted on other text",
+    ]
+
+
+def test_another_field_is_another_map(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    path, text = tmp_path / "map.safetensors", tmp_path / "a.jsonl"
+    text.write_text('{"a": "one two three four five", "b": "six"}\n' * 40)
+    ask = partial(xtok.get_map, sentencepiece, digits, BuildConfig(alpha=1), path=path, texts=text)
+    notes: list[str] = []
+    asked = [ask(field=field, note=notes.append) for field in ("a", "b", "b")]
+    sizes = [m.history[1]["counted"]["num_bytes"] for m in asked]
+    assert sizes == [40 * 23, 40 * 3, 40 * 3]
+    why = "it was counted on another field"
+    assert notes == [f"{path} exists, and is replaced: {why}", f"{path} exists, and is kept"]
 
 
 def saved(projection: ProjectionMap, folder: Path) -> Path:

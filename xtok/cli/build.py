@@ -1,6 +1,5 @@
 """`xtok build`."""
 
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -61,7 +60,7 @@ def build(
     config: BuildConfig,
     skip_existing: bool = option(
         False,
-        "Keep an output that is already the same map: same tokenizers, options and stages. Else "
+        "Keep an output that is already the same map: same tokenizers, options and texts. Else "
         "one process makes it, and others that ask for the same file wait.",
         flag=True,
         panel=OUTPUT,
@@ -82,7 +81,8 @@ def build(
     names = models.both()
     check_texts(text, field)
     from xtok.maps.names import name_of_map
-    from xtok.stages.build import difference, load_or_build, map_of_pair
+    from xtok.maps.recipe import difference
+    from xtok.stages.build import asked_for, load_or_build, map_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
@@ -106,7 +106,10 @@ def build(
         return projection
 
     if skip_existing:
-        differs = partial(difference, pair=pair, config=config, texts=text, initial=initial)
+
+        def differs(existing: xtok.ProjectionMap) -> str | None:
+            return difference(existing, pair, asked_for(config, text, field, initial))
+
         projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)
     else:
         projection = make()

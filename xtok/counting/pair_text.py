@@ -188,6 +188,7 @@ class PairText:
     tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
     counts: Counts
     held_out: Counts  # of the documents that are held out, if they are
+    field: str = "text"  # of the files that holds the text
     per_document: PerDocument | None = None
     excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, with their file's name
     first_difference: Difference | None = None  # where the sides first spell the text differently
@@ -229,7 +230,7 @@ class PairText:
         ):
             for batch in encoder.read(read_batches(parts, columns), size, advance):
                 counter.add(batch)
-        text = counter.result(tuple(map(source_of, files)))
+        text = counter.result(tuple(map(source_of, files)), field)
         if len(tokenizers) > 1:
             text.require_starts()
         return text
@@ -369,7 +370,7 @@ class TextCounter:
             self._characters += len(excerpt)
         self._of_shard += len(batch.texts)
 
-    def result(self, sources: tuple[Source, ...] = ()) -> PairText:
+    def result(self, sources: tuple[Source, ...] = (), field: str = "text") -> PairText:
         """Return all counts."""
         documents = self._documents
         return PairText(
@@ -379,6 +380,7 @@ class TextCounter:
             tokens=tuple(self.tokens),
             counts=self.counts.counts(),
             held_out=self.held_out.counts(),
+            field=field,
             per_document=None if documents is None else documents.result(),
             excerpts=tuple(self._excerpts),
             first_difference=self._first_difference,

@@ -161,7 +161,7 @@ def _imported(
     fields = unpack(tensors, metadata)
     if counts or normalize:
         step = history_step("import", {"normalize": True} if normalize else {})
-        fields["history"] += (step,)
+        fields |= {"history": (*fields["history"], step), "recipe": None}
         fields["reports"] = (StageReport("import", counts),)
     return fields
 
@@ -314,6 +314,8 @@ def pack(any_map: ProjectionMap | EventMap | SpellingMap) -> tuple[dict[str, NDA
     fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
     if kind != "map":
         fields["kind"] = kind
+    elif (recipe := vars(any_map)["recipe"]) is not None:
+        fields["recipe"] = recipe
     tensors = {name: getattr(any_map, name) for name in _ARRAYS[kind]}
     fields |= {name: getattr(any_map, name) for name in _FIELDS[kind]}
     for side in SIDES:
@@ -394,7 +396,8 @@ def assemble(
     top_k = header["top_k"]
     require(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
     fields |= {"scale_slot": tensors.get("scale_slot"), "method": str(header["method"])}
-    fields["top_k"] = top_k
+    fields |= {"top_k": top_k, "recipe": header.get("recipe")}
+    require(isinstance(fields["recipe"], dict | NoneType), "recipe")
     return fields, digests
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import torch
     from scipy import sparse
 
+    from xtok.maps.recipe import Recipe
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowEntry:
@@ -78,6 +80,7 @@ class ProjectionMap:
     method: str  # how the edges were found; see the guide to the file format
     top_k: int  # the most entries of a row
     history: tuple[Mapping[str, Any], ...] = ()  # an object per stage: its name, options, version
+    recipe: Recipe | None = None  # what `build` made it of; None once it was changed
     reports: tuple[StageReport, ...] = ()  # what the stages of this process reported; not saved
 
     def __repr__(self) -> str:
@@ -220,7 +223,8 @@ class ProjectionMap:
         """Return the map with one more step in its history, and its report if there are counts."""
         step = history_step(stage, options, **details)
         reports = () if counts is None else (StageReport(stage, counts, notes),)
-        return replace(self, history=(*self.history, step), reports=(*self.reports, *reports))
+        history, reports = (*self.history, step), (*self.reports, *reports)
+        return replace(self, history=history, reports=reports, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
         """Return the map with another vocabulary, at least as wide, as a side; see `maps.admit`."""

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from xtok.config import WAIT, BuildConfig, Loss
 from xtok.counting.pair_text import TextLike, counts_of
+from xtok.counting.texts import find_texts
 from xtok.errors import XtokError
+from xtok.files.shards import Paths, source_of
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.admit import pair as pair_of
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.recipe import Recipe, difference, recipe_of
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
-from xtok.pairs import SIDES, Pair
+from xtok.pairs import Pair
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.stages.counted import counted, wanted_by
 from xtok.stages.exact import used_options, with_exact
-from xtok.stages.matches import exact_matches, matching_options
+from xtok.stages.matches import exact_matches
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike
@@ -45,7 +47,7 @@ def build(
 ) -> ProjectionMap:
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
-    Saved, it is the same file, byte for byte, as the three commands with files in between make.
+    It is the map that the three commands with files in between make, and carries its `recipe`.
     With texts, rows are counted on them and smoothed towards a map counted on synthetic text; there
     are no scale slots.
 
@@ -100,11 +102,13 @@ def map_of_pair(
         config = config.for_text()
         base = None if initial is None else admit(pair, initial)
         text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
+        recipe = recipe_of(config, text.sources, text.field, initial)
         projection = counted(pair, config, text, base, progress=progress)
         if config.exact_match:
             options = config.multitoken if base is None else used_options(base)
             projection = with_exact(projection, exact_matches(pair, options), options)
     else:
+        recipe = recipe_of(config)
         make = partial(multitoken, pair, config.multitoken, progress=progress)
         if config.weights == "prior":
             make = partial(counted, pair, config, progress=progress)
@@ -121,7 +125,7 @@ def map_of_pair(
     counts = {} if texts else of_stage["sort-cut"].counts
     failures = [failure for report in projection.reports for failure in report.failures]
     report = stage_report("build", projection, notes, failures, counts)
-    return replace(projection, reports=(report,))
+    return replace(projection, reports=(report,), recipe=recipe)
 
 
 def _pair_of(
@@ -144,7 +148,7 @@ def get_map(
     *,
     path: str | PathLike[str] | None = None,
     for_loss: Loss | None = None,
-    texts: str | Path | Sequence[str | Path] = (),
+    texts: Paths = (),
     field: str = "text",
     initial: MapLike | None = None,
     timeout: float = WAIT,
@@ -163,7 +167,7 @@ def get_map(
         teacher_model: the model of the columns.
         config: the options; the defaults if None.
         path: the map's file; another map in it is replaced. By default it is in xtok's cache
-            folder, under a digest of both vocabularies, the options and the texts' names and sizes.
+            folder, under a digest of both vocabularies, the options and the texts.
         for_loss: take the options that suit a loss, instead of `config`.
         texts: text to count on, as `build` takes it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
@@ -181,11 +185,10 @@ def get_map(
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     config = _config_of(config, for_loss)
-    texts = [texts] if isinstance(texts, str | Path) else texts
     earlier = None if initial is None else as_map(initial)
     pair = _pair_of(student_model, teacher_model, earlier)
-    asked: dict[str, Any] = {"pair": pair, "config": config, "texts": texts, "initial": earlier}
-    target = _cached(**asked) if path is None else Path(path)
+    recipe = asked_for(config, texts, field, earlier)
+    target = _cached(pair, recipe) if path is None else Path(path)
 
     def make() -> ProjectionMap:
         projection = map_of_pair(
@@ -195,16 +198,25 @@ def get_map(
         projection.save(target)
         return projection
 
-    return load_or_build(target, partial(difference, **asked), make, timeout=timeout, note=note)
+    differs = partial(difference, pair=pair, recipe=recipe)
+    return load_or_build(target, differs, make, timeout=timeout, note=note)
 
 
-def _cached(
-    pair: Pair, config: BuildConfig, texts: Sequence[str | Path], initial: ProjectionMap | None
-) -> Path:
+def asked_for(
+    config: BuildConfig, texts: Paths, field: str, initial: ProjectionMap | None
+) -> Recipe:
+    """Return the recipe of the map that `build` would make now; it reads the texts' bytes.
+
+    Raises:
+        XtokError: if a text cannot be read.
+    """
+    sources = map(source_of, find_texts(texts))
+    return recipe_of(config, sources, field, initial)
+
+
+def _cached(pair: Pair, recipe: Recipe) -> Path:
     """Return where a map is kept that is asked for without a path."""
-    digests = [table.sha256() for table in pair.tables]
-    of_initial = None if initial is None else mapfile.sha256(initial)
-    key = [digests, pair.shape, _steps(config, texts, initial), of_initial, _sizes(texts)]
+    key = [[table.sha256() for table in pair.tables], pair.shape, recipe]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "maps" / f"{digest[:32]}.safetensors"
 
@@ -246,70 +258,3 @@ def load_or_build(
                 return make()
     note(f"{path} exists, and is kept")
     return projection
-
-
-def difference(
-    existing: ProjectionMap,
-    pair: Pair,
-    config: BuildConfig,
-    texts: Sequence[str | Path] = (),
-    initial: ProjectionMap | None = None,
-) -> str | None:
-    """Return how a map differs from the one that `build` would make, or None.
-
-    Tokenizers are compared by their tokens, options by the map's history, texts by name and size.
-    Versions of xtok are not compared.
-    """
-    for side, table in zip(SIDES, pair.tables, strict=True):
-        before, now = getattr(existing, side), getattr(pair, side)
-        if before.vocab_size != now.vocab_size:
-            return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
-        if before.table is None or before.table.sha256() != table.sha256():
-            return f"its {side} {before.model_id} has other tokens than {now.model_id}"
-    stages, steps = existing.stages, _steps(config, texts, initial)
-    if stages != [stage for stage, _ in steps]:
-        return f"its stages are {', '.join(stages) or 'unknown'}"
-    for step, (stage, options) in zip(existing.history, steps, strict=True):
-        there = dict(step["options"])
-        if "alpha" not in options:
-            there.pop("alpha", None)  # chosen on the text
-        for name in sorted({*there, *options}):
-            if there.get(name) != options.get(name):
-                old, new = (by.get(name, "the default") for by in (there, options))
-                return f"its {stage} has {name} {old}, not {new}"
-    counts = [step for step in existing.history if step["stage"] == "count"]
-    if initial is not None and counts[-1].get("initial_sha256") != mapfile.sha256(initial):
-        return "it was counted with another initial map"
-    return "it was counted on other text" if texts and _are_other(texts, existing.history) else None
-
-
-def _are_other(texts: Sequence[str | Path], history: Sequence[Mapping[str, Any]]) -> bool:
-    there = [(one["name"], one["size"]) for step in history for one in step.get("texts", ())]
-    return _sizes(texts) != there
-
-
-def _sizes(texts: Sequence[str | Path]) -> list[tuple[str, int]]:
-    from xtok.counting.texts import find_texts
-
-    return [(path.name, path.stat().st_size) for path in find_texts(texts)]
-
-
-def _steps(
-    config: BuildConfig, texts: Sequence[str | Path], initial: ProjectionMap | None
-) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the stages of `build` and their options, as a map's history tells them."""
-    steps: list[tuple[str, Mapping[str, Any]]]
-    exact = [("reapply-exact", matching_options(config))] if config.exact_match else []
-    if not texts:
-        cut = asdict(config.sort_cut)
-        first = ("multitoken", config.multitoken.options)
-        if config.weights == "prior":
-            first = ("count", config.counting)
-        return [first, *exact, ("sort-cut", cut)]
-    counting: dict[str, Any] = {"top_k": config.top_k, "target": config.target}
-    if config.alpha is not None:
-        counting["alpha"] = config.alpha
-    steps = [("count", config.for_text().counting)]
-    if initial is not None:
-        steps = [*zip(initial.stages, (step["options"] for step in initial.history), strict=True)]
-    return [*steps, ("count", counting), *exact]

@@ -156,6 +156,7 @@ class ProjectionModule(nn.Module):
             scale_slot=scale_slot,
             history=(*self.map.history, step),
             reports=(),
+            recipe=None,
         )
 
     def extra_repr(self) -> str:

@@ -1,0 +1,71 @@
+"""What made a map, compared as a whole: is a map in a file the one that is asked for?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from xtok.config import BuildConfig
+from xtok.files.shards import Source
+from xtok.maps import file as mapfile
+from xtok.pairs import SIDES, Pair
+
+if TYPE_CHECKING:
+    from xtok.maps.projection_map import ProjectionMap
+
+Recipe = Mapping[str, Any]
+"""All that a map depends on but for its pair and the version of xtok, as JSON has it."""
+
+_IN_WORDS = {
+    "texts": "it was counted on other text",
+    "field": "it was counted on another field",
+    "initial_sha256": "it was counted with another initial map",
+}
+
+
+def recipe_of(
+    config: BuildConfig,
+    texts: Iterable[Source] = (),
+    field: str = "text",
+    initial: ProjectionMap | None = None,
+) -> Recipe:
+    """Return the recipe of the map that `build` makes.
+
+    Args:
+        config: the options.
+        texts: the files that it is counted on, in their order.
+        field: the field or column of them that holds the text.
+        initial: the map that it is smoothed towards, if one is given.
+    """
+    digests = [text.sha256 for text in texts]
+    options = asdict(config.for_text() if digests else config)
+    recipe = {name: list(v) if isinstance(v, tuple) else v for name, v in options.items()}
+    if not digests:
+        return {"options": recipe}
+    of_initial = None if initial is None else mapfile.sha256(initial)
+    return {"options": recipe, "texts": digests, "field": field, "initial_sha256": of_initial}
+
+
+def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | None:
+    """Return how a map differs from the one of a pair and a recipe, in words; None if it does not.
+
+    Tokenizers are compared by their tokens. Versions of xtok are not compared.
+    """
+    for side, table in zip(SIDES, pair.tables, strict=True):
+        before, now = getattr(existing, side), getattr(pair, side)
+        if before.vocab_size != now.vocab_size:
+            return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
+        if before.table is None or before.table.sha256() != table.sha256():
+            return f"its {side} {before.model_id} has other tokens than {now.model_id}"
+    made = existing.recipe
+    if made is None:
+        return "it does not say how it was built: an earlier version or another command made it"
+    if made == recipe:
+        return None
+    old, new = made.get("options", {}), recipe["options"]
+    for name in new if isinstance(old, dict) else ():
+        if old.get(name) != new[name]:
+            return f"its {name} is {old.get(name)}, not {new[name]}"
+    words = (says for name, says in _IN_WORDS.items() if made.get(name) != recipe.get(name))
+    return next(words, "it was made in another way")
