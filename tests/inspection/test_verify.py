@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,12 @@ def messages(verification: Verification) -> dict[str, str]:
 
 
 def edited(path: Path, edit: Edit) -> Verification:
-    """Change a file's tensors and metadata, and verify it."""
+    """Change a file's tensors and metadata, leave out their digest, and verify it."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["xtok"])
     tensors = {name: tensor.copy() for name, tensor in load_tensors(data).items()}
+    del metadata["tensors_sha256"]
     edit(tensors, metadata)
     path.write_bytes(save_tensors(tensors, {"xtok": json.dumps(metadata, sort_keys=True)}))
     return verify(path)
@@ -62,11 +64,11 @@ def edited(path: Path, edit: Edit) -> Verification:
 def test_a_whole_map(path: Path, pair: Pair, digits: Tokenizer) -> None:
     whole = verify(path, xtok.pair(*pair))
     assert [check.name for check in whole.checks if check.level == "ok"] == [
-        "format", "student tokens", "teacher tokens", "shapes", "ids", "weights", "row kinds",
-        "order", "sums", "as written", "scale slot", "exact rows", "student roles",
+        "format", "tensors", "student tokens", "teacher tokens", "shapes", "ids", "weights",
+        "row kinds", "order", "sums", "as written", "scale slot", "exact rows", "student roles",
         "teacher roles", "student model", "student width", "teacher model", "teacher width",
     ]  # fmt: skip
-    assert len(whole.checks) == 18
+    assert len(whole.checks) == 19
     assert messages(whole)["scale slot"] == "1 row, on teacher id 257"
     assert messages(whole)["exact rows"] == "257 rows of equal bytes"
     assert messages(verify(xtok.build(digits, digits)))["student roles"] == (
@@ -108,6 +110,61 @@ def test_what_is_wrong_is_named(path: Path, edit: Edit, failed: str, message: st
     verification = edited(path, edit)
     assert verification.failed == (failed,)
     assert messages(verification)[failed].startswith(message)
+
+
+def test_a_file_of_an_earlier_version_has_no_digest(path: Path) -> None:
+    verification = edited(path, lambda tensors, metadata: None)
+    assert verification.failed == ()
+    message = messages(verification)["tensors"]
+    assert message == "an earlier version wrote no digest of them"
+    assert ProjectionMap.load(path).recipe is not None
+
+
+@pytest.mark.parametrize("name", ["student_ids", "teacher_ids", "weights", "row_kind"])
+def test_one_changed_byte(path: Path, name: str) -> None:
+    """Of a teacher id, say, which is another token's then: every other check may hold."""
+    data = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    first, last = json.loads(data[8:start])[name]["data_offsets"]
+    for place in (first, last - 1):
+        data[start + place] ^= 1
+        path.write_bytes(data)
+        assert "tensors" in verify(path).failed
+        with pytest.raises(MapFileError, match=r"changed since it was written|not all"):
+            ProjectionMap.load(path)
+        data[start + place] ^= 1
+
+
+def test_one_changed_byte_of_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
+    """Its checksums are those of the zip file that it is, which PyTorch does not check."""
+    path = tmp_path / "m.pt"
+    projection.save(path)
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        starts = [data.index(archive.read(m)) for m in archive.infolist() if m.file_size > 99]
+    assert len(starts) > 5
+    for start in starts:
+        data[start + 8] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(MapFileError, match=r"not a whole \.pt file: the checksum of its part"):
+            verify(path)
+        data[start + 8] ^= 1
+
+
+def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "m.pt"
+    projection.save(path)
+    assert ProjectionMap.load(path).recipe == projection.recipe
+    content = torch.load(path, weights_only=True)
+    content["indices"][7, 0] = 8
+    torch.save(content, path)
+    loaded = ProjectionMap.load(path)
+    assert (loaded.recipe, loaded.stages[-1]) == (None, "import")
+    checked = verify(path)
+    assert checked.failed == ("as written", "exact rows")
+    assert messages(checked)["as written"] == "1 file that another program changed"
 
 
 def test_another_model(path: Path, pair: Pair, tmp_path: Path) -> None:

@@ -81,9 +81,11 @@ def verify(
 
 
 def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Iterator[Check]:
-    """Give every check of a map; `digests` are those that its file has of both tables, if any."""
+    """Give every check of a map; `digests` are those that its file has, if any."""
     sides = {"student": m.student, "teacher": m.teacher}
     yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {_contents(m)}")
+    if "tensors" in digests:
+        yield Check("tensors", *_tensors(m, digests["tensors"]))
     for side, vocabulary in sides.items():
         yield Check(f"{side} tokens", *_digest(vocabulary.table, digests.get(side)))
     invariants = list(_invariants(m, _INVARIANTS[type(m)]))
@@ -156,6 +158,15 @@ def _digest(table: TokenTable | None, written: str | None) -> Found:
     if written in (None, digest):
         return "ok", f"table_sha256 is {digest[:16]}…"
     return "failed", f"table_sha256 says {str(written)[:16]}…, the tokens give {digest[:16]}…"
+
+
+def _tensors(m: AnyMap, written: str | None) -> Found:
+    """Check that the digest that a file has of the map's own tensors is theirs."""
+    if written is None:
+        return "skipped", "an earlier version wrote no digest of them"
+    if (digest := mapfile.tensors_sha256(vars(m))) == written:
+        return "ok", f"tensors_sha256 is {digest[:16]}…"
+    return "failed", f"tensors_sha256 says {written!s:.16}…, they give {digest[:16]}…"
 
 
 def _slots(m: ProjectionMap) -> Found:

