@@ -299,6 +299,7 @@ def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]]
     with safe_open(path, framework="np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         fields = json.loads(file.metadata()["xtok"])
+    del fields["tensors_sha256"]
     change(tensors, fields)
     save_file(tensors, path, {"xtok": json.dumps(fields)})
 

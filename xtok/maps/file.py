@@ -367,7 +367,9 @@ def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]
     """Return the fields of a map's class as `assemble` does, and check the digests."""
     fields, is_whole = _unpacked(tensors, metadata)
     if not is_whole:
-        raise InvariantError("tensors", "its tensors were changed since it was written")
+        problem = "its tensors were changed since it was written"
+        is_map = kind_of(tensors) == "map"
+        raise InvariantError("tensors", problem) if is_map else ValueError(problem)
     return fields
 
 
