@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from xtok.maps.convert import convert as convert
     from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
+    from xtok.maps.spellings import SpellingMap as SpellingMap
     from xtok.pairs import Pair as Pair
     from xtok.projecting.files import project as project
     from xtok.serving import serve as serve

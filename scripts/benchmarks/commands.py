@@ -70,6 +70,7 @@ COMMANDS = (  # the command, what runs beside it, how many times of that it may 
     (f"xtok build {FAR} --for p-kl", f"bare build {FAR}", 1.5),
     *((f"xtok build {PAIR} --for p-kl --text text:{size}", beside, 1.5) for size in (2, 12)
       for beside in (f"xtok build {PAIR} --for p-kl", f"bare encode text:{size} {ENCODE}")),
+    (f"xtok events {PAIR} --for csd", f"bare build {ENCODE}", 1.5),
     (f"xtok doctor {FOLDERS}", f"xtok build {FOLDERS}", 1),
     (f"xtok verify map: {PAIR}", f"bare load {PAIR}", 1.1),
     (f"xtok verify map:folders {FOLDERS}", f"bare load {FOLDERS}", 1.1),
@@ -88,7 +89,7 @@ COMMANDS = (  # the command, what runs beside it, how many times of that it may 
     ("xtok inspect map:wide", "bare read map:wide", 2),
     ("xtok --help", "bare imports typer rich numpy", 1.75),
 )  # fmt: skip
-WRITES = {"build", "generate", "sort-cut", "reapply-exact"}
+WRITES = {"build", "events", "generate", "sort-cut", "reapply-exact"}
 
 
 def commands(options: Namespace) -> Iterator[Row]:

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 import xtok
 from xtok.errors import MapFileError, OutputError, XtokError
+from xtok.inspection.doctor import doctor
 from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
 from xtok.maps.file import to_safetensors
@@ -311,6 +312,7 @@ def test_the_commands(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> No
         f"teachers.0.pseudo_target_path={tmp_path}/pair.pt",
         f"teachers.0.reverse_pseudo_target_path={tmp_path}/pair.reverse.pt",
         "loss_fn.common_indices_from_subtoks=true",
+        "loss_fn.kl_chunk_shift=true",
     ]
     line = f"note: for NeMo-RL's draft 4177: {' '.join(overrides)}"
     assert line in done.stderr.splitlines()
@@ -343,3 +345,40 @@ def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
         xtok.events(byte_level, digits, for_loss="kl")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="takes neither text nor options"):
         xtok.events(byte_level, digits, "a.txt", for_loss="csd")  # type: ignore[call-overload]
+
+
+# What commands say of them
+
+
+def test_inspect_shows_what_is_spelled_and_left_out(
+    long_tokens: SpellingMap, cli: Cli, tmp_path: Path
+) -> None:
+    long_tokens.save(tmp_path / "m.safetensors")
+    done = cli("inspect", "m.safetensors")
+    assert done.returncode == 0, done.stderr
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in done.stdout.splitlines()]
+    assert ["shared", "256", "256"] in cells
+    assert ["2 pieces", "1", "0"] in cells
+    assert ["student", "'ab'", "256", "'a' 'b'"] in cells
+    told = json.loads(cli("inspect", "m.safetensors", "--num-examples", "1", "--json").stdout)
+    assert told["spelled"]["student"] == {"shared": 256, "spelled": 3, "left_out": {}}
+    assert told["pieces"]["student"] == {"0": 41, "1": 256, "2": 1, "8": 1, "9": 1}
+    assert told["examples"] == [
+        {"side": "student", "token_id": 256, "token": "ab", "pieces": ["a", "b"]}
+    ]
+    assert cli("inspect", "m.safetensors", "ab").returncode == 2
+    fails(cli("report", "m.safetensors"), "is a spelling map, not a projection map")
+
+
+def test_doctor_counts_them(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
+    facts = known(doctor(sentencepiece, byte_level).pair)
+    student, teacher = known(facts.spellings)
+    m = spellings_of_pair(xtok.pair(sentencepiece, byte_level))
+    assert student.shared == teacher.shared == len(m.shared[0])
+    assert student.spelled == int((m.student_counts > 1).sum())
+    assert sum(student.left_out.values()) == m.reports[0].counts["student tokens left out"]
+    assert str(teacher) == (
+        f"{teacher.shared:,} shared, {teacher.spelled:,} spelled; left out: "
+        "3 (special, without a partner)"
+    )
+    assert known(doctor(byte_level, byte_level).pair).spellings is None

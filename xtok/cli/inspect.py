@@ -82,7 +82,14 @@ def inspect(
     if text and (against is None or models.student_model is None):
         raise typer.BadParameter("--text goes with --against and --student-model")
     check_texts(text, field)
-    projection, pair = models.with_map(map_options.load(map_path), name=map_path)
+    loaded = map_options.load_any(map_path)
+    if isinstance(loaded, xtok.SpellingMap):
+        overview = not (is_listing or is_explaining or classes or against)
+        _show_spellings(models.with_map(loaded, name=map_path)[0], num_examples, overview, json)
+        return
+    if not isinstance(loaded, xtok.ProjectionMap):
+        loaded = map_options.load(map_path)  # which says what it is instead
+    projection, pair = models.with_map(loaded, name=map_path)
     report.print_reports(projection.reports)
     if against is not None:
         other = map_options.load(against)
@@ -109,3 +116,14 @@ def inspect(
         show(description, tables.print_description, json=json)
         if classes and description.coverage is None:
             report.print_notes(["the map carries no tokens, so no classes"])
+
+
+def _show_spellings(
+    spellings: xtok.SpellingMap, num_examples: int | None, overview: bool, json: bool
+) -> None:
+    if not overview:
+        raise typer.BadParameter("a spelling map has an overview alone, with --num-examples")
+    from xtok.inspection.describe import describe_spellings
+
+    number = 5 if num_examples is None else num_examples
+    show(describe_spellings(spellings, num_examples=number), tables.print_spellings, json=json)

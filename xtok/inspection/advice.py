@@ -40,6 +40,7 @@ class Advice:
     direction: str | None  # of this map; None without a text to measure it
     sentence: str
     commands: tuple[tuple[str, ...], ...]  # that make what these losses need, the first loss first
+    others: tuple[str, ...] = ()  # a sentence on each other loss, and what it needs of a teacher
 
     @property
     def note(self) -> str:
@@ -47,6 +48,13 @@ class Advice:
         has_text = any(TRAINING_TEXT in command for command in self.commands)
         return f"{TRAINING_TEXT}: {_WHY_OTHER_TEXT}" if has_text else ""
 
+
+OTHER_LOSSES = (
+    "CSD, for NeMo-RL's draft 4177, needs both models' logits or a teacher's top-k, and the "
+    "spellings of xtok events --for csd.",
+    "ALM needs the teacher's log-probabilities of the text alone, and no file.",
+)
+"""What else there is for two tokenizers, and what each needs of a teacher."""
 
 SAME = "Use plain KL: both have the same vocabulary, so no map is needed."
 
@@ -98,6 +106,7 @@ def advise(
         direction=direction,
         sentence=sentence,
         commands=(events,) if has_map else (events, (*build, *on_text)),
+        others=OTHER_LOSSES,
     )
 
 

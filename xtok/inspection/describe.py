@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.inspection.explain import ExplainedRow, explain
+from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
+from xtok.maps.spellings import SpellingMap
 from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.table import TokenType, Vocabulary
+from xtok.vocab.table import SIDES, TokenType, Vocabulary
 
 _LARGEST = 10
 
@@ -100,7 +102,54 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
     )
 
 
-def _sizes(entries: NDArray[np.int64]) -> dict[int, int]:
+@dataclass(frozen=True, kw_only=True)
+class SpelledToken:
+    """A token and its spelling; both are escaped, or names of control tokens."""
+
+    side: str
+    token_id: int
+    token: str
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpellingDescription:
+    """What a spelling map holds."""
+
+    student: SideDescription
+    teacher: SideDescription
+    history: Sequence[Mapping[str, Any]]
+    spelled: Mapping[str, SpellingFacts]  # by side
+    pieces: Mapping[str, Mapping[int, int]]  # by side, how many tokens have how many pieces
+    examples: tuple[SpelledToken, ...]
+
+
+def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
+    """Describe a spelling map: what is shared, spelled and left out, and why.
+
+    Args:
+        m: the map.
+        num_examples: how many tokens of several pieces to show of each side, evenly spread.
+    """
+    examples: list[SpelledToken] = []
+    for side, table, others in zip(SIDES, m.tables, m.tables[::-1], strict=True):
+        pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
+        ends = np.cumsum(counts)
+        for i in _spread(np.flatnonzero(counts > 1), num_examples):
+            spelling = pieces[ends[i] - counts[i] : ends[i]].tolist()
+            names = tuple(others.name(piece) for piece in spelling)
+            examples.append(SpelledToken(side=side, token_id=i, token=table.name(i), pieces=names))
+    return SpellingDescription(
+        student=_side(m.student),
+        teacher=_side(m.teacher),
+        history=m.history,
+        spelled={side: SpellingFacts.of(m, side) for side in SIDES},
+        pieces={side: _sizes(getattr(m, f"{side}_counts")) for side in SIDES},
+        examples=tuple(examples),
+    )
+
+
+def _sizes(entries: NDArray[Any]) -> dict[int, int]:
     """Return how many rows have how many entries."""
     return {n: count for n, count in enumerate(np.bincount(entries).tolist()) if count}
 
@@ -130,8 +179,11 @@ def _example_ids(projection: ProjectionMap, count: int) -> list[int]:
     """
     entries = projection.entries_per_row
     rows = np.flatnonzero(entries > 1)
-    if not len(rows):
-        rows = np.flatnonzero(entries)
+    return _spread(rows if len(rows) else np.flatnonzero(entries), count)
+
+
+def _spread(rows: NDArray[np.int64], count: int) -> list[int]:
+    """Return up to `count` of some ids, evenly spread."""
     places = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64)
     chosen: list[int] = rows[places].tolist()
     return chosen

@@ -18,6 +18,7 @@ from xtok.maps.results import examples_of
 from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events_of_pair
+from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.vocab.display import escape, listed, plural, quoted
 from xtok.vocab.table import TokenTable, TokenType, utf8_text
@@ -139,11 +140,13 @@ def doctor(
         student_model = teacher_model = load_tokenizer(teacher_model)
     if teacher_model is not None:
         pair = pair_of(student_model, teacher_model)
-        text = of_pair = None
+        text = of_pair = spellings = None
+        if not pair.is_same:
+            spellings = spellings_of_pair(pair, progress)
         if texts:
             text = PairText.read(pair, texts, field=field, progress=text_progress)
             of_pair = events_of_pair(pair, progress=progress)
-        facts = pair_facts(pair, text, of_pair)
+        facts = pair_facts(pair, text, of_pair, spellings)
         advice = advise(facts, names)
     elif texts:
         raise ValueError("texts go with two models")

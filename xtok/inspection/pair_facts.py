@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.measures import entropy_of, kept_of, share_of
+from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.pairs import Pair
 from xtok.vocab.classes import num_digits
 from xtok.vocab.table import TokenTable, TokenType
@@ -73,6 +75,30 @@ class EventFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpellingFacts:
+    """How one side's tokens are spelled in the other's, as CSD takes them."""
+
+    shared: int  # tokens that are one token of the other side, one to one
+    spelled: int  # tokens of several pieces
+    left_out: Mapping[str, int]  # those without a spelling, by the reason; unused ids aside
+
+    def __str__(self) -> str:
+        words = f"{self.shared:,} shared, {self.spelled:,} spelled"
+        reasons = ", ".join(f"{number:,} ({why})" for why, number in self.left_out.items())
+        return f"{words}; left out: {reasons or 'none'}"
+
+    @staticmethod
+    def of(spellings: SpellingMap, side: str) -> SpellingFacts:
+        """Count the tokens of a side."""
+        left_out = spellings.left_out(side)
+        return SpellingFacts(
+            shared=len(spellings.shared[0]),
+            spelled=int((getattr(spellings, f"{side}_counts") > 1).sum()),
+            left_out={why: len(ids) for why, ids in left_out.items() if len(ids) and why != UNUSED},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PairFacts:
     """What two vocabularies have in common, and what a text says of it."""
 
@@ -92,12 +118,14 @@ class PairFacts:
     roles_alone: tuple[str, ...]  # roles none of whose tokens has one, reserved tokens aside
     text: TextFacts | None
     events: EventFacts | None
+    spellings: tuple[SpellingFacts, SpellingFacts] | None = None  # of student and teacher
 
 
 def pair_facts(
     pair: Pair,
     text: PairText | None = None,
     events: EventMap | None = None,
+    spellings: SpellingMap | None = None,
 ) -> PairFacts:
     """Compare two vocabularies, and measure them and their events on a text if it was counted."""
     (rows, columns), same_bytes, same_role = pair.tables, pair.equal_bytes, pair.equal_roles
@@ -133,6 +161,9 @@ def pair_facts(
         ),
         text=None if text is None else _text_facts(pair, text),
         events=None if events is None else _event_facts(events, text),
+        spellings=None
+        if spellings is None
+        else (SpellingFacts.of(spellings, "student"), SpellingFacts.of(spellings, "teacher")),
     )
 
 

@@ -79,12 +79,13 @@ def _draft_overrides(path: Path) -> str:
     """Return what NeMo-RL's draft "v6", pull request 4177 at a84de17, takes for the two tables.
 
     It takes a teacher without a projection path for one of the student's tokenizer, and reads the
-    file only where `common_indices_from_subtoks` is false.
+    file only where `common_indices_from_subtoks` is false. Without `kl_chunk_shift` it scores a
+    chunk's tokens by the logits at their own places, which predict the tokens after them.
     """
     tables = {"projection_matrix": path, "pseudo_target": path}
     tables["reverse_pseudo_target"] = reverse_of(path)
     words = [_override(f"teachers.0.{name}_path", file) for name, file in tables.items()]
-    words.append("loss_fn.common_indices_from_subtoks=true")
+    words += [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]
     return f"for NeMo-RL's draft 4177: {' '.join(words)}"
 
 

@@ -57,7 +57,7 @@ class Row:
 
 _OTHER_KINDS: Mapping[str, tuple[str, str]] = {
     "events": ("an event map", "xtok evaluate measures it"),
-    "spellings": ("a spelling map", "the loss csd reads it"),
+    "spellings": ("a spelling map", "xtok inspect shows it"),
 }
 """What a file that holds no projection map is, and what it is for."""
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 
+UNUSED = "unused"
+"""The reason that is none: an id beyond the tokenizer's."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpellingMap:
@@ -54,6 +57,11 @@ class SpellingMap:
         return self.student.vocab_size, self.teacher.vocab_size
 
     @property
+    def tables(self) -> tuple[TokenTable, TokenTable]:
+        """Both sides' tokens."""
+        return _table(self, "student"), _table(self, "teacher")
+
+    @property
     def shared(self) -> tuple[Ids, Ids]:
         """The shared tokens' student ids, rising, and their teacher ids, int64 `[shared]` both."""
         ids = np.flatnonzero(self.student_counts == 1)
@@ -74,7 +82,7 @@ class SpellingMap:
             "another id has the same bytes": np.flatnonzero(without & has_bytes & ~canonical),
             "cannot be spelled": np.flatnonzero(without & canonical),
             "special, without a partner": np.flatnonzero(without & ~has_bytes & ~unused),
-            "unused": np.flatnonzero(without & unused),
+            UNUSED: np.flatnonzero(without & unused),
         }
 
     def check(self) -> None:

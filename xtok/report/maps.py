@@ -10,12 +10,18 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from xtok.maps.nemo_tables import N_MAX
 from xtok.report._tables import STYLES, cell, header, new_table, printing, weight
 from xtok.vocab.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
-    from xtok.inspection.describe import Coverage, Description, SideDescription
+    from xtok.inspection.describe import (
+        Coverage,
+        Description,
+        SideDescription,
+        SpellingDescription,
+    )
     from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
     from xtok.inspection.verify import Verification
 
@@ -30,6 +36,32 @@ def print_description(d: Description) -> None:
     with printing() as console:
         for part in parts:
             console.print(part)
+
+
+def print_spellings(d: SpellingDescription) -> None:
+    """Print what a spelling map holds."""
+    sides = d.student, d.teacher
+    rows = [(label, *map(show, sides)) for label, show in _SIDE_ROWS.items()]
+    spelled = d.spelled["student"], d.spelled["teacher"]
+    rows.append(("shared", *(f"{one.shared:,}" for one in spelled)))
+    for number in range(2, N_MAX + 1):
+        counts = (d.pieces[side].get(number, 0) for side in d.spelled)
+        rows.append((f"{number} pieces", *(f"{count:,}" for count in counts)))
+    more = (sum(n for size, n in sizes.items() if size > N_MAX) for sizes in d.pieces.values())
+    rows.append(("more, which NeMo-RL leaves out", *(f"{count:,}" for count in more)))
+    reasons = dict.fromkeys(why for one in spelled for why in one.left_out)
+    rows += [
+        (f"left out: {why}", *(f"{one.left_out.get(why, 0):,}" for one in spelled))
+        for why in reasons
+    ]
+    with printing() as console:
+        console.print(new_table("spellings", "student", "teacher", rows=rows))
+        if d.examples:
+            shown = [
+                (one.side, quoted(one.token), str(one.token_id), " ".join(map(quoted, one.pieces)))
+                for one in d.examples
+            ]
+            console.print(new_table("of", "token", "id", "pieces", rows=shown))
 
 
 def print_explanation(explanation: Explanation) -> None:

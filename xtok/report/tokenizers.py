@@ -33,6 +33,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
                 console.print(_on_text(pair.text, pair.events))
         for command in () if advice is None else advice.commands:
             console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
+        for other in () if advice is None else advice.others:
+            console.print(cell(f"also: {other}"))
         if advice is not None and advice.note:
             console.print(cell(advice.note))
         if diagnosis.failed:
@@ -67,6 +69,7 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
             f"{numbers.teacher:,}, {numbers.both:,} same",
         ),
         ("spaces in a token", *(f"at most {n}" for n in pair.spaces)),
+        *([("in the other's tokens", *map(str, pair.spellings))] if pair.spellings else []),
         ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
     ]
     heads = "a map between them", header(pair.student), header(pair.teacher)

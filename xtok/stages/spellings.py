@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import examples_of, tokenizer_notes
-from xtok.maps.spellings import SpellingMap
+from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.pairs import SIDES, Pair
 from xtok.progress import Progress, silent
 from xtok.vocab.pieces import Pieces
@@ -84,7 +84,7 @@ def _report(result: SpellingMap, pair: Pair) -> StageReport:
     for side, table in zip(SIDES, pair.tables, strict=True):
         pieces = getattr(result, f"{side}_counts")
         counts[f"{side} tokens spelled"] = int((pieces > 1).sum())
-        left_out = {why: ids for why, ids in result.left_out(side).items() if why != "unused"}
+        left_out = {why: ids for why, ids in result.left_out(side).items() if why != UNUSED}
         counts[f"{side} tokens left out"] = sum(map(len, left_out.values()))
         notes += [
             f"{side}, {why}: {examples_of(ids.tolist(), table)}"
