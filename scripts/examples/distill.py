@@ -80,8 +80,8 @@ def read_texts(paths: Sequence[Path]) -> list[Any]:
     """Return the samples of `.jsonl` files, and the paragraphs of others."""
     samples: list[Any] = []
     for path in paths:
-        content = path.read_bytes()
-        content = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        data = path.read_bytes()
+        content = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
         if ".jsonl" in path.suffixes:
             samples += [json.loads(line) for line in content.split("\n") if line.strip()]
         else:
