@@ -27,7 +27,8 @@ LEFT_OUT = (
     "on one CPU process, without tensor or context parallelism. Of the tools, two do not run: "
     "`minimal_projection_generator` needs an embedding model from the hub, and "
     "`minimal_projection_via_multitoken` a dense matrix of both vocabularies, 20 GB for this pair. "
-    "The shell wrapper runs as it is, but for `uv`."
+    "The shell wrapper runs as it is, but for `uv`. Of the draft 4177, tables, losses and collator "
+    "run."
 )
 _LOSSES: dict[str, dict[str, Any]] = {
     "P-KL": {},

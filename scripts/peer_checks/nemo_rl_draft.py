@@ -39,6 +39,11 @@ _CASES: dict[str, tuple[dict[str, Any], CSDConfig | ALMConfig]] = {
     "ALM": ({f"{_V3}pure_alm": True}, ALMConfig()),
 }
 
+_LIMITS = {
+    "CSD, JSD": 2e-6,  # which the draft computes in float32 of any logits
+    "ALM": 1e-5,  # `alm` subtracts 1e-6 from log-likelihoods, as tokenkit does; the draft does not
+}
+
 
 def checks(pair: Any, module: Any) -> Checks:
     """Yield every line about a pair; `module` is the draft's `loss_functions`."""
@@ -164,8 +169,7 @@ class _Draft:
                 f"its own {own[0]:.0e}, {own[1]:.0e}; {chunks[0]} + {chunks[1]} chunks"
             )
             what = f"{name}, float32, {self.label}"
-            # `alm` subtracts 1e-6 from log-likelihoods, as tokenkit does, and the draft does not.
-            limit = 1e-5 if isinstance(config, ALMConfig) else 1e-6
+            limit = _LIMITS.get(name, 1e-6)
             yield Check(what, figure, holds=max(ours) < limit and min(chunks) > 0)
 
 
