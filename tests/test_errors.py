@@ -70,6 +70,19 @@ def there(name: str, make: Callable[[str], object]) -> str:
     return name
 
 
+def spellings() -> SpellingMap:
+    return xtok.events("bytes", "bytes", for_loss="csd")
+
+
+def tables(name: str) -> str:
+    """Write both tables, and return the name of one."""
+    spellings().save("t.pt")
+    return name
+
+
+TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
+
+
 def folder(stem: str, content: str | None = None, **parts: object) -> str:
     """Copy a tokenizer's folder, with other content or other parts of a JSON file."""
     shutil.copytree("small/small-digits", "model")
@@ -481,7 +494,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a .pt of 6 rows of 1073741824 columns would take 6 times 12 GiB",
      "cut the map first with xtok sort-cut, or write .safetensors"),
     (lambda: to_safetensors(replace(TINY, method="x" * (8 << 20))),
-     "a map of org/student and org/teacher cannot be written: its metadata take 8389383 bytes, "
+     "a map of org/student and org/teacher cannot be written: its metadata take 8389469 bytes, "
      "and may take 8388608", "shorten the names of the special tokens in the tokenizer's files"),
     (lambda: check_output("map.txt"), "the output map.txt does not end in .safetensors or .pt",
      "name it map.safetensors, or map.txt/ if that is a folder"),
@@ -505,6 +518,27 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: xtok.evaluate(bytes_pair(), [of_bytes(), xtok.events("bytes", "bytes")], file("a.txt",
          "x")), "event maps are measured neither beside maps nor for a loss",
      "evaluate the event maps alone, without a loss"),
+    # Spellings
+    (lambda: ProjectionMap.load(there("s.safetensors", spellings().save)),
+     "s.safetensors is a spelling map, not a projection map",
+     "xtok verify checks it, xtok inspect shows it; xtok build makes a map"),
+    (lambda: SpellingMap.load(there("m.safetensors", TINY.save)),
+     "m.safetensors is not a spelling map", "xtok events --for csd makes one"),
+    (lambda: xtok.evaluate(bytes_pair(), spellings(), file("a.txt", "x")),
+     "a spelling map is not measured on text",
+     "xtok verify checks it; evaluate projection maps, or event maps"),
+    (lambda: xtok.convert(xtok.events("bytes", "bytes"), "e.safetensors"),
+     "an event map has one format, .safetensors",
+     "give a projection map or a spelling map; copy the file of an event map"),
+    (lambda: SpellingMap.load(tables("t.reverse.pt")), "t.reverse.pt is the teacher's table",
+     "give the student's, t.pt; the teacher's is found beside it"),
+    (lambda: os.remove(tables("t.reverse.pt")) or SpellingMap.load("t.pt"),
+     "t.reverse.pt is missing, the teacher's table that goes with t.pt",
+     f"keep both files in one folder; {TABLES}"),
+    (lambda: shutil.copy(tables("t.reverse.pt"), "t.pt") and SpellingMap.load("t.pt"),
+     "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
+    (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
+     "t.reverse.pt is not the teacher's table", TABLES),
     # Embeddings
     (lambda: generate("small/small-digits"),
      "the embedding model small/small-digits does not say what to take of it",
