@@ -28,7 +28,7 @@ from pyarrow.parquet import write_table
 from safetensors.torch import save as safetensors
 
 import xtok
-from xtok import ProjectionMap, ProjectionModule, XtokError, losses
+from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
 from xtok.cli.build import read_loss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
@@ -532,7 +532,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give a projection map or a spelling map; copy the file of an event map"),
     (lambda: SpellingMap.load(tables("t.reverse.pt")), "t.reverse.pt is the teacher's table",
      "give the student's, t.pt; the teacher's is found beside it"),
-    (lambda: os.remove(tables("t.reverse.pt")) or SpellingMap.load("t.pt"),
+    (lambda: shutil.move(tables("t.reverse.pt"), "t.txt") and SpellingMap.load("t.pt"),
      "t.reverse.pt is missing, the teacher's table that goes with t.pt",
      f"keep both files in one folder; {TABLES}"),
     (lambda: shutil.copy(tables("t.reverse.pt"), "t.pt") and SpellingMap.load("t.pt"),
