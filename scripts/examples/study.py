@@ -82,6 +82,7 @@ class Row(NamedTuple):
 CE = Row("ce")
 EVENTS, STORED = Row("event-kl", "bytes"), Row("topk-kl", "path-64")
 MADE_FOR, RECIPE = Row("p-kl", "for-p-kl"), Row("p-kl", "recipe")
+DAMAGED = (Row("p-kl", "damaged-0.1"), Row("p-kl", "damaged-1.0"))  # shares of the rows
 MORE = (
     Row("topk-kl", "path-512"), Row("p-kl", "text"), Row("teacher-to-student-kl", "back"),
     Row("gold", "for-gold"), Row("event-kl", "event-text"),
@@ -92,7 +93,7 @@ STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
     ("healing", (CE, EVENTS, Row("same-tokenizer", OWN), *COMPLETED, STORED, MADE_FOR)),
     ("scarce", (CE, STORED, EVENTS, MADE_FOR, Row("topk-kl", "map-64"), RECIPE)),
     ("plenty", (CE, STORED, EVENTS)),
-    ("healing", (Row("p-kl", "damaged-0.1"), RECIPE, Row("p-kl", "text"))),
+    ("healing", (*DAMAGED, RECIPE, Row("p-kl", "text"))),
     (
         "healing",
         [row._replace(weight=w) for row in (EVENTS, STORED) for w in (0.3, 3.0)]
@@ -305,7 +306,7 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
             print(run.setting, run.artefact, f"rate {run.rate:g} seed {run.seed}",
                   " ".join(f"{x:.3f}" for x in totals(line)))  # fmt: skip
     kinds = dict.fromkeys(run._replace(seed=0) for run in lines)
-    for setting in SETTINGS:
+    for setting in dict.fromkeys(kind.setting for kind in kinds if kind.setting):
         print(f"\n| {setting}: loss | artefact | weight | text | seeds | at best | at the end | "
               "gain at best | over documents | gain at the end | over documents | kept | "
               "forgotten | seconds |\n" + "|---" * 14 + "|")  # fmt: skip
