@@ -71,6 +71,7 @@ COMMANDS = (  # the command, what runs beside it, how many times of that it may 
     *((f"xtok build {PAIR} --for p-kl --text text:{size}", beside, 1.5) for size in (2, 12)
       for beside in (f"xtok build {PAIR} --for p-kl", f"bare encode text:{size} {ENCODE}")),
     (f"xtok events {PAIR} --for csd", f"bare build {ENCODE}", 1.5),
+    (f"xtok events {FOLDERS} --for csd", f"bare build {FOLDERS}", 0.5),
     (f"xtok doctor {FOLDERS}", f"xtok build {FOLDERS}", 1),
     (f"xtok verify map: {PAIR}", f"bare load {PAIR}", 1.1),
     (f"xtok verify map:folders {FOLDERS}", f"bare load {FOLDERS}", 1.1),
