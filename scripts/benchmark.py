@@ -29,6 +29,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "estimate": ("counting:estimate", "counting on text: tokens a second"),
     "estimate-memory": ("counting:memory", "peak memory over 100 million tokens"),
     "p-kl": ("training:p_kl_cost", "P-KL's memory and time beside a bare log-softmax"),
+    "losses": ("training:loss_cost", "a step with CSD, and with ALM, beside one with event KL"),
     "events": ("quality:events", "event maps' leak and bits on held-out text (minutes)"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
@@ -36,6 +37,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "projecting": ("projecting:quality", "projected predictions beside what a teacher writes"),
     "serving": ("serving:serving", "`xtok serve`: student tokens per second, and its memory"),
     "synthetic": ("synthetic:constants", "the constants of counting/synthetic.py, measured"),
+    "csd": ("completions:held", "what CSD's events hold of a teacher, and how truly"),
 }  # fmt: skip
 
 
@@ -68,10 +70,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--size", type=float, default=1.0, help="scale of synthetic inputs and texts")
     add("--only", default="", help="only pairs or commands with this in their label")
     add("--corpus", type=Path, help="folder of LANGUAGE.train.jsonl.gz and LANGUAGE.valid.jsonl.gz")
-    add("--teacher", type=Path, help="projecting: folder of a language model")
-    add("--work", type=Path, help="projecting: folder that keeps what the teacher wrote")
+    add("--teacher", type=Path, help="projecting, csd: folder of a language model")
+    add("--work", type=Path, help="projecting, csd: folder that keeps what the teacher wrote")
     add("--embedding-model", help="chunks: a model as `generate` takes it")
-    add("--device", default="cpu", help="p-kl: cpu or cuda")
+    add("--device", default="cpu", help="p-kl, losses: cpu or cuda")
     options = parser.parse_args(argv)
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(CASES)})")

@@ -1,11 +1,12 @@
-"""What P-KL costs in PyTorch, beside the least that such a loss does."""
+"""What losses cost in PyTorch: P-KL beside the least that it does, CSD and ALM beside event KL."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,16 @@ import torch
 import xtok
 from benchmarks import harness
 from benchmarks.harness import Row, memory_status, race, tokenizer
-from xtok import ProjectionMap
+from xtok import ProjectionMap, losses
 from xtok.alignment.aligner import AlignmentBatch
+from xtok.stages.events import events_of_pair
+from xtok.stages.spellings import spellings_of_pair
+from xtok.training.collator import prepare
 from xtok.training.losses import PKLConfig, p_kl
 from xtok.training.module import ProjectionModule
 
 POSITIONS, TOP_K = 512, 8192
+PAIRS = [("llama3", "qwen"), ("mistral-v1", "qwen")]
 
 
 def p_kl_cost(options: Namespace) -> Iterator[Row]:
@@ -74,14 +79,47 @@ def p_kl_row(
     return {"map": entries, "k": top_k, **measured, "× gradient and map": held}
 
 
+def loss_cost(options: Namespace) -> Iterator[Row]:
+    """A step of CSD and of ALM on text, forward and backward, beside one of event KL."""
+    for label, (student, teacher) in harness.chosen(PAIRS, options):
+        pair = xtok.pair(tokenizer(student), tokenizer(teacher))
+        collate = xtok.DistillationCollator(*pair.tokenizers, max_length=POSITIONS)
+        text = next(iter(harness.documents(options).values()))
+        batch = prepare(collate(["\n".join(text)]), options.device)
+        [side] = batch["teachers"]
+        lengths = batch["input_ids"].shape[1], side["input_ids"].shape[1]
+        ours, theirs = logits(lengths, *pair.shape, device=options.device)
+        artefacts = {
+            "event-kl": losses.event_index(events_of_pair(pair)),
+            "csd": losses.spelling_index(spellings_of_pair(pair)), "alm": None,
+        }  # fmt: skip
+        calls = {
+            name: losses.make_loss(name, module=index and index.to(options.device))
+            for name, index in artefacts.items()
+        }
+
+        def run(
+            loss: losses.BatchLoss, ours: Any = ours, rest: Any = (theirs, batch, side)
+        ) -> None:
+            loss(ours, *rest).backward()
+
+        for name, loss in calls.items():
+            if name == "event-kl":
+                continue
+            passes = (partial(run, loss), ours), (partial(run, calls["event-kl"]), ours)
+            chunks, starts = (calls[n].count(batch, side) for n in (name, "event-kl"))
+            row = {"loss": f"{name}, {label}", "chunks": chunks, "of event KL": starts}
+            yield row | cost(*passes, options, limit=1.3)
+
+
 Pass = tuple[Callable[[], None], torch.Tensor]  # a loss with its backward, and the student's logits
 
 
-def cost(ours: Pass, peer: Pass, options: Namespace) -> Row:
+def cost(ours: Pass, peer: Pass, options: Namespace, limit: float | None = None) -> Row:
     """Race two passes; return also the peak memory of the first above what was held before."""
     run, beside = (partial(anew, *one, options.device) for one in (ours, peer))
     held = peak_above(run, options.device) / 2**20
-    return {"held MiB": held, **race(run, beside, options.repeat).row()}
+    return {"held MiB": held, **race(run, beside, options.repeat).row(limit)}
 
 
 def anew(call: Callable[[], None], student: torch.Tensor, device: str) -> None:
@@ -92,10 +130,15 @@ def anew(call: Callable[[], None], student: torch.Tensor, device: str) -> None:
         torch.cuda.synchronize()
 
 
-def logits(positions: int, *widths: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def logits(
+    positions: int | Sequence[int], *widths: int, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random logits of a student, with a gradient, and of a teacher."""
     torch.manual_seed(0)
-    student, teacher = (torch.randn(1, positions, n, device=device) for n in widths)
+    lengths = [positions] * 2 if isinstance(positions, int) else positions
+    student, teacher = (
+        torch.randn(1, length, n, device=device) for length, n in zip(lengths, widths, strict=True)
+    )
     return student.requires_grad_(), teacher
 
 

@@ -26,6 +26,7 @@ from xtok.conversation.batching import pad
 from xtok.maps.admit import pair as pair_of
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.training.told import Told, pad_candidates
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -49,10 +50,10 @@ class DistillationCollator:
     """Turns samples into a batch for a student and its teachers, for a `DataLoader`.
 
     A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
-    `tools`. Texts have the ids of each side's own library; conversations are rendered by each
-    side's chat template, and only what the assistant wrote is a target. Rows are padded on the
-    right; a chunk that `max_length` cuts is dropped. The collator holds no tensors, and can be
-    pickled.
+    `tools`; or, of one teacher, a row of what it predicted (`from_teacher_rows`). Texts have the
+    ids of each side's own library; conversations are rendered by each side's chat template, and
+    only what the assistant wrote is a target. Rows are padded on the right; a chunk that
+    `max_length` cuts is dropped. The collator holds no tensors, and can be pickled.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
@@ -120,6 +121,9 @@ class DistillationCollator:
         """
         if not samples:
             raise ValueError("a batch needs samples")
+        rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
+        if len(rows) == len(samples):
+            return self.from_teacher_rows(rows)
         read = [_read(sample) for sample in samples]
         own = self._rows(self.student, self.student_template, read)
         batch = _pad(own, self.student, self.max_length)
@@ -199,6 +203,52 @@ class DistillationCollator:
             "teachers": sides,
         }
 
+    def from_teacher_rows(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of rows of a teacher's cache, in its own tokens; no teacher runs.
+
+        A row has lists of a value per token: the teacher's `input_ids`, and `realized_logprob`, the
+        natural log-probability of each token itself; or `topk_ids` and `topk_logprobs`, lists of
+        candidates, which have it among them. With `loss_mask`, only those tokens are targets. The
+        student reads the teacher's bytes, spelled in its own tokens. Tokens without a prediction
+        are in no chunk that counts.
+
+        The teacher's side has `realized_logprob`, `[B, T]`, and with candidates `top_ids` and
+        `top_logprobs`, `[B, T, K]`, all of the token at that place; `prepare` shifts them. The
+        losses `alm` and `csd` take them where there are no logits.
+
+        Raises:
+            XtokError: if the student cannot spell the bytes.
+            ValueError: if there is not one teacher, or columns of a row differ in length.
+        """
+        [teacher], [pair], [aligner] = self.teachers, self.pairs, self.aligners
+        told = [Told.of(row) for row in rows]
+        parts = [_parts(row.ids, row.is_target) for row in told]
+        back = Retokenizer(pair.reversed)
+        spelled = iter(back([ids for row in parts for ids, _ in row]))
+        begin = self.student.table.roles.get("bos", ())[:1] if self.bos else ()
+        own, theirs = [], []
+        for row, of_row in zip(told, parts, strict=True):
+            ours = [(next(spelled), flag) for _, flag in of_row]
+            if begin and (not ours or ours[0][0][:1] != list(begin)):
+                ours = [(list(begin), True), *ours]
+            own.append(_row_of(ours))
+            theirs.append(_Row(row.ids, row.is_target))
+        alignments = [self._align(aligner, *pair) for pair in zip(own, theirs, strict=True)]
+        batch, side = (
+            _pad(of, tokenizer, self.max_length)
+            for of, tokenizer in ((own, self.student), (theirs, teacher))
+        )
+        side["alignment"] = _in_batch(alignments, batch, side)
+        end, width = self.max_length, max(int(row.counts.max(initial=0)) for row in told)
+        side["realized_logprob"] = _stack([row.realized[:end] for row in told], np.nan)
+        if width:
+            padded = [
+                pad_candidates(row.counts, row.top_ids, row.top_logprobs, width) for row in told
+            ]
+            side["top_ids"] = _stack([ids[:end] for ids, _ in padded], 0)
+            side["top_logprobs"] = _stack([logprobs[:end] for _, logprobs in padded], -np.inf)
+        return {**batch, "teachers": [side]}
+
     def _teacher_row(
         self, number: int, parts: list[Part], prompt: Mapping[str, Any] | None
     ) -> _Row:
@@ -220,9 +270,7 @@ class DistillationCollator:
             first = next((ids[0] for ids, _ in parts if ids), None)
             if begin and first not in teacher.table.roles["bos"]:
                 parts = [(list(begin), False), *parts]
-        ids = [i for part, _ in parts for i in part]
-        flags = [flag for part, flag in parts for _ in part]
-        return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
+        return _row_of(parts)
 
     def _rows(
         self,
@@ -358,17 +406,6 @@ class TopKCollator:
 _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
-def pad_candidates(
-    counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return candidates that lie one after another as rows, `[rows, width]`: id 0, −inf behind."""
-    filled = np.arange(width) < counts[:, None]
-    top_ids = np.zeros(filled.shape, np.int64)
-    top_logprobs = np.full(filled.shape, -np.inf, np.float32)
-    top_ids[filled], top_logprobs[filled] = ids, logprobs
-    return top_ids, top_logprobs
-
-
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Move a batch, and everything in it, to a device."""
     if isinstance(batch, torch.Tensor):
@@ -386,7 +423,8 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     """Move a batch to a device, and add what losses take, shifted to the predicting positions.
 
     Each side has `targets`, its labels of the next position; each teacher also `shifted`, its
-    alignment as `shift_to_predictions` gives it. What is stored stays as it is.
+    alignment as `shift_to_predictions` gives it; one of `from_teacher_rows` also `told`, what the
+    teacher said of the tokens that positions predict. What is `stored` stays as it is.
     """
     moved: dict[str, Any] = to_device(batch, device)
     for side in (moved, *moved["teachers"]):
@@ -394,12 +432,22 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
             side["targets"] = predicted(side["labels"])
         if "alignment" in side:
             side["shifted"] = shift_to_predictions(side["alignment"])
+        if "realized_logprob" in side:
+            side["told"] = {"teacher_logprobs": predicted(side["realized_logprob"], torch.nan)}
+            if "top_ids" in side:
+                side["told"] |= {n: side[n].roll(-1, 1) for n in ("top_ids", "top_logprobs")}
     return moved
 
 
-def predicted(ids: torch.Tensor, fill: int = IGNORED) -> torch.Tensor:
+def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:
     """Return what each position predicts, `[B, T]`: the id, label or mask of the next one."""
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
+
+
+def _row_of(parts: Sequence[Part]) -> _Row:
+    ids = [i for part, _ in parts for i in part]
+    flags = [flag for part, flag in parts for _ in part]
+    return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
 
 
 def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:

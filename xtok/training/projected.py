@@ -13,10 +13,11 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import TopK, bounds_of
-from xtok.training.collator import IGNORED, StoredTopK, pad_candidates
+from xtok.training.collator import IGNORED, StoredTopK
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.sparse import block_length, check_width
+from xtok.training.told import pad_candidates
 
 
 class ProjectedTeacher:

@@ -140,11 +140,22 @@ def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, confi
 
 
 def _alm(s: Tensor, t: Any, batch: Batch, side: Batch, _: Any, config: Any) -> Tensor:
-    return alm(s, t, _targets(batch, side), side["shifted"], config)
+    told = {} if t is not None else {"teacher_logprobs": _told(side)["teacher_logprobs"]}
+    return alm(s, t, _targets(batch, side), side["shifted"], config, **told)
 
 
 def _csd(s: Tensor, t: Any, batch: Batch, side: Batch, index: Any, config: Any) -> Tensor:
-    return csd(s, t, index, _targets(batch, side), side["shifted"], config)
+    told = {} if t is not None else _told(side)
+    return csd(s, t, index, _targets(batch, side), side["shifted"], config, **told)
+
+
+def _told(side: Batch) -> dict[str, Tensor]:
+    """Return what a teacher said of the text, where it does not run."""
+    if "told" not in side:
+        hint = "give a model as the teacher, or rows of a cache to a DistillationCollator"
+        raise XtokError("there is no teacher, and no prediction of one", hint=hint)
+    told: dict[str, Tensor] = side["told"]
+    return told
 
 
 def _top_k(s: Tensor, t: None, batch: Batch, side: Batch, *_: Any) -> Tensor:
