@@ -12,8 +12,8 @@ import numpy as np
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges
-from xtok.projecting.kernels import SELDOM
-from xtok.projecting.stored import TopK
+from xtok.predictions.topk import TopK
+from xtok.projecting.kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend
 from xtok.vocab.table import Entry, TokenType
@@ -162,7 +162,7 @@ class Projection:
         """What begins with a text of which no more is known: the map's row, if a token is it."""
         first, splits = self.first(text)
         if self.is_aligned and not splits:
-            p *= SELDOM
+            p *= RESPLIT_RATE
         if token is not None and self.back.get(token):
             self.spread(token, p)
         else:

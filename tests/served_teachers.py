@@ -23,7 +23,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.progress import silent_note
 from xtok.projecting.back_map import BACK_MAP
-from xtok.serving.scoring import Scorer
+from xtok.projecting.scoring import Scorer
 from xtok.serving.server import Proxy, bound
 from xtok.serving.teacher import Teacher
 from xtok.tokenizers import Tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import small_tokenizers
 
+from xtok.predictions.distillkit import config_for
 from xtok.tokenizers import Tokenizer
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
@@ -101,6 +103,36 @@ def write_lines(path: Path, values: Sequence[Any]) -> Path:
     """Write JSON lines."""
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
     return path
+
+
+def write_distillkit(
+    path: Path, rows: Sequence[Row], *, compressed: bool, d: int, k: int = 8
+) -> Path:
+    """Write rows as DistillKit does: a row less than tokens; packed, the highest bit first."""
+    table: dict[str, Any] = {"id": [row["id"] for row in rows]}
+    uint64 = pyarrow.list_(pyarrow.uint64())
+    table["input_ids"] = pyarrow.array([row["input_ids"] for row in rows], uint64)
+    ids, logprobs = ([row[name][1:] for row in rows] for name in ("topk_ids", "topk_logprobs"))
+    if compressed:
+        bits = math.ceil(math.log2(d))
+        table["bytepacked_indices"] = [
+            [packed([f"{i:0{bits}b}" for i in row]) for row in of_row] for of_row in ids
+        ]
+        table["compressed_logprobs"] = [
+            [list(np.array(row, "<f4").tobytes()) for row in of_row] for of_row in logprobs
+        ]
+        path.with_name("compression_config.yaml").write_text(config_for(d, k))
+    else:
+        table |= {"token_ids": ids, "top_values": logprobs}
+    pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=4)
+    return path
+
+
+def packed(digits: list[str]) -> list[int]:
+    """Pack binary numbers into bytes."""
+    text = "".join(digits)
+    text += "0" * (-len(text) % 8)
+    return [int(text[i : i + 8], 2) for i in range(0, len(text), 8)]
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.ngrams import Sparse, flat, stored
 from xtok.maps.edges import Edges
 from xtok.maps.results import map_of_edges
+from xtok.predictions.topk import TopK
 from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.project import Projector
-from xtok.projecting.stored import TopK
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 

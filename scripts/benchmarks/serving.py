@@ -29,9 +29,9 @@ import xtok
 from benchmarks.harness import Row, chosen, documents, path_of, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.config import ServeConfig
+from xtok.predictions.ranked import Scores
 from xtok.projecting.back_map import BACK_MAP
-from xtok.serving.answers import Scores
-from xtok.serving.scoring import Scorer, Spelled
+from xtok.projecting.scoring import Scorer, Spelled
 from xtok.serving.server import bound
 from xtok.serving.teacher import PROBE
 from xtok.stages.build import map_of_pair

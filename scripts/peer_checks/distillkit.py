@@ -14,8 +14,7 @@ import yaml
 from peer_checks import caches, report
 from peer_checks.caches import Sample
 from peer_checks.report import Check, Checks
-from xtok.projecting.caches import open_cache, read_cache
-from xtok.projecting.files import shards_of
+from xtok.predictions.caches import open_cache, read_cache
 
 PEER = "DistillKit"
 
@@ -89,7 +88,7 @@ def _compressed(work: Path) -> Checks:
         text = yaml.safe_dump(config.model_dump(mode="json"))
         (folder / "compression_config.yaml").write_text(text)
         cache = open_cache(folder / "a.parquet")
-        [(rows, _)] = read_cache(cache, shards_of(cache.path)[0])
+        [(rows, _)] = read_cache(cache, cache.shards[0])
         ours = torch.from_numpy(rows.topk.logprobs).view(num_rows, k)
         same = torch.equal(torch.from_numpy(rows.topk.ids).view(num_rows, k).long(), their_ids)
         apart = float((ours - theirs).abs().max())

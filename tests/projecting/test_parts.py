@@ -224,9 +224,7 @@ def test_a_models_own_template_is_part_of_a_job(
 def test_the_config_of_compressed_rows_is_part_of_a_job(
     pair: Pair, rows: list[Row], back_map: Path, tmp_path: Path
 ) -> None:
-    from test_caches import write_distillkit
-
-    path = write_distillkit(tmp_path / "a.parquet", rows * 3, compressed=True, d=1280)
+    path = teachers.write_distillkit(tmp_path / "a.parquet", rows * 3, compressed=True, d=1280)
     out = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
         xtok.project(path, pair, out, back_map=back_map, text_progress=stopping)

@@ -24,9 +24,9 @@ from naive_projecting import (
 )
 
 import xtok
-from xtok.projecting.kernels import ID_BITS, ROOT, SELDOM
+from xtok.predictions.topk import TopK
+from xtok.projecting.kernels import ID_BITS, RESPLIT_RATE, ROOT
 from xtok.projecting.project import Projector, seams
-from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink takes minutes, and helps little
@@ -241,8 +241,8 @@ def test_inside_a_token_what_the_student_would_not_split_there_hardly_counts() -
     projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
     found = projector.project(top_k([[b, ab]], rows, None), *flat([student.segment(b"bab")]), 9)
     # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
-    total = 0.3 + SELDOM * 0.3 + 0.3 * 2 / 3
-    assert_close(rows_of(found)[2], {2: 0.3 / total, 3: SELDOM * 0.3 / total})
+    total = 0.3 + RESPLIT_RATE * 0.3 + 0.3 * 2 / 3
+    assert_close(rows_of(found)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
     assert np.exp(found.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
 
 

@@ -31,8 +31,8 @@ from xtok.conversation import render
 from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.projecting.back_map import BACK_MAP
+from xtok.projecting.scoring import Scorer
 from xtok.serving import teacher as teachers
-from xtok.serving.scoring import Scorer
 from xtok.serving.server import Proxy
 from xtok.serving.teacher import Teacher, TeacherError
 from xtok.stages.build import map_of_pair

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.kernels import Predictions, Side, weigh_by_prefix
+from xtok.alignment.kernels import Side, weigh_by_prefix
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
+from xtok.predictions.topk import TopK
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
@@ -27,7 +28,7 @@ def prefix_weights(
     student: FlatIds | Sequences,
     teacher: FlatIds | Sequences,
     numbers: Sequence[NDArray[np.int64]],
-    predictions: Predictions,
+    predictions: TopK,
     sums: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Weigh the student's tokens of each chunk by what the teacher predicts of their bytes.

@@ -45,16 +45,6 @@ class Walk(NamedTuple):
     differs: NDArray[np.int64]  # [documents, 2], the tokens where the walk stopped, or −1
 
 
-class Predictions(NamedTuple):
-    """Candidates for a teacher's tokens: token i has those from `starts[i]` to `starts[i + 1]`."""
-
-    starts: NDArray[np.int64]  # [tokens + 1]
-    ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    rest_logprob: NDArray[np.float32]  # [tokens], of all others together; NaN where not known
-    realized_logprob: NDArray[np.float32]  # [tokens], of the token itself
-
-
 @kernel
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """Align many documents, from one shared boundary to the next, up to a symbol that differs.
@@ -413,7 +403,7 @@ def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type
         s: the student's `Side`.
         t: the teacher's.
         by_bytes: int64, the teacher's ids that have symbols, in the order of these.
-        predictions: the teacher's `Predictions`.
+        predictions: the teacher's `TopK`.
         chunks: of those to weigh, int64: the places of the student's tokens, chunk after chunk;
             where each chunk begins there, and the last one ends; the same for the teacher's.
         sums: float64 `[chunks]`, the log-probability of each chunk's teacher tokens.

@@ -12,18 +12,15 @@ from numpy.typing import NDArray
 
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.credit import chunk_sums, prefix_weights, shares
-from xtok.alignment.kernels import Predictions
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
+from xtok.predictions.topk import IMPOSSIBLE, TopK, bounds_of
 from xtok.vocab.display import escape
 
 Credit: TypeAlias = Literal["uniform", "student", "prefix"]
 
 ROUNDING = 1e-4
 """How far above 0 a log-probability may be: what a log-softmax in float32 rounds to."""
-
-IMPOSSIBLE = -1e3
-"""Candidates below this are padding, or the floor of a server (−9999)."""
 
 SHOWN_AROUND = 24
 """Characters that an error shows before and after the place where two texts part."""
@@ -164,7 +161,7 @@ def _predictions(
     realized: NDArray[np.float64],
     ids: Any,
     logprobs: Any,
-) -> Predictions:
+) -> TopK:
     """Return a teacher's candidates as flat arrays, without padding; they are checked."""
     values = _logprobs("teacher_topk", logprobs, teacher, ndim=2)
     token_ids = teacher.values("teacher_topk", ids, np.int64, ndim=2)
@@ -184,8 +181,10 @@ def _predictions(
     known = np.where(is_padding, 0.0, np.exp(values)).sum(1)
     with np.errstate(divide="ignore"):
         rest = np.log(np.maximum(0.0, 1 - known))
-    return Predictions(
-        np.concatenate([[0], np.cumsum(sizes)]),
+    return TopK(
+        teacher.ids,
+        teacher.bounds,
+        bounds_of(sizes),
         token_ids[~is_padding].astype(np.int32),
         values[~is_padding].astype(np.float32),
         rest.astype(np.float32),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import XtokError
+from xtok.files.keys import unique_keys
 from xtok.files.opening import decompressed
 from xtok.files.shards import Shard
 
@@ -94,21 +95,6 @@ def json_lines(
                 problem = f"{place}: {no_json(error)}"
                 raise XtokError(problem, hint=hint, parameter=parameter) from error
             yield JsonLine(place, value, raw.tell())
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; of a key that stands twice, Python would keep the last.
-
-    >>> json.loads('{"5": 1, "5": 2}', object_pairs_hook=unique_keys)
-    Traceback (most recent call last):
-    ValueError: the key '5' stands twice in one object
-    """
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
-    return value
 
 
 def too_long(place: object, max_bytes: int) -> XtokError:

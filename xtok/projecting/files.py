@@ -15,19 +15,21 @@ import numpy as np
 from xtok.config import ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.files.opening import need
-from xtok.files.shards import Format, Shard, find_files, shards
+from xtok.files.shards import find_files
 from xtok.io import check_output, write, writing
 from xtok.maps import file as mapfile
 from xtok.maps.map_like import MapLike
 from xtok.pairs import Pair
+from xtok.predictions import distillkit, neutral
+from xtok.predictions.caches import WRITERS, Cache, open_cache, read_cache
+from xtok.predictions.checks import is_renormalized
+from xtok.predictions.columns import Target
+from xtok.predictions.topk import Documents, bounds_of, cache_error
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
-from xtok.projecting import caches, distillkit
 from xtok.projecting.back_map import BACK_MAP, admitted
-from xtok.projecting.caches import Cache, open_cache, read_cache
 from xtok.projecting.parts import (
     Job,
     Totals,
-    checked_rows,
     folder_of,
     has_part,
     holding,
@@ -36,7 +38,6 @@ from xtok.projecting.parts import (
     tables_of,
 )
 from xtok.projecting.rows import RowProjector, notes_on
-from xtok.projecting.stored import StoredRows, bounds_of, cache_error, is_renormalized
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.roles import slot_candidates
@@ -155,7 +156,7 @@ def project(
     job = Job(
         identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
         caches=inputs,
-        shards=tuple((n, s) for n, path in enumerate(paths) for s in shards_of(path)),
+        shards=tuple((n, s) for n, cache in enumerate(inputs) for s in cache.shards),
         back_map=projection,
         config=config,
         templates=templates,
@@ -217,7 +218,7 @@ def _opened(
     for path in paths:
         cache = open_cache(path, config.source)
         _check_digest(cache, pair)
-        pieces = (rows for s in shards_of(path) for rows, _ in read_cache(cache, s, _FIRST_LOOK))
+        pieces = (rows for s in cache.shards for rows, _ in read_cache(cache, s, _FIRST_LOOK))
         first = next(pieces, None)
         if first is not None:
             _check_first(cache, first, pair)
@@ -229,7 +230,7 @@ def _opened(
                 cache = replace(cache, about={**cache.about, "normalized": "topk"})
             for text in notes_on(first, pair, **templates):
                 note(f"{path}: {text}")
-            columns.append(caches.neutral_table(first).schema)
+            columns.append(neutral.table(first).schema)
             if config.to == "vllm":
                 _check_json(path, columns[-1])
         opened.append(cache)
@@ -242,13 +243,6 @@ def _opened(
         )
     _one_schema(columns)
     return tuple(opened)
-
-
-def shards_of(path: Path) -> list[Shard]:
-    """Cut a cache into shards: row groups, or ranges of lines, whatever its name ends in."""
-    with path.open("rb") as raw:
-        kind: Format = "parquet" if raw.read(4) == b"PAR1" else "jsonl"
-    return shards(path, kind)
 
 
 def _check_digest(cache: Cache, pair: Pair) -> None:
@@ -266,13 +260,13 @@ def _check_digest(cache: Cache, pair: Pair) -> None:
     )
 
 
-def _check_first(cache: Cache, rows: StoredRows, pair: Pair) -> None:
+def _check_first(cache: Cache, rows: Documents, pair: Pair) -> None:
     """Check the first rows of a cache, and whether they are the student's."""
     student, teacher = pair.tokenizers
     if _spells(student, rows) and not _spells(teacher, rows):
         raise _swapped(cache.path, pair)
     try:
-        checked_rows(cache, rows, teacher)
+        cache.checked(rows, teacher.vocabulary)
     except XtokError as error:
         if _has_ids(teacher, rows) or not _has_ids(student, rows):
             raise
@@ -281,12 +275,12 @@ def _check_first(cache: Cache, rows: StoredRows, pair: Pair) -> None:
         raise XtokError(error.message, hint=hint) from error
 
 
-def _has_ids(tokenizer: Tokenizer, rows: StoredRows) -> bool:
+def _has_ids(tokenizer: Tokenizer, rows: Documents) -> bool:
     width = len(tokenizer.table)
     return all(((ids >= 0) & (ids < width)).all() for ids in (rows.topk.token_ids, rows.topk.ids))
 
 
-def _spells(tokenizer: Tokenizer, rows: StoredRows) -> bool:
+def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
     """Whether the first row's ids are a tokenizer's, and spell its text."""
     [text, *_] = rows.values("text")
     if text is None or not _has_ids(tokenizer, rows):
@@ -358,7 +352,7 @@ def _write(job: Job, target: Path, pair: Pair) -> Totals:
     """Join all parts to the output; return their totals."""
     schema, totals = _one_schema([*_schemas(job)]), Totals()
     meaningless = slot_candidates(pair.tables[0])
-    of_student = caches.Target(
+    of_student = Target(
         model=pair.student.model_id,
         width=job.config.top_k,
         pad_id=meaningless[0] if meaningless else 0,
@@ -382,7 +376,7 @@ def _write(job: Job, target: Path, pair: Pair) -> Totals:
         return totals
     width = 1 if job.config.to == "vllm" else job.config.top_k
     some = chain.from_iterable(_bounded(table, width) for table in tables())
-    made = (caches.WRITERS[job.config.to](rows, of_student) for rows in some)
+    made = (WRITERS[job.config.to](rows, of_student) for rows in some)
     if job.config.to == "vllm":
         write(target, chain.from_iterable(made))
         return totals
@@ -398,7 +392,7 @@ def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, by
     return {target.with_name(distillkit.CONFIG): content.encode()}
 
 
-def _bounded(table: Any, width: int) -> Iterator[StoredRows]:
+def _bounded(table: Any, width: int) -> Iterator[Documents]:
     """Cut rows so that their candidates, padded to one width, take bounded memory."""
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
@@ -412,7 +406,7 @@ def _bounded(table: Any, width: int) -> Iterator[StoredRows]:
     group = bounds_of(sizes)[:-1] * width // _CELLS
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(sizes)]):
-        yield caches.rows_of_neutral(batch.slice(start, stop - start))
+        yield neutral.read(batch.slice(start, stop - start))
 
 
 def _schemas(job: Job) -> Iterator[Any]:
@@ -437,7 +431,7 @@ def _about(job: Job, pair: Pair) -> dict[str, str]:
     """Return the footer of the output."""
     cache, (student, teacher) = job.caches[0], pair.tables
     return {
-        "format_version": str(caches.FORMAT_VERSION),
+        "format_version": str(neutral.FORMAT_VERSION),
         "convention": "T" if job.config.to == "neutral" else "N",
         "k": str(job.config.top_k),
         "temperature": cache.temperature,

@@ -16,7 +16,7 @@ ROOT = 62  # the bit that marks what is left of a token, in a key of `Stems`
 ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
 NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
 
-SELDOM = 0.01
+RESPLIT_RATE = 0.01
 """How often, in text, a student splits a token where it does not split it alone.
 
 Gemma 3's tokens in manual pages in four languages and in Python: SmolLM2, Llama 3 and Qwen split at
@@ -316,7 +316,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
 @inner_kernel
 def _likely(splits, is_aligned):  # type: ignore[no-untyped-def]
     """Return how likely the student splits before a stem, as it did; 1 if that cannot be told."""
-    return 1.0 if splits or not is_aligned else SELDOM
+    return 1.0 if splits or not is_aligned else RESPLIT_RATE
 
 
 @inner_kernel

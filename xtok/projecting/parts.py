@@ -29,11 +29,10 @@ from xtok.files.shards import Shard, source_of
 from xtok.io import parents_of, write, writing
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import SIDES, Pair
+from xtok.predictions import neutral
+from xtok.predictions.caches import Cache, read_cache
+from xtok.predictions.topk import TopK
 from xtok.progress import Note
-from xtok.projecting import caches
-from xtok.projecting.caches import Cache, read_cache
-from xtok.projecting.distillkit import CONFIG
-from xtok.projecting.stored import StoredRows, TopK, checked
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
 
@@ -123,8 +122,7 @@ def identity_of(
     Raises:
         XtokError: if a file or a template cannot be read.
     """
-    files = [cache.path for cache in inputs]
-    files += {c.path.with_name(CONFIG): 0 for c in inputs if "compression" in c.about}
+    files = dict.fromkeys(path for cache in inputs for path in cache.files)
     return {
         "version": __version__,
         "models": [digest_of(tokenizer) for tokenizer in pair.tokenizers],
@@ -284,25 +282,15 @@ def _projected(job: Job, shard: int, worker: RowProjector) -> Iterator[tuple[Any
     number, of_file = job.shards[shard]
     cache, arrow = job.caches[number], need("pyarrow", of_file.path)
     for given, consumed in read_cache(cache, of_file):
-        rows = checked_rows(cache, given, worker.teacher)
+        rows = cache.checked(given, worker.teacher.vocabulary)
         made = worker(rows)
         totals = _totals(rows.topk, made.topk, worker.teacher.table)
-        table = caches.neutral_table(made)
+        table = neutral.table(made)
         table = table.replace_schema_metadata({_TOTALS: json.dumps(asdict(totals))})
         sink = arrow.BufferOutputStream()
         with arrow.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
         yield sink.getvalue(), consumed, totals.positions
-
-
-def checked_rows(cache: Cache, rows: StoredRows, tokenizer: Tokenizer) -> StoredRows:
-    """Check rows of a cache; see `checked`."""
-    return checked(
-        rows,
-        tokenizer.vocabulary,
-        renormalized=cache.renormalized,
-        complete=cache.kind == "vllm",
-    )
 
 
 def _totals(given: TopK, made: TopK, table: TokenTable) -> Totals:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.credit import chunk_sums, prefix_weights, shares
-from xtok.alignment.kernels import Predictions
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
+from xtok.predictions.topk import TopK, bounds_of, chosen_rows
 from xtok.projecting.kernels import (
     ID_BITS,
     ROOT,
@@ -28,7 +28,6 @@ from xtok.projecting.kernels import (
     find_seams,
     project_rows,
 )
-from xtok.projecting.stored import TopK, bounds_of, chosen_rows
 from xtok.threads import available_cores
 from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 
@@ -207,8 +206,7 @@ class Projector:
         is_aligned[s] = np.isin(t_begins, begins)[at]
         sums = chunk_sums(theirs_in, given.realized_logprob, len(shared))
         numbers = np.where(s_shared, ours_in, len(sums) - 1), theirs_in
-        predictions = Predictions(*given[2:])
-        weights = prefix_weights(self._aligner, student, teacher, numbers, predictions, sums)
+        weights = prefix_weights(self._aligner, student, teacher, numbers, given, sums)
         credit = shares(sums, ours_in, s, weights)
         return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
 

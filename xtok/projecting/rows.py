@@ -20,8 +20,8 @@ from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
+from xtok.predictions.topk import Documents, bounds_of, cache_error, chosen_rows
 from xtok.projecting.project import Projector
-from xtok.projecting.stored import StoredRows, bounds_of, cache_error, chosen_rows
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
 
@@ -35,7 +35,7 @@ class _Told(NamedTuple):
 
 
 def notes_on(
-    rows: StoredRows, pair: Pair, student_template: str | Path | None,
+    rows: Documents, pair: Pair, student_template: str | Path | None,
     teacher_template: str | Path | None,
 ) -> Iterator[str]:  # fmt: skip
     """Say what to know of rows before all are projected; they are checked, and of the teacher.
@@ -59,7 +59,7 @@ def notes_on(
         break
 
 
-def _chats(rows: StoredRows) -> list[ChatRecord | None]:
+def _chats(rows: Documents) -> list[ChatRecord | None]:
     """Return the rows' conversations, None for those without."""
     names = "messages", "tools", "chat_template_kwargs"
     columns = zip(*map(rows.values, names), strict=True)
@@ -132,7 +132,7 @@ class RowProjector:
         self._control = np.isin(np.arange(len(self.teacher.table)), list(names))
         self._spelled = [names.get(i, token) for i, token in enumerate(self.teacher.table.tokens())]
 
-    def __call__(self, rows: StoredRows) -> StoredRows:
+    def __call__(self, rows: Documents) -> Documents:
         """Project rows that are checked.
 
         Raises:
@@ -156,7 +156,7 @@ class RowProjector:
             topk=chosen_rows(projected, row_of, token_ids, bounds), loss_mask=masks
         )
 
-    def _told(self, rows: StoredRows) -> Iterator[_Told]:
+    def _told(self, rows: Documents) -> Iterator[_Told]:
         """Return each row's text in the student's tokens."""
         topk, bounds = rows.topk, rows.topk.bounds.tolist()
         ids = [topk.token_ids[a:b] for a, b in pairwise(bounds)]
@@ -279,7 +279,7 @@ class RowProjector:
         spans = written_alike(ours, theirs, self._pair.equal_roles)
         return _Told(ours.ids, spans, ours.assistant_mask)
 
-    def _masks(self, rows: StoredRows, told: Sequence[_Told]) -> Iterator[NDArray[np.bool_]]:
+    def _masks(self, rows: Documents, told: Sequence[_Told]) -> Iterator[NDArray[np.bool_]]:
         """Return which of the student's tokens are targets, as the teacher's at their bytes are."""
         bounds = rows.topk.bounds.tolist()
         for one, begin, end in zip(told, bounds[:-1], bounds[1:], strict=True):

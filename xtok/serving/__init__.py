@@ -52,7 +52,8 @@ def serve(
             few candidates; if the address is taken; if a package is missing.
     """
     try:
-        from xtok.serving import scoring, server
+        from xtok.projecting import scoring
+        from xtok.serving import server
     except ImportError as error:
         raise XtokError(
             f"a server needs the package {error.name}, which is not installed",

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from xtok.serving.answers import Entry, Scores, chosen, entries
+from xtok.predictions import sglang, vllm
+from xtok.predictions.ranked import Scores, chosen
 
 MOST = 4096
 """Candidates that a request may ask for."""
@@ -84,12 +85,13 @@ def completions(body: bytes) -> Asked:
 
     def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
         size = sum(map(len, sequences))
+        rows = [vllm.response_rows(one, top_k, about.vocab_size) for one in scores]
         choices = [
             {
                 "index": n, "text": "", "logprobs": None, "finish_reason": "length",
-                "stop_reason": None, "prompt_logprobs": _vllm_rows(one, top_k, about),
+                "stop_reason": None, "prompt_logprobs": of_sequence,
             }
-            for n, one in enumerate(scores)
+            for n, of_sequence in enumerate(rows)
         ]  # fmt: skip
         usage = {"prompt_tokens": size, "total_tokens": size, "completion_tokens": 0}
         return msgspec.json.encode({
@@ -143,7 +145,7 @@ def inference(body: bytes) -> Asked:
             ],
         }  # fmt: skip
         if sampling.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = _vllm_rows(one, top_k, about)
+            answer["prompt_logprobs"] = vllm.response_rows(one, top_k, about.vocab_size)
         if sampling.prompt_logprob_token_ids is not None:
             answer["prompt_token_id_logprobs"] = _npy(one, wanted, about)
         return msgspec.json.encode(answer)
@@ -188,14 +190,6 @@ def _chosen_values(
             f"0..{about.vocab_size - 1}"
         )
     return chosen(one, wanted, about.vocab_size)
-
-
-def _vllm_rows(one: Scores, top_k: int, about: About) -> list[dict[int, Entry] | None]:
-    made = entries(one, top_k, about.vocab_size)
-    return [
-        dict(zip(ids[:size], map(Entry, values[:size], ranks[:size]), strict=True)) or None
-        for ids, values, ranks, size in zip(*(part.tolist() for part in made), strict=True)
-    ]
 
 
 # SGLang
@@ -277,29 +271,20 @@ def _sglang_answer(
         "output_token_logprobs": [],
     }  # fmt: skip
     if top_k:
-        meta["input_top_logprobs"] = [None, *_sglang_rows(one, top_k, about)[start + 1 :]]
+        rows = sglang.response_rows(one, top_k, about.vocab_size)
+        meta["input_top_logprobs"] = [None, *rows[start + 1 :]]
         meta["output_top_logprobs"] = []
     if wanted is not None:
-        rows = _chosen_values(one, wanted, about)
+        values_of = _chosen_values(one, wanted, about)
         meta["input_token_ids_logprobs"] = [
             None,
             *(
                 [[value, i, None] for value, i in zip(row, of, strict=True)]
-                for row, of in zip(rows[start + 1 :], wanted[start + 1 :], strict=True)
+                for row, of in zip(values_of[start + 1 :], wanted[start + 1 :], strict=True)
             ),
         ]
         meta["output_token_ids_logprobs"] = []
     return {"text": "", "output_ids": [], "meta_info": meta}
-
-
-def _sglang_rows(one: Scores, top_k: int, about: About) -> list[list[tuple[float, int, None]]]:
-    """Return the best candidates of each token, the best first."""
-    made = entries(one, top_k, about.vocab_size)
-    order = np.argsort(made.ranks, axis=1, kind="stable")[:, :top_k]
-    ids, values = (
-        np.take_along_axis(part, order, axis=1).tolist() for part in (made.ids, made.logprobs)
-    )
-    return [[*zip(*row, repeat(None))] for row in zip(values, ids, strict=True)]
 
 
 def _demo(body: bytes) -> Asked:
@@ -312,7 +297,7 @@ def _demo(body: bytes) -> Asked:
     def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
         rows = [
             {i: entry.logprob for i, entry in (row or {}).items()} or None
-            for row in _vllm_rows(scores[0], top_k, about)
+            for row in vllm.response_rows(scores[0], top_k, about.vocab_size)
         ]
         return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
 

@@ -30,8 +30,9 @@ from starlette.types import Receive, Scope, Send
 from xtok.config import ServeConfig
 from xtok.errors import XtokError
 from xtok.pairs import Pair
+from xtok.predictions.ranked import Scores
 from xtok.progress import Note, silent_note
-from xtok.serving.answers import Scores
+from xtok.projecting.scoring import Scorer, Spelled
 from xtok.serving.dialects import (
     About,
     Asked,
@@ -42,7 +43,6 @@ from xtok.serving.dialects import (
     inference,
     model_cards,
 )
-from xtok.serving.scoring import Scorer, Spelled
 from xtok.serving.teacher import PROBE, Teacher, TeacherError
 
 LARGEST_BODY = 64 << 20
@@ -85,7 +85,7 @@ class Metrics:
         return text
 
 
-class Gathered:
+class ProjectionQueue:
     """Projects in one thread, all sequences that wait at once."""
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
@@ -163,7 +163,7 @@ class Proxy:
         student = scorer.student.vocabulary
         self.about = About(student.model_id, student.vocab_size)
         self._longest = int(scorer.teacher.table.lengths.max())
-        self._gathered = Gathered(scorer, self.metrics)
+        self._queue = ProjectionQueue(scorer, self.metrics)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
         self._is_told = False
@@ -299,7 +299,7 @@ class Proxy:
         answer = await self.teacher.score(spelled.teacher_ids, top_k)
         self.metrics.teacher.observe(time.perf_counter() - begin)
         most = max(asked.top_k + 1, self.teacher.candidates)
-        scores = await self._gathered(spelled, answer, 16 * most if asked.chosen else most)
+        scores = await self._queue(spelled, answer, 16 * most if asked.chosen else most)
         self.metrics.tokens.labels("student").inc(len(spelled.ids))
         self.metrics.tokens.labels("teacher").inc(len(spelled.teacher_ids))
         rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from itertools import chain
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -17,14 +16,17 @@ import msgspec
 import numpy as np
 
 from xtok.errors import XtokError
-from xtok.files.lines import unique_keys
+from xtok.predictions import sglang, vllm
+from xtok.predictions.checks import checked
+from xtok.predictions.ranked import Scores
+from xtok.predictions.topk import Documents
 from xtok.progress import Note, silent_note
-from xtok.projecting.stored import StoredRows, TopK, bounds_of, checked
-from xtok.serving.answers import Entry, Scores
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import MAX_WIDTH
 
 Kind: TypeAlias = Literal["vllm", "sglang"]
+
+_FORMATS: dict[Kind, ModuleType] = {"vllm": vllm, "sglang": sglang}
 
 CANDIDATES = 64
 FEWEST = 20
@@ -65,26 +67,6 @@ class TeacherError(Exception):
     def __init__(self, message: str, *, is_request: bool = False) -> None:
         super().__init__(message)
         self.is_request = is_request
-
-
-class _Choice(msgspec.Struct):
-    prompt_logprobs: list[dict[int, Entry] | None] | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice] = []
-
-
-_Triple: TypeAlias = tuple[float | None, int, Any]
-
-
-class _Meta(msgspec.Struct):
-    input_token_logprobs: list[_Triple] | None = None
-    input_top_logprobs: list[list[_Triple] | None] | None = None
-
-
-class _Generated(msgspec.Struct):
-    meta_info: _Meta
 
 
 class Teacher:
@@ -207,9 +189,9 @@ class Teacher:
 
     async def _differs_in_names(self, tokenizer: Tokenizer, own: Sequence[int]) -> str:
         """Compare what the server calls the tokens of a text, where it has no /tokenize."""
-        body = {**self._body(own, 1), "return_text_in_logprobs": True}
+        body = {**self._format.request(self.model, own, 1), "return_text_in_logprobs": True}
         try:
-            response = await self._post(self._route, msgspec.json.encode(body))
+            response = await self._post(self._format.ROUTE, msgspec.json.encode(body))
         except TeacherError as error:
             if error.is_request:
                 return str(error)
@@ -217,14 +199,8 @@ class Teacher:
         self._read(response.content, own)  # so it is what it should be
         value = _json(response)
         if value is None:  # nested too deeply
-            raise TeacherError(f"{self._route} answered what is no JSON")
-        if self.kind == "vllm":
-            rows = value["choices"][0]["prompt_logprobs"]
-            entries = [row.get(str(i), {}) for i, row in zip(own, rows, strict=True) if row]
-            names = [entry.get("decoded_token") for entry in entries]
-        else:
-            names = [name for _, _, name in value["meta_info"]["input_token_logprobs"][1:]]
-        for token_id, name in zip(own[1:], names, strict=True):
+            raise TeacherError(f"{self._format.ROUTE} answered what is no JSON")
+        for token_id, name in zip(own[1:], self._format.names(value, own), strict=True):
             ours = tokenizer.table[token_id].decode("utf-8", "replace").strip()
             is_text = isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name
             if is_text and name.strip() != ours:
@@ -269,13 +245,12 @@ class Teacher:
         self.candidates = min(wanted, given)
         if given >= min(wanted, len(self.tokenizer.table)):
             return
-        more = "start it with --max-logprobs {}" if self.kind == "vllm" else "let it give {}"
         if given < FEWEST or candidates is not None:
             raise XtokError(
                 f"{self._gives(given)}, and {wanted} are needed",
-                hint=more.format(max(wanted, CANDIDATES)),
+                hint=self._format.MORE.format(max(wanted, CANDIDATES)),
             )
-        note(f"{self._gives(given)}: {more.format(CANDIDATES)} for more")
+        note(f"{self._gives(given)}: {self._format.MORE.format(CANDIDATES)} for more")
 
     def _gives(self, candidates: int) -> str:
         return f"the server at {self.url} gives {candidates} candidates a token"
@@ -291,20 +266,8 @@ class Teacher:
     # What it says
 
     @property
-    def _route(self) -> str:
-        return "/v1/completions" if self.kind == "vllm" else "/generate"
-
-    def _body(self, ids: Sequence[int], top_k: int) -> dict[str, Any]:
-        if self.kind == "vllm":
-            return {
-                "model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 1.0,
-                "prompt_logprobs": top_k,
-            }  # fmt: skip
-        return {
-            "input_ids": ids,
-            "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
-            "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": top_k,
-        }  # fmt: skip
+    def _format(self) -> ModuleType:
+        return _FORMATS[self.kind]
 
     async def score(self, ids: Sequence[int], top_k: int) -> Scores:
         """Return the log-probabilities of ids, and of the best candidates of each place.
@@ -313,7 +276,8 @@ class Teacher:
             TeacherError: if the server refuses the request, is away, or answers with what are no
                 log-probabilities of these ids.
         """
-        response = await self._post(self._route, msgspec.json.encode(self._body(ids, top_k)))
+        body = msgspec.json.encode(self._format.request(self.model, ids, top_k))
+        response = await self._post(self._format.ROUTE, body)
         scores = await asyncio.to_thread(self._read, response.content, ids)
         if 0 < (given := _widest(scores)) < min(top_k, len(self.tokenizer.table)):
             self._note(f"{self._gives(given)}, and was asked for {top_k}")
@@ -321,18 +285,17 @@ class Teacher:
         return scores
 
     def _read(self, content: bytes, ids: Sequence[int]) -> Scores:
-        read = _read_vllm if self.kind == "vllm" else _read_sglang
         try:
-            topk, ranks = read(content, ids)
-            place = StoredRows(topk, {}, ["its answer"])
-            rows = checked(place, self._ids, renormalized=False, complete=True)
+            topk, ranks = self._format.read_response(content, ids)
+            answer = Documents(topk, {}, ["its answer"])
+            answer = checked(answer, self._ids, renormalized=False, complete=True)
         except (msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
             raise TeacherError(
-                f"{self._route} answered without log-probabilities of the prompt: {error}"
+                f"{self._format.ROUTE} answered without log-probabilities of the prompt: {error}"
             ) from error
         except XtokError as error:
             raise TeacherError(str(error)) from error
-        return Scores(rows.topk, ranks)
+        return Scores(answer.topk, ranks)
 
     async def _post(self, route: str, content: bytes) -> httpx.Response:
         """Post a request, again where the server is away or too busy for a moment.
@@ -365,61 +328,6 @@ def _widest(scores: Scores) -> int:
     """Return how many of the best candidates a place has at most, the token itself aside."""
     sizes = np.diff(scores.topk.starts)
     return int((sizes - (scores.ranks >= sizes)).max(initial=0))
-
-
-def _read_vllm(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
-    choices = msgspec.json.decode(content, type=_Completion).choices
-    rows = choices[0].prompt_logprobs if choices else None
-    if rows is None:
-        raise msgspec.ValidationError("no prompt_logprobs")
-    kept = [row or {} for row in rows]
-    if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row stands twice
-        json.loads(content, object_pairs_hook=unique_keys)
-    entries = [*chain.from_iterable(row.values() for row in kept)]
-    own = [row.get(i) for i, row in zip(ids, kept, strict=False)]
-    ranks = [(e.rank or 0) if e else 0 for e in own]
-    return _topk(ids, kept, (e.logprob for e in entries)), np.array(ranks, np.int64)
-
-
-def _read_sglang(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
-    about = msgspec.json.decode(content, type=_Generated).meta_info
-    if about.input_token_logprobs is None or about.input_top_logprobs is None:
-        raise msgspec.ValidationError("no input_token_logprobs and input_top_logprobs")
-    if [entry[1] for entry in about.input_token_logprobs] != [*ids]:
-        raise msgspec.ValidationError("it is of other ids than it was asked for")
-    if len(about.input_top_logprobs) != len(ids):
-        raise msgspec.ValidationError(f"{len(about.input_top_logprobs)} rows for {len(ids)} ids")
-    kept, ranks = [], []
-    for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
-        row = {i: value for value, i, _ in top or () if value is not None}
-        if own[0] is not None:
-            row.setdefault(own[1], own[0])
-        ranks.append(list(row).index(own[1]) + 1 if own[1] in row else 0)
-        kept.append(row if ranks[-1] else {})
-    values = chain.from_iterable(row.values() for row in kept)
-    return _topk(ids, kept, values), np.array(ranks, np.int64)
-
-
-def _topk(ids: Sequence[int], rows: Sequence[Mapping[int, Any]], logprobs: Iterable[float]) -> TopK:
-    """Return rows of candidates by id, and the log-probabilities of all, as predictions."""
-    if len(rows) != len(ids):
-        raise msgspec.ValidationError(f"{len(rows)} rows for {len(ids)} ids")
-    wrong = [n for n, row in enumerate(rows) if bool(n) != bool(row)]
-    if wrong:
-        what = "nothing" if wrong[0] else "something, with nothing before it,"
-        raise msgspec.ValidationError(f"it says {what} of token {wrong[0]}")
-    starts = bounds_of([*map(len, rows)])
-    candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
-    outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
-    if len(outside):
-        raise msgspec.ValidationError(f"{outside[0]} is no token id")
-    unknown = np.full(len(ids), np.nan, np.float32)
-    with np.errstate(over="ignore"):  # what is infinite then is refused as such
-        values = np.fromiter(logprobs, np.float64, starts[-1]).astype(np.float32)
-    return TopK(
-        np.array(ids, np.int32), np.array([0, len(ids)]), starts, candidates.astype(np.int32),
-        values, unknown, unknown.copy(),
-    )  # fmt: skip
 
 
 def _address(url: str) -> str:

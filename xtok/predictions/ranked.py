@@ -1,16 +1,15 @@
-"""What a teacher says of a sequence, as rows of candidates that servers write."""
+"""What a server says of one sequence: candidates by rank, the sequence's own tokens among them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.projecting.stored import TopK, bounds_of, rows_of
+from xtok.predictions.topk import TopK, bounds_of, rows_of
 
 LEAST_REST = 2.0**-24
 """The least share that tokens outside the candidates have together: none is impossible."""
@@ -23,11 +22,36 @@ class Scores(NamedTuple):
     ranks: NDArray[np.int64]  # [S], of each token itself
 
 
-class Entry(msgspec.Struct, gc=False):
-    """A candidate of a token as vLLM writes it."""
+def scores_of(
+    ids: Sequence[int],
+    rows: Sequence[Mapping[int, Any]],
+    logprobs: Iterable[float],
+    ranks: Sequence[int],
+) -> Scores:
+    """Return a server's rows of candidates by id, and the log-probabilities of all.
 
-    logprob: float
-    rank: int | None = None
+    Raises:
+        ValueError: if there are more or fewer rows than ids, or one says nothing, but the first.
+    """
+    if len(rows) != len(ids):
+        raise ValueError(f"{len(rows)} rows for {len(ids)} ids")
+    wrong = [n for n, row in enumerate(rows) if bool(n) != bool(row)]
+    if wrong:
+        what = "nothing" if wrong[0] else "something, with nothing before it,"
+        raise ValueError(f"it says {what} of token {wrong[0]}")
+    starts = bounds_of([*map(len, rows)])
+    candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
+    outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
+    if len(outside):
+        raise ValueError(f"{outside[0]} is no token id")
+    with np.errstate(over="ignore"):  # what is infinite then is refused as such
+        values = np.fromiter(logprobs, np.float64, starts[-1]).astype(np.float32)
+    unknown = np.full(len(ids), np.nan, np.float32)
+    topk = TopK(
+        np.array(ids, np.int32), np.array([0, len(ids)]), starts, candidates.astype(np.int32),
+        values, unknown, unknown,
+    )  # fmt: skip
+    return Scores(topk, np.array(ranks, np.int64))
 
 
 class Entries(NamedTuple):

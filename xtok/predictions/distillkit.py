@@ -1,4 +1,4 @@
-"""Log-probabilities as DistillKit packs them (commit a61c2e7, `distillkit/compression`)."""
+"""DistillKit's Parquet (commit a61c2e7), compressed or not: row i is of token i + 1."""
 
 from __future__ import annotations
 
@@ -10,8 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.files.opening import need
-from xtok.projecting.stored import cache_error
+from xtok.predictions.columns import Columns, Target, list_array, next_tokens
+from xtok.predictions.topk import (
+    Documents,
+    TopK,
+    bounds_of,
+    cache_error,
+    chosen_rows,
+    without_impossible,
+)
 from xtok.vocab.table import MAX_WIDTH
+
+COLUMNS = (
+    ("input_ids", "compressed_logprobs", "bytepacked_indices"),
+    ("input_ids", "token_ids", "top_values"),
+)
+"""By which the format is told: with compressed rows, or without."""
 
 CONFIG = "compression_config.yaml"
 
@@ -22,6 +36,60 @@ _AGAIN = "make the cache again, or fetch it again with its compression_config.ya
 
 Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """Rows of bytes: where each begins, and the bytes."""
+
+
+def read(batch: Any, places: Sequence[object], compression: Compression | None) -> Documents:
+    """Return the documents of a record batch; they are not checked.
+
+    As `compressed_logit_schema` and `decompress_to_sparse`. Rows are of one width, padded with −inf
+    or large negatives.
+    """
+    given = Columns(batch, places)
+    if compression is None:
+        rows, starts, ids, logprobs = given.candidates("token_ids", "top_values")
+    else:
+        names = "bytepacked_indices", "compressed_logprobs"
+        packed, values = (given.lists(name, 2, np.uint8) for name in names)
+        rows = packed[0][0]
+        given.check_lengths(rows, values[0][0], names)
+        both = [(bounds[1], data) for bounds, data in (packed, values)]
+        found = decompressed_rows(both[0], both[1], compression, places[0])
+        starts = np.arange(len(found[0]) + 1) * found[0].shape[1]
+        ids, logprobs = found[0].ravel(), found[1].ravel()
+    # Token i takes row i − 1 of its document, the first none.
+    bounds, token_ids = given.bounds, given.token_ids
+    lengths = np.diff(bounds)
+    place = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
+    row = np.repeat(rows[:-1], lengths) + place - 1
+    row[(place == 0) | (row >= np.repeat(rows[1:], lengths))] = -1
+    unknown = np.full(len(starts) - 1, np.nan, np.float32)
+    topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
+    return given.documents(without_impossible(chosen_rows(topk, row, token_ids, bounds)))
+
+
+def table(documents: Documents, target: Target) -> Any:
+    """Return uncompressed columns, a row less than tokens.
+
+    The trainer masks row i by `labels[i]`, so that is -100 where row i predicts nothing.
+    """
+    import pyarrow
+
+    topk = documents.topk
+    ids, logprobs, is_real = next_tokens(topk, target)
+    is_target = is_real.any(axis=1)
+    if documents.loss_mask is not None:
+        is_target &= np.append(documents.loss_mask[1:], False)
+    is_last = np.zeros(len(topk.token_ids), np.bool_)
+    is_last[topk.bounds[1:][np.diff(topk.bounds) > 0] - 1] = True
+    bounds = bounds_of(np.maximum(np.diff(topk.bounds) - 1, 0))
+    labels = np.where(is_target, topk.token_ids, -100).astype(np.int64)
+    return pyarrow.table({
+        **documents.columns,
+        "input_ids": list_array(topk.bounds, topk.token_ids.astype(np.uint64)),
+        "labels": list_array(topk.bounds, labels),
+        "token_ids": list_array(bounds, ids[~is_last]),
+        "top_values": list_array(bounds, logprobs[~is_last]),
+    })  # fmt: skip
 
 
 class Bin(NamedTuple):

@@ -20,10 +20,12 @@ from stored_teachers import TEXTS, Row
 import xtok
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
-from xtok.projecting import answers, caches, files
-from xtok.projecting.caches import Target, open_cache, read_cache
-from xtok.projecting.distillkit import Bin, Compression, config_for, decompressed_rows
-from xtok.projecting.stored import StoredRows, checked
+from xtok.predictions import axolotl, distillkit, vllm
+from xtok.predictions import neutral as neutral_format
+from xtok.predictions.caches import open_cache, read_cache
+from xtok.predictions.columns import Target
+from xtok.predictions.distillkit import Bin, Compression, decompressed_rows
+from xtok.predictions.topk import Documents
 from xtok.tokenizers import Tokenizer
 
 K = 8
@@ -34,34 +36,6 @@ def rows(byte_level: Tokenizer) -> list[Row]:
     return teachers.rows_of(byte_level, TEXTS, K)
 
 
-def write_distillkit(path: Path, rows: list[Row], *, compressed: bool, d: int, k: int = K) -> Path:
-    """Write rows as DistillKit does: a row less than tokens; packed, the highest bit first."""
-    table: dict[str, Any] = {"id": [row["id"] for row in rows]}
-    uint64 = pyarrow.list_(pyarrow.uint64())
-    table["input_ids"] = pyarrow.array([row["input_ids"] for row in rows], uint64)
-    ids, logprobs = ([row[name][1:] for row in rows] for name in ("topk_ids", "topk_logprobs"))
-    if compressed:
-        bits = math.ceil(math.log2(d))
-        table["bytepacked_indices"] = [
-            [packed([f"{i:0{bits}b}" for i in row]) for row in of_row] for of_row in ids
-        ]
-        table["compressed_logprobs"] = [
-            [list(np.array(row, "<f4").tobytes()) for row in of_row] for of_row in logprobs
-        ]
-        path.with_name("compression_config.yaml").write_text(config_for(d, k))
-    else:
-        table |= {"token_ids": ids, "top_values": logprobs}
-    pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=4)
-    return path
-
-
-def packed(digits: list[str]) -> list[int]:
-    """Pack binary numbers into bytes."""
-    text = "".join(digits)
-    text += "0" * (-len(text) % 8)
-    return [int(text[i : i + 8], 2) for i in range(0, len(text), 8)]
-
-
 def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
     if kind == "neutral":
         return teachers.write_neutral(path / "a.parquet", rows)
@@ -69,7 +43,7 @@ def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
         return teachers.write_lines(path / "a.jsonl", [teachers.sglang_answer(r) for r in rows])
     if kind.startswith("distillkit"):
         compressed = kind.endswith("compressed")
-        return write_distillkit(path / "a.parquet", rows, compressed=compressed, d=d)
+        return teachers.write_distillkit(path / "a.parquet", rows, compressed=compressed, d=d)
     answers = [teachers.vllm_answer(row) for row in rows]
     if kind == "vllm, a batch":  # one request with several prompts
         choices = [answer["choices"][0] for answer in answers]
@@ -83,19 +57,17 @@ def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
     return written
 
 
-def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[StoredRows]:
+def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[Documents]:
     cache = open_cache(path)
     return [
-        checked(
-            rows, tokenizer.vocabulary, renormalized=False, complete=cache.kind == "vllm"
-        )
-        for shard in files.shards_of(path)
+        cache.checked(rows, tokenizer.vocabulary)
+        for shard in cache.shards
         for rows, _ in read_cache(cache, shard, candidates)
-    ]  # fmt: skip
+    ]
 
 
-def neutral(found: list[StoredRows]) -> list[Row]:
-    return [row for rows in found for row in caches.neutral_table(rows).to_pylist()]
+def neutral(found: list[Documents]) -> list[Row]:
+    return [row for rows in found for row in neutral_format.table(rows).to_pylist()]
 
 
 KINDS = (
@@ -154,7 +126,7 @@ def test_distillkits_approximation() -> None:
     data = np.array([-1.5, -0.5], "<f2").tobytes() + np.array([-0.25, -0.5, 0.125], "<f4").tobytes()
     data += bytes([0b1001_0110])  # 9 − 8 and 6 − 8
     values = np.frombuffer(data, np.uint8)
-    ids = np.array(packed([f"{i:09b}" for i in (299, 0, 7, 256)]), np.uint8)
+    ids = np.array(teachers.packed([f"{i:09b}" for i in (299, 0, 7, 256)]), np.uint8)
     both = [(np.array([0, len(a)]), a) for a in (ids, values)]
     found = decompressed_rows(both[0], both[1], config, "here")
     assert found[0].tolist() == [[299, 0, 7, 256]]
@@ -167,7 +139,7 @@ def test_distillkits_approximation() -> None:
 # What is written
 
 
-STORED = StoredRows(
+STORED = Documents(
     top_k([[5, 6, 7], [4, 8]], [{}, {6: 0.5, 2: 0.25}, {9: 0.5}, {}, {}], None),
     {"id": pyarrow.array(["a", None])},
     ["row 0", "row 1"],
@@ -184,7 +156,7 @@ def rounded(values: Any) -> Any:
 
 def test_axolotls_columns() -> None:
     """Row i of token i + 1, renormalized, each entry with its mask; `DataCollatorForKD`, 0.19."""
-    found = caches.axolotl_table(STORED, TO).to_pydict()
+    found = axolotl.table(STORED, TO).to_pydict()
     assert rounded([found[name] for name in found]) == [
         ["a", None],
         [[5, 6, 7], [4, 8]],
@@ -204,13 +176,13 @@ def test_axolotls_columns_of_unlikely_candidates() -> None:
     """Their probabilities are 0 in float32; what they are of each other is not."""
     topk = top_k([[5, 6]], [{}, {6: 0.5, 2: 0.5}], None)
     topk = topk._replace(logprobs=np.array([-200, -201], np.float32))
-    table = caches.axolotl_table(StoredRows(topk, {}, ["row 0"]), TO)
+    table = axolotl.table(Documents(topk, {}, ["row 0"]), TO)
     assert rounded(table.to_pydict()["target_logprobs"]) == [[[-0.3133, -1.3133], [-1e9, -1e9]]]
 
 
 def test_distillkits_columns() -> None:
     """Row i of token i + 1, as they are; what its trainer masks row i by is `labels[i]`."""
-    found = caches.distillkit_table(STORED, TO).to_pydict()
+    found = distillkit.table(STORED, TO).to_pydict()
     found = {name: rounded(values) for name, values in found.items()}
     assert found == {
         "id": ["a", None],
@@ -225,7 +197,7 @@ def test_vllms_lines() -> None:
     """Entries by rank, the text's own token where it belongs; null of the first token alone."""
     realized = np.array([np.nan, -0.7, -0.6, np.nan, np.nan], np.float32)
     topk = STORED.topk._replace(realized_logprob=realized)
-    first, second = map(json.loads, answers.vllm_lines(STORED._replace(topk=topk), "student"))
+    first, second = map(json.loads, vllm.lines(STORED._replace(topk=topk), "student"))
     [choice] = first["choices"]
     assert (first["id"], first["model"], choice["prompt_token_ids"]) == ("a", "student", [5, 6, 7])
     nothing, *entries = choice["prompt_logprobs"]
@@ -390,7 +362,7 @@ def test_other_parquet(tmp_path: Path, rows: list[Row], byte_level: Tokenizer) -
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "packed_indices": [1]}), path)
     with pytest.raises(XtokError, match="its columns are: text, packed_indices"):
         open_cache(path)
-    write_distillkit(path, rows, compressed=True, d=512)
+    teachers.write_distillkit(path, rows, compressed=True, d=512)
     (tmp_path / "compression_config.yaml").write_text("d: 512\n")
     with pytest.raises(
         XtokError, match=r"compression_config.yaml: .* does not tell d, k and exact"
@@ -676,7 +648,7 @@ def test_the_config_of_another_cache_is_not_replaced(
     rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     """A compressed cache cannot be read without its own; the same one may be written again."""
-    path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=4096)
+    path = teachers.write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=4096)
     config = tmp_path / "compression_config.yaml"
     before = config.read_bytes()
     pair, to = xtok.pair(digits, byte_level), ProjectConfig(to="distillkit")

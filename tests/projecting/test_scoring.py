@@ -11,9 +11,9 @@ from naive_projecting import Small, map_of
 
 import xtok
 from xtok.pairs import Pair
-from xtok.projecting.stored import TopK, bounds_of
-from xtok.serving.answers import Scores, entries
-from xtok.serving.scoring import Scorer
+from xtok.predictions.ranked import Scores, entries
+from xtok.predictions.topk import TopK, bounds_of
+from xtok.projecting.scoring import Scorer
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import Entry, TokenType
 

@@ -16,9 +16,9 @@ from xtok.conversation import read_back
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
+from xtok.predictions.ranked import LEAST_REST, Scores
+from xtok.predictions.topk import TopK, bounds_of, chosen_rows, joined, rows_of
 from xtok.projecting.project import Projector
-from xtok.projecting.stored import TopK, bounds_of, chosen_rows, rows_of
-from xtok.serving.answers import LEAST_REST, Scores
 
 
 class Spelled(NamedTuple):
@@ -204,14 +204,6 @@ class Scorer:
             topk = _at_most_one(topk._replace(realized_logprob=sums))
             scores.append(Scores(topk, _ranks(topk)))
         return scores
-
-
-def joined(topks: Sequence[TopK]) -> TopK:
-    """Return the documents of several predictions as one."""
-    sizes = zip(*((np.diff(topk.bounds), np.diff(topk.starts)) for topk in topks), strict=True)
-    bounds, starts = (bounds_of(np.concatenate(of_all)) for of_all in sizes)
-    columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
-    return TopK(columns[0], bounds, starts, *columns[3:])
 
 
 def _share_gaps(values: NDArray[np.float32], spelled: Spelled, told: NDArray[np.float32]) -> None:

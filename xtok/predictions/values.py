@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.files.opening import need
-from xtok.projecting.stored import AGAIN, bounds_of, cache_error
+from xtok.predictions.topk import AGAIN, TopK, bounds_of, cache_error
 
 Bounds = NDArray[np.int64]
 """Where each list begins in what lists hold, and where the last one ends."""
+
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading a value of JSON raises that is not built as it should be."""
 
 _WORDS = {np.float32: "numbers", np.bool_: "true or false"}  # the others are integers
 
@@ -62,12 +65,44 @@ def lists(
     return levels, numbers(array, name, dtype, places, levels, optional=optional)
 
 
-def json_numbers(
-    values: Sequence[Any], name: str, dtype: type, place: object, bounds: Sequence[Bounds] = ()
+def json_document(
+    token_ids: Any,
+    counts: list[int],
+    ids: Sequence[Any],
+    logprobs: Sequence[Any],
+    place: object,
+    hint: str,
+) -> TopK:
+    """Return a document's predictions, whose values are as JSON has them.
+
+    Args:
+        token_ids: a list of the document's.
+        counts: of candidates, for each token.
+        ids: the candidates.
+        logprobs: of the candidates.
+        place: the document's, as errors name it.
+        hint: for an answer without ids, or with others.
+
+    Raises:
+        XtokError: as `numbers`, and for another number of ids than counts.
+    """
+    if not isinstance(token_ids, list) or len(token_ids) != len(counts):
+        told = len(token_ids) if isinstance(token_ids, list) else "no"
+        raise cache_error(place, f"{told} prompt_token_ids for {len(counts)} rows", hint)
+    bounds, starts = np.array([0, len(counts)]), bounds_of(counts)
+    unknown = np.full(len(counts), np.nan, np.float32)
+    return TopK(
+        _json_numbers(token_ids, "prompt_token_ids", np.int32, place, [bounds]), bounds, starts,
+        _json_numbers(ids, "candidates", np.int32, place, [bounds, starts]),
+        _json_numbers(logprobs, "log-probabilities", np.float32, place, [bounds, starts]),
+        unknown, unknown,
+    )  # fmt: skip
+
+
+def _json_numbers(
+    values: Sequence[Any], name: str, dtype: type, place: object, bounds: Sequence[Bounds]
 ) -> NDArray[Any]:
-    """Return a list of JSON's as `numbers` does; it is of one document, with these bounds."""
     arrow = need("pyarrow", place)
-    bounds = bounds or [np.array([0, len(values)])]
     try:
         array = arrow.array(values)
     except (arrow.ArrowException, OverflowError, ValueError, TypeError) as error:

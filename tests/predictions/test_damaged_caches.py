@@ -19,14 +19,14 @@ import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
 import yaml
-from stored_teachers import Row
-from test_caches import read, write_distillkit
+from stored_teachers import Row, write_distillkit
+from test_caches import read
 
 import xtok
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
-from xtok.projecting import answers, caches, files
-from xtok.projecting.caches import open_cache, read_cache
+from xtok.predictions import answers, neutral
+from xtok.predictions.caches import open_cache, read_cache
 from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
 
@@ -86,7 +86,7 @@ def predictions(path: Path, tokenizer: Tokenizer, projector: RowProjector) -> li
         if not is_one_line:
             raise
         return None
-    return [row for rows in found for row in caches.neutral_table(rows).to_pylist()]
+    return [row for rows in found for row in neutral.table(rows).to_pylist()]
 
 
 def same(found: Row, ids: Any, rows: Any) -> bool:
@@ -372,6 +372,7 @@ def test_long_lines(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.M
 def test_answers_without_candidates_are_worked_on_a_few_at_a_time(tmp_path: Path) -> None:
     answer = {"prompt_logprobs": [None], "prompt_token_ids": [5]}
     path = teachers.write_lines(tmp_path / "a.jsonl", [answer] * 1000)
-    [shard] = files.shards_of(path)
-    pieces = [rows for rows, _ in read_cache(open_cache(path), shard, 100)]
+    cache = open_cache(path)
+    [shard] = cache.shards
+    pieces = [rows for rows, _ in read_cache(cache, shard, 100)]
     assert [len(rows.places) for rows in pieces] == [100] * 10

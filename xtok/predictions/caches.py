@@ -1,0 +1,164 @@
+"""Caches of predictions as files: which format one is of, and what is read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xtok.config import CacheFormat, CacheKind
+from xtok.files.opening import parquet_file, reading
+from xtok.files.shards import Shard, shards
+from xtok.predictions import axolotl, distillkit, neutral, vllm
+from xtok.predictions.answers import kind_of_answers, read_answers
+from xtok.predictions.checks import checked
+from xtok.predictions.columns import Target
+from xtok.predictions.topk import AGAIN, Documents, cache_error
+from xtok.vocab.table import Vocabulary
+
+CANDIDATES = 1 << 20
+"""Candidates of the rows that are worked on at a time, about: 8 MB of them."""
+
+_COLUMNS: Mapping[CacheKind, Sequence[tuple[str, ...]]] = {
+    "neutral": [neutral.COLUMNS],
+    "distillkit": distillkit.COLUMNS,
+}
+"""The columns that tell a format of Parquet, any one of the sets."""
+
+_FOOTER = {
+    "format_version": (str(neutral.FORMAT_VERSION),),
+    "log_base": ("e",),
+    "normalized": ("false", "topk"),
+}
+"""What a footer may say, if it does."""
+
+_FORMATS = "xtok help project names the formats"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """A file of stored predictions, and what it says of itself."""
+
+    path: Path
+    kind: CacheKind
+    about: Mapping[str, Any] = field(default_factory=dict)  # the footer; DistillKit's config
+
+    @property
+    def renormalized(self) -> bool:
+        """Whether probabilities were made to sum to 1 over the candidates: the rest is unknown."""
+        return bool(self.about.get("normalized") == "topk")
+
+    @property
+    def temperature(self) -> str:
+        """The temperature of the predictions, as the file has it; 1 if it does not say."""
+        return str(self.about.get("temperature", "1.0"))
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that its predictions depend on."""
+        config = [self.path.with_name(distillkit.CONFIG)] * ("compression" in self.about)
+        return [self.path, *config]
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Its shards: row groups, or ranges of lines, whatever its name ends in."""
+        is_parquet = self.kind in _COLUMNS
+        return shards(self.path, "parquet" if is_parquet else "jsonl")
+
+    def checked(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
+        """Check documents of it; see `checks.checked`."""
+        complete = self.kind == "vllm"
+        return checked(documents, vocabulary, renormalized=self.renormalized, complete=complete)
+
+
+def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
+    """Tell the format of a file from its contents, if it is not given, and read what it says.
+
+    Raises:
+        XtokError: if it cannot be read, is of no known format, or says that it holds what is not
+            read: another base of the logarithms, rows of the next token, a newer version.
+    """
+    with reading(path, "the cache"):
+        with path.open("rb") as raw:
+            is_parquet = raw.read(4) == b"PAR1"
+        if kind and is_parquet != (kind in _COLUMNS):
+            what = "is Parquet" if is_parquet else "is no Parquet"
+            raise cache_error(path, f"the file {what}, so it is no {kind} cache", _FORMATS)
+        if not is_parquet:
+            return Cache(path=path, kind=kind or kind_of_answers(path))
+        schema = parquet_file(path).schema_arrow
+        kind = _kind_of_columns(path, schema.names, kind)
+        about: dict[str, Any] = {
+            key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+            for key, value in (schema.metadata or {}).items()
+            if key not in (b"ARROW:schema", b"pandas", b"huggingface")
+        }
+    known = {**_FOOTER, "convention": ("T" if kind == "neutral" else "N",)}
+    for key, values in known.items():
+        if about.get(key, values[0]) not in values:
+            problem = f"its footer has {key}={about[key]}, and {' or '.join(values)} is read"
+            raise cache_error(path, problem, "write it as this version of xtok does")
+    if kind == "distillkit" and not {"token_ids", "top_values"} <= {*schema.names}:
+        about["compression"] = distillkit.compression_of(path)
+    return Cache(path=path, kind=kind, about=about)
+
+
+def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
+    """Tell a format of Parquet from the names of its columns."""
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise cache_error(path, f"two of its columns have the name {twice}", AGAIN)
+    for known in [kind] if kind else _COLUMNS:
+        if any({*columns} <= {*names} for columns in _COLUMNS[known]):
+            return known
+    logits = "; its logits tell no rest" if "packed_indices" in names else ""
+    problem = f"no cache of a known format, its columns are: {', '.join(names)}{logits}"
+    raise cache_error(path, problem, _FORMATS)
+
+
+def read_cache(
+    cache: Cache, shard: Shard, candidates: int = CANDIDATES
+) -> Iterator[tuple[Documents, int]]:
+    """Read a shard of a cache, rows of about so many candidates at a time; nothing is checked.
+
+    The cut depends on the file alone.
+
+    Yields:
+        rows, and the bytes on disk that they took, about.
+
+    Raises:
+        XtokError: if the file is damaged, or not what its format demands.
+    """
+    with reading(cache.path, "the cache"):
+        if shard.format == "parquet":
+            yield from _parquet(cache, shard, candidates)
+        else:
+            yield from read_answers(shard, cache.kind, candidates)
+
+
+def _parquet(cache: Cache, shard: Shard, candidates: int) -> Iterator[tuple[Documents, int]]:
+    file = parquet_file(shard.path, buffer_size=1 << 20)
+    about = file.metadata
+    stop = about.num_row_groups if shard.stop is None else shard.stop
+    for group in range(shard.start, stop):
+        first = sum(about.row_group(before).num_rows for before in range(group))
+        part = about.row_group(group)
+        values = max(part.column(i).num_values for i in range(part.num_columns))
+        at_once = max(1, part.num_rows * candidates // max(1, values))
+        for batch in file.iter_batches(at_once, row_groups=[group], use_threads=False):
+            places = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
+            if cache.kind == "neutral":
+                documents = neutral.read(batch, places)
+            else:
+                documents = distillkit.read(batch, places, cache.about.get("compression"))
+            yield documents, shard.size * len(batch) // max(1, part.num_rows)
+            first += len(batch)
+
+
+WRITERS: Mapping[CacheFormat, Callable[[Documents, Target], Any]] = {
+    "axolotl": axolotl.table,
+    "distillkit": distillkit.table,
+    "vllm": lambda documents, target: vllm.lines(documents, target.model),
+}
+"""What makes a table, or lines, of documents."""

@@ -1,0 +1,99 @@
+"""SGLang's `input_token_logprobs` and `input_top_logprobs` (0.5): `[logprob, id, text]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+
+from xtok.predictions.ranked import Scores, entries, scores_of
+from xtok.predictions.topk import TopK, cache_error
+from xtok.predictions.values import MALFORMED, json_document
+
+ROUTE = "/generate"
+MORE = "let it give {}"
+"""How a server gives more candidates."""
+
+_ASK = "ask for return_logprob, logprob_start_len 0, and top_logprobs_num K"
+
+
+def read(answer: Mapping[str, Any], place: object) -> TopK:
+    """Return the predictions of an answer that was stored, as one document.
+
+    Raises:
+        XtokError: if it is no such answer.
+    """
+    counts, ids, logprobs = list[int](), list[Any](), list[Any]()
+    try:
+        about = answer["meta_info"]
+        owns, tops = about["input_token_logprobs"], about["input_top_logprobs"]
+        tokens = [own[1] for own in owns]
+        for own, top in zip(owns, tops, strict=True):
+            row = [(i, logprob) for logprob, i, *_ in top or ()]
+            if row and own[0] is not None and own[1] not in dict(row):
+                row.append((own[1], own[0]))
+            ids += [i for i, _ in row]
+            logprobs += [logprob for _, logprob in row]
+            counts.append(len(row))
+    except MALFORMED as error:
+        problem = "no answer of SGLang with the log-probabilities of its input"
+        raise cache_error(place, problem, _ASK) from error
+    return json_document(tokens, counts, ids, logprobs, place, _ASK)
+
+
+# On the wire
+
+
+def request(model: str, ids: Sequence[int], top_k: int) -> dict[str, Any]:
+    """Return the body that asks for `top_k` candidates of each of these ids."""
+    return {
+        "input_ids": ids,
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+        "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": top_k,
+    }  # fmt: skip
+
+
+def read_response(content: bytes, ids: Sequence[int]) -> Scores:
+    """Return what a server says of the ids that it was asked for; nothing is checked but types.
+
+    Raises:
+        ValueError: if it is no such answer, or of other ids; also what msgspec raises.
+    """
+    import msgspec
+
+    from xtok.predictions.structs import Generated
+
+    about = msgspec.json.decode(content, type=Generated).meta_info
+    if about.input_token_logprobs is None or about.input_top_logprobs is None:
+        raise ValueError("no input_token_logprobs and input_top_logprobs")
+    if [entry[1] for entry in about.input_token_logprobs] != [*ids]:
+        raise ValueError("it is of other ids than it was asked for")
+    if len(about.input_top_logprobs) != len(ids):
+        raise ValueError(f"{len(about.input_top_logprobs)} rows for {len(ids)} ids")
+    kept, ranks = [], []
+    for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
+        row = {i: value for value, i, _ in top or () if value is not None}
+        if own[0] is not None:
+            row.setdefault(own[1], own[0])
+        ranks.append(list(row).index(own[1]) + 1 if own[1] in row else 0)
+        kept.append(row if ranks[-1] else {})
+    return scores_of(ids, kept, chain.from_iterable(row.values() for row in kept), ranks)
+
+
+def names(value: Any, ids: Sequence[int]) -> list[Any]:
+    """Return what a server's answer, which was read, calls the ids after the first."""
+    return [name for _, _, name in value["meta_info"]["input_token_logprobs"][1:]]
+
+
+def response_rows(
+    scores: Scores, top_k: int, vocab_size: int
+) -> list[list[tuple[float, int, None]]]:
+    """Return the `input_top_logprobs` that a server answers with, that of the first token too."""
+    made = entries(scores, top_k, vocab_size)
+    order = np.argsort(made.ranks, axis=1, kind="stable")[:, :top_k]
+    ids, values = (
+        np.take_along_axis(part, order, axis=1).tolist() for part in (made.ids, made.logprobs)
+    )
+    return [[*zip(*row, repeat(None))] for row in zip(values, ids, strict=True)]

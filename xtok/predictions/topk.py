@@ -1,0 +1,124 @@
+"""A teacher's predictions as arrays, for many documents, and what is chosen and joined of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import XtokError
+
+IMPOSSIBLE = -1e3
+"""Log-probabilities below this are padding, or the floor of a server (−9999)."""
+
+PER_TOKEN = (
+    *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
+    *("loss_mask", "labels", "attention_mask", "position_ids"),
+)
+"""Columns of a value per token, which a student has its own of."""
+
+AGAIN = "make the cache again, or fetch it again"
+
+
+class TopK(NamedTuple):
+    """Predictions for documents that are laid one after another; row i is of token i.
+
+    Row i is what is predicted for token i from the tokens before it. Log-probabilities are natural,
+    and true ones: not normalized over the candidates.
+    """
+
+    token_ids: NDArray[np.int32]  # [N], the documents' tokens
+    bounds: NDArray[np.int64]  # [documents + 1]; document d is token_ids[bounds[d]:bounds[d + 1]]
+    # [N + 1]; candidates of row i are ids[starts[i]:starts[i + 1]], none where nothing is predicted
+    starts: NDArray[np.int64]
+    ids: NDArray[np.int32]  # [nnz], the best first in a row, ties by the lower id; none twice
+    logprobs: NDArray[np.float32]  # [nnz]
+    rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf for none; NaN
+    # where it is not known: the source renormalized the candidates, or there is no prediction
+    realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN where not known
+
+    @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Which rows have a prediction, bool `[N]`."""
+        return np.diff(self.starts) > 0
+
+
+class Documents(NamedTuple):
+    """Some documents of a cache: predictions, and the documents' other columns."""
+
+    topk: TopK
+    columns: dict[str, Any]  # pyarrow arrays, a value per document
+    places: Sequence[object]  # each document's: file and row, as errors name them
+    loss_mask: NDArray[np.bool_] | None = None  # [N], True where a token is a training target
+
+    def place(self, index: int) -> str:
+        """Name a token of all documents."""
+        row = int(np.searchsorted(self.topk.bounds, index, side="right")) - 1
+        return f"{self.places[row]}, position {index - int(self.topk.bounds[row])}"
+
+    def values(self, name: str) -> list[Any]:
+        """Return a column, None for each row if there is none."""
+        if name not in self.columns:
+            return [None] * len(self.places)
+        values: list[Any] = self.columns[name].to_pylist()
+        return values
+
+
+def cache_error(place: object, problem: str, hint: str, parameter: str = "") -> XtokError:
+    """Return an error of a cache."""
+    return XtokError(f"{place}: {problem}", hint=hint, parameter=parameter)
+
+
+def bounds_of(sizes: Any) -> NDArray[np.int64]:
+    """Return where parts of these sizes begin, and the last one ends."""
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def rows_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the row of each candidate."""
+    return np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+
+
+def candidates_of(
+    starts: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the starts of chosen rows, −1 for an empty one, and where their candidates are."""
+    sizes = np.append(np.diff(starts), 0)[rows]
+    chosen = bounds_of(sizes)
+    return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
+
+
+def chosen_rows(
+    topk: TopK, rows: NDArray[np.int64], token_ids: NDArray[np.int32], bounds: NDArray[np.int64]
+) -> TopK:
+    """Return predictions for other documents, whose tokens have these rows; −1 for none."""
+    starts, kept = candidates_of(topk.starts, rows)
+    rest, realized = (
+        np.append(values, np.float32(np.nan))[rows]
+        for values in (topk.rest_logprob, topk.realized_logprob)
+    )
+    return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], rest, realized)
+
+
+def without_impossible(topk: TopK) -> TopK:
+    """Return predictions without the candidates that are padding; NaN, an error, is kept."""
+    kept = ~(topk.logprobs < IMPOSSIBLE)
+    starts = bounds_of(kept)[topk.starts]
+    return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
+
+
+def masses(topk: TopK) -> NDArray[np.float64]:
+    """Return the probability of each row's candidates together."""
+    probabilities = np.exp(topk.logprobs, dtype=np.float64)
+    sums = np.bincount(rows_of(topk.starts), probabilities, len(topk.token_ids))
+    return sums.astype(np.float64)  # of no rows they are integers
+
+
+def joined(topks: Sequence[TopK]) -> TopK:
+    """Return the documents of several predictions as those of one."""
+    sizes = zip(*((np.diff(topk.bounds), np.diff(topk.starts)) for topk in topks), strict=True)
+    bounds, starts = (bounds_of(np.concatenate(of_all)) for of_all in sizes)
+    columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
+    return TopK(columns[0], bounds, starts, *columns[3:])
