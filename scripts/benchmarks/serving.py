@@ -31,7 +31,8 @@ from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.config import ServeConfig
 from xtok.predictions.ranked import Scores
 from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.scoring import Scorer, Spelled
+from xtok.projecting.scoring import Scorer
+from xtok.projecting.sequences import StudentSequence
 from xtok.serving.server import bound
 from xtok.serving.teacher import PROBE
 from xtok.stages.build import map_of_pair
@@ -57,7 +58,7 @@ def serving(options: Namespace) -> Iterator[Row]:
         rows = [student.encode(text).ids.tolist() for text in some]
         spelled = [scorer.spell(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
-        answers = [_answer(np.array(one.teacher_ids, np.int32), model) for one in spelled]
+        answers = [_answer(one.teacher_ids, model) for one in spelled]
         scorer.score(spelled[:1], answers[:1], K)  # compiles
         row: Row = {"student ← teacher": label, "tokens": sum(map(len, rows))}
         row |= {"first time /s": _alone(scorer, spelled, answers)}
@@ -76,18 +77,20 @@ def _answer(ids: NDArray[np.int32], model: NGrams) -> Scores:
     return Scores(topk._replace(realized_logprob=own), np.ones(len(ids), np.int64))
 
 
-def _alone(scorer: Scorer, spelled: list[Spelled], answers: list[Scores]) -> float:
+def _alone(scorer: Scorer, spelled: list[StudentSequence], answers: list[Scores]) -> float:
     start = time.process_time()
     scorer.score(spelled, answers, K)
     return sum(len(one.ids) for one in spelled) / (time.process_time() - start)
 
 
 def _served(
-    names: tuple[str, str], pair: xtok.Pair, rows: list[list[int]], spelled: list[Spelled],
+    names: tuple[str, str], pair: xtok.Pair, rows: list[list[int]], spelled: list[StudentSequence],
     answers: list[Scores], options: Namespace,
 ) -> Row:  # fmt: skip
     """Ask a server of the pair, and the teacher's own, 64 requests at once."""
-    bodies = {tuple(one.teacher_ids): _json(a) for one, a in zip(spelled, answers, strict=True)}
+    bodies = {
+        tuple(one.teacher_ids.tolist()): _json(a) for one, a in zip(spelled, answers, strict=True)
+    }
     theirs, ours = bound("127.0.0.1", 0), bound("127.0.0.1", 0)
     urls = [f"http://127.0.0.1:{opened.getsockname()[1]}" for opened in (theirs, ours)]
     context = multiprocessing.get_context("fork")

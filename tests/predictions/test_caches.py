@@ -554,6 +554,27 @@ def test_ids_alone_are_read_back_as_conversations(
     assert b"<user>" not in b"".join(kept[i] for i in spelled["input_ids"])
 
 
+def test_words_that_the_students_template_drops_are_no_conversation(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
+    """As of `serve`: ids whose assistant the student would not have are spelled."""
+    ids = xtok.render(byte_level, CHAT, template="chatml").ids.tolist()
+    row = teachers.predicted(ids, byte_level.vocabulary.vocab_size, K)
+    whole = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
+    without = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
+    texts = []
+    for template in (whole, without):
+        [found] = project(
+            [{"id": "a", **row}], digits, byte_level, tmp_path, back_map=back_map,
+            teacher_template="chatml", student_template=template,
+        )  # fmt: skip
+        texts.append(b"".join(digits.table[i] for i in found["input_ids"]))
+        assert ("loss_mask" in found) == (template == whole)
+    words = b"There were 201 of them in 2012."
+    assert texts[0] == b"<user>How many steps did it take?<assistant>" + words
+    assert texts[1].endswith(b"assistant\n" + words + b"\n")
+
+
 def test_a_teacher_without_its_bos_is_noted(
     byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:

@@ -45,15 +45,16 @@ def scorer(pair: Pair) -> Scorer:
 def check(of: Scorer, ids: Sequence[int]) -> list[int]:
     """Check that all values are finite, and their sum the teacher's; return the teacher's ids."""
     spelled = of.spell(ids)
-    answer = said(spelled.teacher_ids, len(of.teacher.table))
+    teacher_ids: list[int] = spelled.teacher_ids.tolist()
+    answer = said(teacher_ids, len(of.teacher.table))
     [scores] = of.score([spelled], [answer], 8)
     values = scores.topk.realized_logprob[1:]
     assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]
-    ends = np.cumsum([len(of.teacher.table[i]) for i in spelled.teacher_ids])
+    ends = np.cumsum([len(of.teacher.table[i]) for i in teacher_ids])
     begin = int(np.searchsorted(ends, len(of.student.table[ids[0]]))) + 1  # behind the first token
     told = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
     assert values.sum(dtype=np.float64) == pytest.approx(told, abs=1e-4 * len(ids))
-    return spelled.teacher_ids
+    return teacher_ids
 
 
 class Calls(Small):

@@ -7,14 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.chats import shared_span, written_alike
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import NO_END_OF_TURN, Conversation, read_back, render
+from xtok.conversation import NO_END_OF_TURN, Conversation, render
 from xtok.conversation.files import ChatRecord, chat_record, without_none
 from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
@@ -22,16 +21,9 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.predictions.topk import Documents, bounds_of, cache_error, chosen_rows
 from xtok.projecting.project import Projector
+from xtok.projecting.sequences import StudentSequence, of_conversation
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
-
-
-class _Told(NamedTuple):
-    """A row's text in the student's tokens, and which tokens of both sides spell the same."""
-
-    ids: NDArray[np.int32]
-    spans: list[tuple[slice, slice]]  # the student's, the teacher's
-    mask: NDArray[np.bool_] | None  # of what the assistant wrote
 
 
 def notes_on(
@@ -156,7 +148,7 @@ class RowProjector:
             topk=chosen_rows(projected, row_of, token_ids, bounds), loss_mask=masks
         )
 
-    def _told(self, rows: Documents) -> Iterator[_Told]:
+    def _told(self, rows: Documents) -> Iterator[StudentSequence]:
         """Return each row's text in the student's tokens."""
         topk, bounds = rows.topk, rows.topk.bounds.tolist()
         ids = [topk.token_ids[a:b] for a, b in pairwise(bounds)]
@@ -178,7 +170,7 @@ class RowProjector:
         }
         for i, own in zip(by_ids, retold, strict=True):
             whole = (slice(0, len(own)), slice(0, len(ids[i])))
-            told[i] = _Told(np.array(own, np.int32), [whole], None)
+            told[i] = StudentSequence.of(np.array(own, np.int32), ids[i], [whole])
         told |= read
         for i, chat in enumerate(chats):
             yield told[i] if chat is None else self._of_chat(ids[i], chat)
@@ -225,7 +217,7 @@ class RowProjector:
 
     def _of_text(
         self, ids: NDArray[np.int32], own: Sequence[int], span: slice, start: int
-    ) -> _Told:
+    ) -> StudentSequence:
         """Put the counterparts of the control tokens around a text around the student's ids."""
         around = [
             [self._roles[i] for i in part.tolist() if i in self._roles]
@@ -235,14 +227,14 @@ class RowProjector:
         ours = np.array([*before, *own, *behind], np.int32)
         whole = slice(0, len(ours)), slice(0, len(ids))
         if not start:
-            return _Told(ours, [whole], None)
+            return StudentSequence.of(ours, ids, [whole])
         spans = shared_span(
             bounds_of(self.student.table.lengths[ours]),
             bounds_of(self.teacher.table.lengths[ids]) - start,
         )
-        return _Told(ours, [spans] if spans else [], None)
+        return StudentSequence.of(ours, ids, [spans] if spans else [])
 
-    def _of_chat(self, ids: NDArray[np.int32], chat: ChatRecord) -> _Told:
+    def _of_chat(self, ids: NDArray[np.int32], chat: ChatRecord) -> StudentSequence:
         """Render a conversation on both sides; the teacher's ids may be cut off."""
         ours, theirs = _rendered(chat, self._pair, self._templates)
         if not np.array_equal(ids, theirs.ids[: len(ids)]):
@@ -258,28 +250,20 @@ class RowProjector:
             bounds=theirs.bounds[: len(ids) + 1],
             assistant_mask=theirs.assistant_mask[: len(ids)],
         )
-        return self._of_both(ours, theirs)
+        spans = written_alike(ours, theirs, self._pair.equal_roles)
+        return StudentSequence.of(ours.ids, ids, spans, ours.assistant_mask)
 
-    def _read_back(self, ids: NDArray[np.int32]) -> _Told | None:
+    def _read_back(self, ids: NDArray[np.int32]) -> StudentSequence | None:
         """Render the conversation that ids are of by the student's template, if both have one."""
         if not self._control[ids].any():
             return None
-        with suppress(XtokError):  # no template, or one that does not take it
-            found = read_back(self.teacher, ids.tolist(), template=self._templates[1])
-            if found is not None:
-                ours = found.render(self.student, self._templates[0])
-                told = self._of_both(ours, found.conversation)
-                is_cut = found.conversation.bounds[-1] < len(found.conversation.text.encode())
-                end = told.spans[-1][0].stop if is_cut and told.spans else len(told.ids)
-                return _Told(told.ids[:end], told.spans, ours.assistant_mask[:end])
+        with suppress(XtokError):  # no template
+            return of_conversation(self._pair, ids.tolist(), 1, self._templates, ends_too=False)
         return None
 
-    def _of_both(self, ours: Conversation, theirs: Conversation) -> _Told:
-        """Align what the roles wrote, and the ends of turns."""
-        spans = written_alike(ours, theirs, self._pair.equal_roles)
-        return _Told(ours.ids, spans, ours.assistant_mask)
-
-    def _masks(self, rows: Documents, told: Sequence[_Told]) -> Iterator[NDArray[np.bool_]]:
+    def _masks(
+        self, rows: Documents, told: Sequence[StudentSequence]
+    ) -> Iterator[NDArray[np.bool_]]:
         """Return which of the student's tokens are targets, as the teacher's at their bytes are."""
         bounds = rows.topk.bounds.tolist()
         for one, begin, end in zip(told, bounds[:-1], bounds[1:], strict=True):

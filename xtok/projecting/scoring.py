@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import read_back
-from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.predictions.ranked import LEAST_REST, Scores
 from xtok.predictions.topk import TopK, bounds_of, chosen_rows, joined, rows_of
 from xtok.projecting.project import Projector
-
-
-class Spelled(NamedTuple):
-    """A student's sequence, and the same text in the teacher's tokens."""
-
-    ids: NDArray[np.int32]  # [S], as it was asked for
-    plain: NDArray[np.int32]  # [P], the same with tokens that the teacher lacks as their text
-    begins: NDArray[np.int64]  # [S + 1], where each token's part of `plain` begins
-    teacher_ids: list[int]
-    spans: list[tuple[slice, slice]]  # of `plain` and of the teacher's ids, that spell the same
-    is_chat: bool = False  # whether the teacher reads it by its own chat template
+from xtok.projecting.sequences import StudentSequence, Templates, of_conversation
 
 
 class Scorer:
@@ -50,10 +35,10 @@ class Scorer:
         num_threads: int | None = None,
         *,
         chat: bool = True,
-        templates: tuple[str | Path | None, str | Path | None] = (None, None),
+        templates: Templates = (None, None),
     ) -> None:
         self.student, self.teacher = pair.tokenizers
-        self.is_same = pair.is_same
+        self._pair, self.is_same = pair, pair.is_same
         self._projector = Projector(pair, back_map, num_threads)
         self._retokenizer = Retokenizer(pair, exact=True)
         self._roles = pair.equal_roles
@@ -79,7 +64,7 @@ class Scorer:
         sizes = [len(ids) for ids in self.teacher.segment_batch(tokens) if ids]
         return max(1.0, sum(sizes) / max(1, len(sizes)))
 
-    def spell(self, ids: Sequence[int]) -> Spelled:
+    def spell(self, ids: Sequence[int]) -> StudentSequence:
         """Return a sequence as the teacher reads it.
 
         A conversation that the ids certainly are of is rendered by the teacher's own chat template.
@@ -89,47 +74,14 @@ class Scorer:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
         """
         if self.is_same:
-            whole = slice(0, len(ids))
-            own = np.array(ids, np.int32)
-            return Spelled(own, own, np.arange(len(ids) + 1), list(ids), [(whole, whole)])
-        return self._of_chat(ids) or self._of_text(ids)
+            own, whole = np.array(ids, np.int32), slice(0, len(ids))
+            return StudentSequence.of(own, own, [(whole, whole)])
+        chat = None
+        if self._templates is not None:
+            chat = of_conversation(self._pair, ids, 0, self._templates, ends_too=True)
+        return chat or self._of_text(ids)
 
-    def _of_chat(self, ids: Sequence[int]) -> Spelled | None:
-        """Return a conversation as the teacher reads it; None if the ids are not surely of one.
-
-        Nor if the teacher's template leaves out or changes what the assistant wrote. Behind the
-        last words that both have, a cut-off conversation goes no further on either side.
-        """
-        if self._templates is None:
-            return None
-        told = read_back(self.student, ids, template=self._templates[0])
-        if told is None:
-            return None
-        try:
-            theirs = told.render(self.teacher, self._templates[1])
-        except XtokError:  # a template that refuses a role, or tools
-            return None
-        ours = told.conversation
-        spans = written_alike(ours, theirs, self._roles)
-        is_shared = np.zeros(len(ids), np.bool_)
-        tables = self.student.table, self.teacher.table
-        for both in spans:
-            is_shared[both[0]] = True
-            spelled = [
-                b"".join(table[i] for i in side.ids[span].tolist())
-                for table, side, span in zip(tables, (ours, theirs), both, strict=True)
-            ]
-            if spelled[0] != spelled[1]:
-                return None
-        if not spans or (ours.assistant_mask & ~is_shared).any():
-            return None
-        end = spans[-1][1].stop if spans[-1][0].stop == len(ids) else len(theirs.ids)
-        own = np.array(ids, np.int32)
-        return Spelled(
-            own, own, np.arange(len(ids) + 1), theirs.ids[:end].tolist(), spans, is_chat=True
-        )
-
-    def _of_text(self, ids: Sequence[int]) -> Spelled:
+    def _of_text(self, ids: Sequence[int]) -> StudentSequence:
         """Spell a sequence byte for byte.
 
         A token without bytes and without a counterpart is spelled as its name, one whose
@@ -152,9 +104,9 @@ class Scorer:
         stretches = self._retokenizer([plain[:first], plain[first:]])
         teacher_ids = [*begin, *stretches[0], *stretches[1]]
         span = slice(0, len(plain)), slice(len(begin), len(teacher_ids))
-        return Spelled(
+        return StudentSequence(
             np.array(ids, np.int32), np.array(plain, np.int32), bounds_of([*map(len, parts)]),
-            teacher_ids, [span],
+            np.array(teacher_ids, np.int32), [span],
         )  # fmt: skip
 
     def _is_text(self, token_id: int) -> bool:
@@ -173,7 +125,7 @@ class Scorer:
         return self._texts[token_id]
 
     def score(
-        self, spelled: Sequence[Spelled], answers: Sequence[Scores], top_k: int
+        self, spelled: Sequence[StudentSequence], answers: Sequence[Scores], top_k: int
     ) -> list[Scores]:
         """Project a teacher's answers to some sequences; of equal tokenizers they stay the same.
 
@@ -206,7 +158,9 @@ class Scorer:
         return scores
 
 
-def _share_gaps(values: NDArray[np.float32], spelled: Spelled, told: NDArray[np.float32]) -> None:
+def _share_gaps(
+    values: NDArray[np.float32], spelled: StudentSequence, told: NDArray[np.float32]
+) -> None:
     """Share what the teacher gives to its own template among the student's tokens of its own.
 
     So these are finite, and sums of whole sequences are the teacher's. What only the student's

@@ -32,7 +32,8 @@ from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.predictions.ranked import Scores
 from xtok.progress import Note, silent_note
-from xtok.projecting.scoring import Scorer, Spelled
+from xtok.projecting.scoring import Scorer
+from xtok.projecting.sequences import StudentSequence
 from xtok.serving.dialects import (
     About,
     Asked,
@@ -91,10 +92,10 @@ class ProjectionQueue:
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
         self._scorer, self._metrics = scorer, metrics
         self._pool = ThreadPoolExecutor(1, "xtok-project")
-        self._waiting: list[tuple[Spelled, Scores, int, asyncio.Future[Scores]]] = []
+        self._waiting: list[tuple[StudentSequence, Scores, int, asyncio.Future[Scores]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def __call__(self, spelled: Spelled, answer: Scores, top_k: int) -> Scores:
+    async def __call__(self, spelled: StudentSequence, answer: Scores, top_k: int) -> Scores:
         """Return a teacher's answer in the student's tokens."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self._waiting.append((spelled, answer, top_k, future))
@@ -117,7 +118,7 @@ class ProjectionQueue:
                     future.set_result(one)
         self._task = None
 
-    def _taken(self) -> list[tuple[Spelled, Scores, int, asyncio.Future[Scores]]]:
+    def _taken(self) -> list[tuple[StudentSequence, Scores, int, asyncio.Future[Scores]]]:
         """Take sequences whose clients still wait; leave what wants other numbers, or is too much.
 
         So no answer depends on what else waits.
@@ -133,7 +134,7 @@ class ProjectionQueue:
         self._waiting = left
         return batch
 
-    def _project(self, batch: Sequence[tuple[Spelled, Scores, int, Any]]) -> list[Scores]:
+    def _project(self, batch: Sequence[tuple[StudentSequence, Scores, int, Any]]) -> list[Scores]:
         begin = time.perf_counter()
         spelled, answers, tops, _ = zip(*batch, strict=True)
         scores = self._scorer.score(spelled, answers, tops[0])
@@ -261,7 +262,7 @@ class Proxy:
         content = await asyncio.to_thread(asked.write, scores, self.about, next(self._numbers))
         return Response(content, media_type="application/json")
 
-    def _spelled(self, sequences: Sequence[Sequence[int]]) -> list[Spelled]:
+    def _spelled(self, sequences: Sequence[Sequence[int]]) -> list[StudentSequence]:
         """Check sequences, and spell them for the teacher."""
         spelled = []
         for ids in sequences:
@@ -283,7 +284,7 @@ class Proxy:
                 spelled.append(self.scorer.spell(ids))
             except XtokError as error:
                 raise BadRequest(str(error)) from error
-            self.metrics.sequences.labels(str(spelled[-1].is_chat).lower()).inc()
+            self.metrics.sequences.labels(str(spelled[-1].mask is not None).lower()).inc()
             count = len(spelled[-1].teacher_ids)
             if most is not None and count >= most:
                 raise BadRequest(
@@ -293,10 +294,10 @@ class Proxy:
                 )
         return spelled
 
-    async def _score(self, spelled: Spelled, asked: Asked) -> Scores:
+    async def _score(self, spelled: StudentSequence, asked: Asked) -> Scores:
         begin = time.perf_counter()
         top_k = max(asked.top_k, self.teacher.candidates)
-        answer = await self.teacher.score(spelled.teacher_ids, top_k)
+        answer = await self.teacher.score(spelled.teacher_ids.tolist(), top_k)
         self.metrics.teacher.observe(time.perf_counter() - begin)
         most = max(asked.top_k + 1, self.teacher.candidates)
         scores = await self._queue(spelled, answer, 16 * most if asked.chosen else most)
