@@ -31,8 +31,8 @@ from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.config import ServeConfig
 from xtok.predictions.ranked import Scores
 from xtok.projecting.back_map import BACK_MAP
+from xtok.projecting.rows import StudentSequence
 from xtok.projecting.scoring import Scorer
-from xtok.projecting.sequences import StudentSequence
 from xtok.serving.server import bound
 from xtok.serving.teacher import PROBE
 from xtok.stages.build import map_of_pair

@@ -702,6 +702,15 @@ ODD: list[tuple[Any, str]] = [
         {"choices": [{"prompt_logprobs": [None, *[{"6": {"logprob": -1e39}}] * 2]}]},
         "^its answer, position 1: −inf is no log-probability of a candidate",
     ),
+    (
+        {
+            "meta_info": {
+                "input_token_logprobs": OWN,
+                "input_top_logprobs": [None, [[-1.0, 6, None], [-2.0, 6, None]], []],
+            }
+        },
+        "a candidate of token 1 stands twice",
+    ),
     (b"<html>", "/v1/completions answered without log-probabilities of the prompt: "),
     ({"choices": []}, "without log-probabilities of the prompt: no prompt_logprobs"),
     ({"choices": [{"prompt_logprobs": [None]}]}, "of the prompt: 1 rows for 3 ids"),

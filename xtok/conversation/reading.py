@@ -102,8 +102,13 @@ def read_back(
     Renderings of other conversations tell what the template writes between the words of the roles.
     The ids are cut there, and what comes out is rendered again: only if that gives the same control
     tokens with the same bytes between them is it the answer. How bytes are cut into tokens may
-    differ, as it does in what a model samples. The last message may be cut off, and the ids may end
-    with what asks for an answer.
+    differ, as it does in what a model samples:
+
+        ids         <s>[user] Hi<end>[assistant] Yes<end>
+        template    <s>[user] ..<end>[assistant] ...<end>
+        words                 Hi                 Yes
+
+    The last message may be cut off, and the ids may end with what asks for an answer.
 
     What the template itself adds, such as a system message of its own, is no message. A system
     message that the template writes into the user's is part of that.

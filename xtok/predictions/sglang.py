@@ -72,9 +72,12 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
         raise ValueError("it is of other ids than it was asked for")
     if len(about.input_top_logprobs) != len(ids):
         raise ValueError(f"{len(about.input_top_logprobs)} rows for {len(ids)} ids")
-    kept, ranks = [], []
+    kept, ranks = list[dict[int, float]](), list[int]()
     for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
-        row = {i: value for value, i, _ in top or () if value is not None}
+        best = [(i, value) for value, i, _ in top or () if value is not None]
+        row = dict(best)
+        if len(row) < len(best):
+            raise ValueError(f"a candidate of token {len(kept)} stands twice")
         if own[0] is not None:
             row.setdefault(own[1], own[0])
         ranks.append(list(row).index(own[1]) + 1 if own[1] in row else 0)

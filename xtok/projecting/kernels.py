@@ -46,7 +46,12 @@ class Stems(NamedTuple):
     """Byte strings that teacher tokens spell, and what the student makes of each.
 
     The key of what is left of token t after u bytes is `1 << ROOT | u << ID_BITS | t`; that of stem
-    e with token t after it `(e + 1) << ID_BITS | t`.
+    e with token t after it `(e + 1) << ID_BITS | t`. With the teacher's tokens 7, `20`, and 5, `1`:
+
+        stem   bytes   key
+        0      20      1 << ROOT | 0 << ID_BITS | 7    all of token 7
+        1      201     (0 + 1) << ID_BITS | 5          stem 0, then token 5
+        2      0       1 << ROOT | 1 << ID_BITS | 7    token 7 after its first byte; before it: 2
     """
 
     slots: NDArray[np.int32]  # [2**n], an open-addressed table of stems by key, −1 where free

@@ -49,6 +49,18 @@ class Projector:
     would not split there. What is not known is spread evenly over the teacher's other tokens, and
     counts by how many of those go on as the text did.
 
+    The same text, once with longer tokens of the teacher's, once with longer ones of the student's.
+    `place` is the teacher's token in which a student's begins, `inside` how many bytes in:
+
+        teacher   |201| lamps|        |2|01| lamps|
+        student   |2|01| lamps|       |201| lamps|
+        place      0 0  1              0    2
+        inside     0 1  0              0    0
+
+    Left, at `01`: of the teacher's candidates for `201`, those count that begin with `2`: `201` as
+    `01`, `20` as `0`; what follows `2` alone is not known. Right, at `201`: the candidate `3` goes
+    through the map, and `2` along the path: `2` and each candidate for `01`.
+
     Everything unknown goes to the rest: cut candidates, unspellable ones, and continuations nobody
     asked for. Of two equal tokenizers, predictions stay what they are.
 

@@ -14,7 +14,7 @@ from xtok.pairs import Pair
 from xtok.predictions.ranked import LEAST_REST, Scores
 from xtok.predictions.topk import TopK, bounds_of, chosen_rows, joined, rows_of
 from xtok.projecting.project import Projector
-from xtok.projecting.sequences import StudentSequence, Templates, of_conversation
+from xtok.projecting.rows import StudentSequence, Templates, of_conversation
 
 
 class Scorer:

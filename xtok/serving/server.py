@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import prometheus_client as prometheus
@@ -32,8 +32,6 @@ from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.predictions.ranked import Scores
 from xtok.progress import Note, silent_note
-from xtok.projecting.scoring import Scorer
-from xtok.projecting.sequences import StudentSequence
 from xtok.serving.dialects import (
     About,
     Asked,
@@ -45,6 +43,10 @@ from xtok.serving.dialects import (
     model_cards,
 )
 from xtok.serving.teacher import PROBE, Teacher, TeacherError
+
+if TYPE_CHECKING:
+    from xtok.projecting.rows import StudentSequence
+    from xtok.projecting.scoring import Scorer
 
 LARGEST_BODY = 64 << 20
 AT_ONCE = 1 << 16
