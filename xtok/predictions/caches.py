@@ -143,6 +143,8 @@ def _parquet(cache: Cache, shard: Shard, candidates: int) -> Iterator[tuple[Docu
     stop = about.num_row_groups if shard.stop is None else shard.stop
     for group in range(shard.start, stop):
         first = sum(about.row_group(before).num_rows for before in range(group))
+        # Of a damaged footer, `column` below ends the process (pyarrow 26); reading is an error.
+        next(file.iter_batches(1, row_groups=[group], use_threads=False), None)
         part = about.row_group(group)
         values = max(part.column(i).num_values for i in range(part.num_columns))
         at_once = max(1, part.num_rows * candidates // max(1, values))
