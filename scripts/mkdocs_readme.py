@@ -12,5 +12,7 @@ def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
         markdown = markdown.replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
     markdown = markdown.replace("](../../README.md", "](../index.md")
     # What the site does not have is named without a link.
-    absent = r"(?:\.\./\.\./)?(?:LICENSE|CONTRIBUTING\.md|data/README\.md)(?:#[\w-]+)?"
+    absent = (
+        r"(?:\.\./\.\./)?(?:LICENSE|CONTRIBUTING\.md|data/README\.md|scripts/[\w./]+)(?:#[\w-]+)?"
+    )
     return re.sub(rf"\[([^]]+)\]\({absent}\)", r"\1", markdown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import sys
@@ -239,3 +240,13 @@ def test_examples_in_docstrings(name: str) -> None:
     module = importlib.import_module(name.removesuffix(".__init__"))
     found = doctest.testmod(module, extraglobs={"xtok": xtok, "np": np})
     assert found.failed == 0
+
+
+def test_what_is_imported_on_first_use_is_what_type_checkers_see() -> None:
+    source = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(source) if isinstance(node, ast.ImportFrom)]
+    seen = {x.asname: node.module for node in imports for x in node.names if x.asname}
+    assert {name: getattr(xtok, name) for name in seen} == {
+        name: getattr(importlib.import_module(str(module)), name) for name, module in seen.items()
+    }
+    assert set(xtok.__all__) == {*seen, "__version__"}

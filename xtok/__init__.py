@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
-import re
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -55,16 +53,54 @@ if TYPE_CHECKING:
     from xtok.training.collator import DistillationCollator as DistillationCollator
     from xtok.training.module import ProjectionModule as ProjectionModule
 
-# The names and modules of the imports above: type checkers and `__getattr__` read one list.
-_PUBLIC = re.findall(
-    r"from (xtok\.\S+) import (\w+) as", (pkgutil.get_data(__name__, "__init__.py") or b"").decode()
-)
-_MODULE_OF = {name: module for module, name in _PUBLIC}
+# What `__getattr__` imports: the imports above again, which only type checkers read.
+_MODULE_OF = {
+    "TokenAligner": "xtok.alignment.aligner",
+    "shift_to_predictions": "xtok.alignment.aligner",
+    "project_logprobs": "xtok.alignment.logprobs",
+    "Retokenizer": "xtok.alignment.retokenize",
+    "align": "xtok.alignment.text",
+    "BuildConfig": "xtok.config",
+    "EventsConfig": "xtok.config",
+    "GenerateConfig": "xtok.config",
+    "MultitokenConfig": "xtok.config",
+    "ProjectConfig": "xtok.config",
+    "ServeConfig": "xtok.config",
+    "SortCutConfig": "xtok.config",
+    "render": "xtok.conversation",
+    "generate": "xtok.embeddings.generate",
+    "XtokError": "xtok.errors",
+    "compare": "xtok.inspection.compare",
+    "describe": "xtok.inspection.describe",
+    "doctor": "xtok.inspection.doctor",
+    "evaluate": "xtok.inspection.evaluate",
+    "explain": "xtok.inspection.explain",
+    "verify": "xtok.inspection.verify",
+    "pair": "xtok.maps.admit",
+    "convert": "xtok.maps.convert",
+    "EventMap": "xtok.maps.events",
+    "ProjectionMap": "xtok.maps.projection_map",
+    "SpellingMap": "xtok.maps.spellings",
+    "Pair": "xtok.pairs",
+    "project": "xtok.projecting.files",
+    "serve": "xtok.serving",
+    "build": "xtok.stages.build",
+    "get_map": "xtok.stages.build",
+    "events": "xtok.stages.events",
+    "reapply_exact": "xtok.stages.exact",
+    "multitoken": "xtok.stages.multitoken",
+    "sort_cut": "xtok.stages.sort_cut",
+    "Tokenizer": "xtok.tokenizers",
+    "load_tokenizer": "xtok.tokenizers",
+    "DistillationCollator": "xtok.training.collator",
+    "ProjectionModule": "xtok.training.module",
+}
 
 # What works after `import xtok` besides: the rooms, and two modules under a short name.
 _ROOMS = (
-    *("alignment", "config", "conversation", "counting", "embeddings", "errors", "inspection"),
-    *("integrations", "maps", "projecting", "serving", "stages", "tokenizers", "training", "vocab"),
+    *("alignment", "config", "conversation", "counting", "embeddings", "errors", "files"),
+    *("inspection", "integrations", "maps", "predictions", "projecting", "serving", "stages"),
+    *("tokenizers", "training", "vocab"),
 )
 _SUBMODULES = {
     "chats": "xtok.alignment.chats",

@@ -281,7 +281,7 @@ class SortCutConfig(Config):
 class BuildConfig(MultitokenConfig):
     """How `build` composes the stages: exact matches, `multitoken`, `sort_cut`.
 
-    `top_k` is that of the result; `multitoken` has its own default.
+    `top_k` is that of the result, `prep_top_k` that of `multitoken`.
     """
 
     top_k: int = option(
@@ -291,6 +291,13 @@ class BuildConfig(MultitokenConfig):
         min=1,
         max=MAX_ENTRIES,
         panel=MAIN,
+    )
+    prep_top_k: int = option(
+        MultitokenConfig.top_k,
+        "Entries per row before the last stage keeps --top-k of them.",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=RARE,
     )
     weights: Weights = option(
         "decay",
@@ -343,7 +350,7 @@ class BuildConfig(MultitokenConfig):
     def multitoken(self) -> MultitokenConfig:
         """The options of `multitoken`, and of how counted maps match tokens."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
-        return MultitokenConfig(**{**shared, "top_k": MultitokenConfig.top_k})
+        return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
 
     @property
     def sort_cut(self) -> SortCutConfig:

@@ -13,6 +13,7 @@ import hashlib
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -170,10 +171,11 @@ class Writer:
             p[[not token.startswith(prefix) for token in tokens]] = 0
         drawn = [p.multinomial(SAMPLES, replacement=True, generator=random)]
         past = out.past_key_values
+        name = "cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"
         past.batch_repeat_interleave(SAMPLES)
         with torch.autocast("cpu", torch.bfloat16):
             for _ in range(NEW_TOKENS - 1):
-                out = self.model(input_ids=drawn[-1][:, None], past_key_values=past, use_cache=True)
+                out = self.model(input_ids=drawn[-1][:, None], use_cache=True, **{name: past})
                 sums = out.logits[:, -1].float().softmax(-1).cumsum(-1)
                 u = torch.rand(SAMPLES, 1, generator=random) * sums[:, -1:]
                 drawn.append(torch.searchsorted(sums, u)[:, 0])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from checks import fails
 from conftest import ROOT, Cli
-from make import byte_ranks, two_files
+from make import byte_ranks, same, two_files
 
 import xtok
 from xtok import BuildConfig, ProjectionMap, Tokenizer, io
@@ -308,15 +308,38 @@ def test_a_map_that_was_changed_has_no_recipe(
     pair = xtok.pair(sentencepiece, digits)
     built, usual = map_of_pair(pair), recipe_of(BuildConfig())
     assert built.recipe == usual
+    spelled = xtok.multitoken(pair)
     others = [
         xtok.sort_cut(built, xtok.SortCutConfig(top_k=4)),
-        xtok.multitoken(pair),
+        xtok.reapply_exact(xtok.sort_cut(spelled)),
+        xtok.reapply_exact(spelled, special_tokens="off"),
+        xtok.multitoken(pair, initial=spelled),
         xtok.ProjectionModule(built, learnable=True).to_map(),
         ProjectionMap.load(saved(built, tmp_path), preserve_last=False),
     ]
-    assert [one.recipe for one in others] == [None] * 4
+    assert [one.recipe for one in others] == [None] * 6
     why = "it does not say how it was built: an earlier version or another command made it"
     assert difference(others[0], pair, usual) == why
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BuildConfig(),
+        BuildConfig(prep_top_k=3, top_k=2, scale_trick=False),
+        BuildConfig(exact_match=False, special_tokens="fuzzy", max_pieces=2, reverse_pass=False),
+    ],
+)
+def test_stages_in_the_order_of_build_make_its_recipe(
+    sentencepiece: Tokenizer, digits: Tokenizer, config: BuildConfig
+) -> None:
+    pair = xtok.pair(sentencepiece, digits)
+    staged = xtok.multitoken(pair, config.multitoken)
+    if config.exact_match:
+        staged = xtok.reapply_exact(staged, pair)
+    staged = xtok.sort_cut(staged, config.sort_cut)
+    assert staged.recipe == recipe_of(config) == map_of_pair(pair, config).recipe
+    assert same(staged, map_of_pair(pair, config))
 
 
 def test_a_map_that_was_counted_on_other_text(

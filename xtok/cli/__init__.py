@@ -1,11 +1,9 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
-import ast
 import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from pkgutil import get_data
 from typing import Annotated, Any
 
 import typer
@@ -14,17 +12,39 @@ from typer.core import TyperGroup
 from xtok.cli.command import run
 from xtok.cli.spellings import Command
 
-_PARTS = {
-    "Everyday": "build inspect verify convert doctor",
-    "Measure": "evaluate align report",
-    "Stages": "multitoken reapply-exact sort-cut generate",
-    "Train": "events render project serve",
+HELP = {
+    "Everyday": {
+        "build": "Build a finished map from two tokenizers.",
+        "inspect": "Show what a map holds, why its rows are as they are, or where two maps differ.",
+        "verify": "Check a map file, and its models if given; exit with 3 if a check fails.",
+        "convert": "Convert a map between .safetensors and NeMo-RL's .pt.",
+        "doctor": "Check tokenizers for what spoils training; exit with 3 if a check fails.",
+    },
+    "Measure": {
+        "evaluate": "Measure maps on text: cross-entropy, coverage, how near they are to the best.",
+        "align": "Show two tokenizations of a text, and the chunks that they share.",
+        "report": "Write a page, one HTML file, that says what a map is fit for.",
+    },
+    "Stages": {
+        "multitoken": "Map each student token to the teacher tokens that spell it, and back.",
+        "reapply-exact": "Give tokens that both sides have a single entry of weight 1.",
+        "sort-cut": "Keep the heaviest entries of each row, and normalize it; a slot stays last.",
+        "generate": "Map each student token to the teacher tokens that are most similar.",
+    },
+    "Train": {
+        "events": "Make what a loss over events takes; by default, an event map.",
+        "render": "Write conversations as ids, with masks of what the assistant wrote.",
+        "project": "Turn a teacher's stored top-k log-probabilities into a student's.",
+        "serve": "Answer trainers as a served teacher would if it had the student's tokenizer.",
+    },
 }
-COMMANDS = {name: part for part, names in _PARTS.items() for name in names.split()}
-"""Each command, in the order of the help, and the part of the help that it stands in.
+"""The commands in the order of the help: its parts, and a command's first sentence.
 
 The function of a command has its name, and so has the module that it is in.
 """
+
+COMMANDS = {name: part for part, names in HELP.items() for name in names}
+"""The part of the help that each command stands in."""
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
@@ -53,18 +73,12 @@ def _loaded(name: str) -> Callable[..., None]:
 
 
 def _described(name: str) -> Callable[..., None]:
-    """Return a function that has a command's docstring, without importing what it needs."""
-    tree = ast.parse(get_data(__name__, f"{name.replace('-', '_')}.py") or b"")
-    [definition] = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name == name.replace("-", "_")
-    ]
+    """Return a function that has the first sentence of a command's help, and imports nothing."""
 
     def function() -> None:
         pass
 
-    function.__doc__ = ast.get_docstring(definition)
+    function.__doc__ = HELP[COMMANDS[name]][name]
     return function
 
 

@@ -74,7 +74,7 @@ def build(
     ),
     map_options: MapOptions,
 ) -> None:
-    """Build a map for a pair of models, in one go: two tokenizers in, a finished map out.
+    """Build a finished map from two tokenizers.
 
     With --text, the map is counted on it.
     """

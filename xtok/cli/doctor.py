@@ -31,7 +31,7 @@ def doctor(
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:
-    """Check tokenizers for what makes training go wrong; exit with 3 if a check fails.
+    """Check tokenizers for what spoils training; exit with 3 if a check fails.
 
     For two models it says what they share, which loss suits, through what, and the next command.
     """

@@ -48,7 +48,7 @@ def evaluate(
     json: bool = JSON,
     map_options: MapOptions,
 ) -> None:
-    """Measure maps on text: cross-entropy, coverage, and how near they come to the best map.
+    """Measure maps on text: cross-entropy, coverage, how near they are to the best.
 
     Of event maps: how often the two sides' tokens fall into different events, and the entropy kept.
     """

@@ -42,7 +42,7 @@ def events(
     json: bool = JSON,
     widths: Widths,
 ) -> None:
-    """Make what a loss over events takes; by default, both vocabularies cut into events.
+    """Make what a loss over events takes; by default, an event map.
 
     Without --text, by the tokens' bytes alone; with it, until at most --max-leak is left.
     """

@@ -28,7 +28,7 @@ def multitoken(
     ),
     map_options: MapOptions,
 ) -> None:
-    """Map each student token to the teacher tokens that spell it, and the other way round."""
+    """Map each student token to the teacher tokens that spell it, and back."""
     output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
     projection = xtok.multitoken(pair, config=config, initial=initial, progress=report.progress_bar)

@@ -30,7 +30,7 @@ def report(
     ),
     map_options: MapOptions,
 ) -> None:
-    """Write a page to look at: one HTML file that says what a map is fit for, and lets you search.
+    """Write a page, one HTML file, that says what a map is fit for.
 
     With the models it has sentences in both tokenizations; with --text, the map's quality.
     """

@@ -14,7 +14,7 @@ def sort_cut(
     config: SortCutConfig,
     preserve_last: bool | None = PRESERVE_LAST,
 ) -> None:
-    """Cut each row of a map to its heaviest entries and normalize it; a scale slot stays last."""
+    """Keep the heaviest entries of each row, and normalize it; a slot stays last."""
     files.check()
     projection = xtok.ProjectionMap.load(files.source(), preserve_last=preserve_last)
     projection = xtok.sort_cut(projection, config)

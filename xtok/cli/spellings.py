@@ -52,11 +52,6 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
 
 # By command, those for which xtok has none: the one value, or None for any, and what to do.
 FIXED: Mapping[str, tuple[str, str | None, str]] = {
-    "prep_top_k": (
-        "build",
-        "32",
-        "build always makes 32 entries first; run multitoken, reapply-exact and sort-cut to choose",
-    ),
     "keep_top_tokens": ("generate", "-1", "generate always takes every token"),
     "num_examples": ("multitoken", None, "xtok inspect shows rows of the map"),
 }

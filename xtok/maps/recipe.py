@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from xtok.config import BuildConfig
+from xtok.config import BuildConfig, MultitokenConfig
 from xtok.files.shards import Source
 from xtok.maps import file as mapfile
 from xtok.pairs import SIDES, Pair
@@ -45,6 +45,23 @@ def recipe_of(
         return {"options": recipe}
     of_initial = None if initial is None else mapfile.sha256(initial)
     return {"options": recipe, "texts": digests, "field": field, "initial_sha256": of_initial}
+
+
+def recipe_of_stage(config: MultitokenConfig) -> Recipe:
+    """Return the recipe of what the stage `multitoken` makes: `build` does the same until then."""
+    shared = {f.name: getattr(config, f.name) for f in fields(MultitokenConfig)}
+    return recipe_of(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
+
+
+def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
+    """Return a map's recipe after a stage that does what these options of `build` do.
+
+    None after stages that stand in another order than in `build`.
+    """
+    made = projection.recipe
+    if made is None or "sort-cut" in projection.stages:
+        return None
+    return {**made, "options": {**made["options"], **options}}
 
 
 def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | None:

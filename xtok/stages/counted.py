@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from xtok.counting.synthetic import synthetic_edges
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.recipe import recipe_of
 from xtok.maps.results import (
     check_ignored,
     map_of_edges,
@@ -67,6 +68,9 @@ def counted(
     edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
     edges, kind = completed(in_form, edges, RowKind.COUNTED, options, only)
     projection = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
+    if only is None:
+        not_yet = replace(config, top_k=config.prep_top_k, exact_match=False)
+        projection = replace(projection, recipe=recipe_of(not_yet))
     failures = unspelled_note(in_form, set(unspelled) - set(options.ignore_student_ids))
     return reported_of_pair(pair, projection, options, failures)
 

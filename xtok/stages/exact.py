@@ -14,6 +14,7 @@ from xtok.maps.admit import admit, at_widths_of, name_notes, pair_of_maps
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.recipe import with_options
 from xtok.maps.results import map_of_edges, reported
 from xtok.pairs import Pair
 from xtok.stages.matches import ExactMatches, exact_matches, matching_options
@@ -51,13 +52,15 @@ def reapply_exact(
     pair = pair_of_maps(projection) if pair is None else at_widths_of(pair, projection)
     notes = name_notes(pair, projection)
     projection = admit(pair, projection)
-    options = used_options(projection)
+    used = used_options(projection)
     options = replace(
-        options,
-        special_tokens=special_tokens or options.special_tokens,
-        canonicalization=canonicalization or options.canonicalization,
+        used,
+        special_tokens=special_tokens or used.special_tokens,
+        canonicalization=canonicalization or used.canonicalization,
     )
-    return with_exact(projection, exact_matches(pair, options), options, notes)
+    result = with_exact(projection, exact_matches(pair, options), options, notes)
+    recipe = with_options(projection, exact_match=True) if options == used else None
+    return replace(result, recipe=recipe)
 
 
 def with_exact(

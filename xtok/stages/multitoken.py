@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from xtok.maps.admit import admit, at_widths_of, name_notes
 from xtok.maps.edges import Edges, ranks
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.recipe import recipe_of_stage
 from xtok.maps.results import (
     check_ignored,
     map_of_rows,
@@ -73,6 +75,8 @@ def multitoken(
         kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
     projection = map_of_rows(pair, edges, kind, config, "multitoken", earlier)
     projection = projection.after("multitoken", config.options, **details)
+    if earlier is None and only is None:
+        projection = replace(projection, recipe=recipe_of_stage(config))
     return reported_of_pair(pair, projection, config, failures, notes)
 
 

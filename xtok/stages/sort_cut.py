@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.recipe import with_options
 from xtok.maps.results import map_of_edges
 
 
@@ -59,7 +60,10 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     edges = edges._replace(weights=weights)
     slot = projection.scale_slot
     result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=config.top_k)
-    return result.after("sort-cut", asdict(config), counts, _weight_notes(result))
+    result = result.after("sort-cut", asdict(config), counts, _weight_notes(result))
+    is_counted = "texts" in (projection.recipe or ())  # then `build` cuts before it pins exact rows
+    recipe = None if is_counted else with_options(projection, top_k=config.top_k)
+    return replace(result, recipe=recipe)
 
 
 def _weight_notes(projection: ProjectionMap) -> tuple[str, ...]:
