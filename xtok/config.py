@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
-from numbers import Integral
+from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -132,17 +132,21 @@ def check_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Non
     Raises:
         ValueError: if it is not of its choices or outside its range.
     """
-    if value is None:
+    if value is None and NoneType in get_args(kind):
         return
     kind = without_none(kind)
-    if get_origin(kind) is Literal and value not in get_args(kind):
-        raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
-    if get_origin(kind) is tuple:
+    plain = get_origin(kind) or kind
+    if plain is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
+    elif plain in _KINDS:
+        of, what = _KINDS[plain]
+        if not isinstance(value, of) or (isinstance(value, bool) and plain is not bool):
+            raise ValueError(f"{name} is {value!r}, and must be {what}")
+    if plain is tuple:
         for number, item in enumerate(value, start=1):
             check_value(f"{name}, number {number},", item, get_args(kind)[0], details)
-    elif kind is int and not isinstance(value, Integral):
-        raise ValueError(f"{name} is {value!r}, and must be an integer")
-    elif kind in (int, float):
+    elif plain in (int, float):
         limits = {key: getattr(details, key) for key in _ENDS}
         ends = [(*_ENDS[key], end) for key, end in limits.items() if end is not None]
         if not isfinite(value) or not all(holds(value, end) for _, holds, end in ends):
@@ -156,6 +160,14 @@ def without_none(kind: Any) -> Any:
     kinds = [k for k in get_args(kind) if k is not NoneType]
     return kinds[0] if NoneType in get_args(kind) else kind
 
+
+_KINDS: Mapping[Any, tuple[Any, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    str: (str, "a string"),
+    tuple: (tuple, "a tuple"),
+}
 
 _ENDS = {
     "min": ("at least", operator.ge),

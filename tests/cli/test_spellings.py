@@ -11,7 +11,9 @@ from checks import fails, usage_error
 from conftest import ROOT, Cli
 from make import random_model
 from typer.main import get_command
+from typer.testing import CliRunner
 
+import xtok
 from xtok.cli import make_app
 from xtok.cli.spellings import ALIASES, FIXED, cleaned, line_of
 from xtok.maps.projection_map import ProjectionMap
@@ -85,6 +87,43 @@ def test_each_row(command: str, theirs: Sequence[str], ours: dict[str, object]) 
     }.get(command, MODELS)
     found = parsed(command, *required, *theirs)
     assert {name: found[name] for name in ours} == ours
+
+
+# What NeMo-RL's options need as a value
+TYPED = {
+    "special_token_similarity_threshold": "0.3", "keep_top_tokens": "-1",
+    "output_path": "path.pt", "final_output": "path.pt", "output_dir": "d", "data_dir": "d",
+    "output_filename": "stem",
+}  # fmt: skip
+THEIRS = [
+    (command, option.name, option.is_flag)
+    for command in ("build", "multitoken", "generate", "sort-cut", "reapply-exact")
+    for option in COMMANDS[command].params
+    if getattr(option, "hidden", False)
+]
+
+
+@pytest.mark.parametrize("output", [[], ["-o", "own.pt"]])
+@pytest.mark.parametrize(("command", "name", "is_flag"), THEIRS)
+def test_each_option_makes_a_map_with_and_without_an_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str, is_flag: bool,
+    output: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    models = ["bytes", "bytes"]
+    if command in ("sort-cut", "reapply-exact"):
+        xtok.multitoken(xtok.pair(*models)).save("map.pt")
+        models = ["map.pt"]
+    elif command == "generate":
+        models += ["--embedding-model", "spelling"]
+    value = [] if is_flag else [TYPED.get(name, "4")]
+    args = [command, *models, f"--{name.replace('_', '-')}", *value, *output, "-q"]
+    done = CliRunner().invoke(make_app([command]), args)
+    assert (done.exit_code, done.exception) == (0, None)
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt")} - {"map.pt"}
+    assert len(written) == 1
+    if output and name not in ("output_path", "final_output"):
+        assert written == {"own.pt"}
 
 
 def test_models_may_be_in_snake_case() -> None:

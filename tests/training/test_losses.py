@@ -485,6 +485,8 @@ def test_combining_with_cross_entropy() -> None:
     ("make", "options", "message"),
     [
         (ChunkLossConfig, {"temperature": 0}, "temperature is 0, and must be above 0"),
+        (ChunkLossConfig, {"temperature": "1"}, "temperature is '1', and must be above 0"),
+        (ChunkLossConfig, {"reverse_kl": "no"}, "reverse_kl is 'no', and must be True or False"),
         (PKLConfig, {"top_k": 0}, "top_k is 0"),
         (PKLConfig, {"temperature": float("nan")}, "temperature is nan"),
         (GoldConfig, {"uncommon_topk": -1}, "uncommon_topk is -1"),

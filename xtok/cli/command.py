@@ -70,7 +70,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.BadParameter(message) from error
         for config in of_configs.values():
             values |= vars(config)
-        notes = _remarks(options, given, values)
+        of_presets = [c for c in configs.values() if hasattr(c, "for_loss")]
+        preset = {field.name for config in of_presets for field in fields(config)}
+        notes = _remarks(options, given, values, preset - given)
         with _silence(values["quiet"]) as stderr:
             report.print_notes([*line_of(context).notes, *notes])
             values |= {**of_configs, "context": context, "stderr": stderr}
@@ -209,7 +211,10 @@ def _with_flags(message: str, options: Mapping[str, Option]) -> str:
 
 
 def _remarks(
-    options: Mapping[str, Option], given: Collection[str], values: Mapping[str, Any]
+    options: Mapping[str, Option],
+    given: Collection[str],
+    values: Mapping[str, Any],
+    preset: Collection[str],
 ) -> list[str]:
     """Return notes on what a preset chose, and on options that were given and have no effect.
 
@@ -219,7 +224,7 @@ def _remarks(
     chosen = [
         one.as_typed(values[name])
         for name, one in options.items()
-        if name not in given and values[name] != one.field.default
+        if name in preset and values[name] != one.field.default
     ]
     notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
     for typed in (options[name] for name in options if name in given):

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
+from numbers import Real
+from typing import Any
+
+
+def _check(config: Any, above_0: tuple[str, ...], at_least_0: tuple[str, ...] = ()) -> None:
+    """Check the numbers of a config, and that its switches are switches.
+
+    Raises:
+        ValueError: for a value of another type, or outside its range.
+    """
+    for name in (*above_0, *at_least_0):
+        value, is_above = getattr(config, name), name in above_0
+        is_number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+        if not is_number or value < 0 or (is_above and value == 0):
+            words = "above 0" if is_above else "0 or above"
+            raise ValueError(f"{name} is {value!r}, and must be {words}")
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.type == "bool" and not isinstance(value, bool):
+            raise ValueError(f"{field.name} is {value!r}, and must be True or False")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +34,8 @@ class _KLConfig:
     reverse_kl: bool = False  # KL(student ‖ teacher) instead of KL(teacher ‖ student)
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_k", "uncommon_topk"):
-            value = getattr(self, name, None)
-            if value is not None and not (value > 0 and isfinite(value)):
-                raise ValueError(f"{name} is {value}, and must be above 0")
+        counts = ("top_k", "uncommon_topk")  # which some of the losses have
+        _check(self, ("temperature", *(n for n in counts if getattr(self, n, None) is not None)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +66,7 @@ class CSDConfig(ChunkLossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("beta", "alpha"):
-            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be 0 or above")
+        _check(self, (), ("beta", "alpha"))
         if self.jsd_beta is not None and (self.reverse_kl or not 0 < self.jsd_beta < 1):
             raise ValueError(
                 f"jsd_beta is {self.jsd_beta}, and must be between 0 and 1, without a reverse KL"
@@ -90,6 +106,4 @@ class CombineConfig:
     dynamic_scaling: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("distillation_weight", "cross_entropy_weight"):
-            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be 0 or above")
+        _check(self, (), ("distillation_weight", "cross_entropy_weight"))
