@@ -14,6 +14,7 @@ from xtok.cli.options import (
     ModelArguments,
     StrictOutput,
     map_option,
+    needs_nothing,
     report_written,
     text_option,
 )
@@ -91,10 +92,8 @@ def build(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    if pair.is_same:
-        from xtok.inspection.advice import SAME
-
-        report.print_note(SAME)
+    if needs_nothing(pair, output.output):
+        return
 
     def make() -> xtok.ProjectionMap:
         projection = map_of_pair(

@@ -279,6 +279,16 @@ class Output(Config):
         report_written(projection.reports, path, json=self.json)
 
 
+def needs_nothing(pair: Pair, output: str | None) -> bool:
+    """Say where both have one vocabulary; return whether to stop, as no file was asked for."""
+    if pair.is_same:
+        from xtok.inspection.advice import SAME
+
+        end = "" if output else " Nothing was written; --output FILE makes a file all the same."
+        report.print_note(SAME + end)
+    return pair.is_same and not output
+
+
 def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
     """Report on stderr what stages did, and print the paths of their results on stdout."""
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
