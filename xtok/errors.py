@@ -61,14 +61,19 @@ MAP_HINT = "make the map again, or give another file"
 """What to do about a map that is damaged or none."""
 
 
-_EXTRAS = {"pyarrow": "parquet", "ray": "ray", "sentence-transformers": "sentence"}
+_EXTRAS = {
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "sentence-transformers": "sentence",
+    "starlette": "serve",
+}
 
 
-def install_hint(package: str) -> str:
-    """Return the hint that installs an optional dependency, whether xtok is a clone or a wheel."""
-    hint = f"pip install {package}"
-    if package in _EXTRAS:
-        hint += f", or in a clone of xtok: pip install -e '.[{_EXTRAS[package]}]'"
+def install_hint(packages: str) -> str:
+    """Return the hint that installs optional dependencies, whether xtok is a clone or a wheel."""
+    hint = f"pip install {packages}"
+    if extra := _EXTRAS.get(packages.split()[0]):
+        hint += f", or in a clone of xtok: pip install -e '.[{extra}]'"
     return hint
 
 

@@ -100,6 +100,20 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
     check(scorer(pair), [*begin, *ids])
 
 
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [("mistral-v1.model", "qwen.tiktoken"), ("mistral-v3.model", "claude-2")],
+)
+def test_each_token(load_real: Load, student: str, teacher: str) -> None:
+    """In the order of ids, behind a word. So were all pairs of fetched tokenizers, by hand."""
+    pair = xtok.pair(load_real(student), load_real(teacher))
+    begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
+    of, num_ids = scorer(pair), len(pair.tables[0])
+    for first in range(0, num_ids, 2000):
+        check(of, [*begin, *range(first, min(first + 2000, num_ids))])
+
+
 @pytest.mark.parametrize("own", [-55.26, -7.5, -9.0])
 def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
     """A token that is less likely than those of which nothing is known comes behind them."""

@@ -140,4 +140,7 @@ def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("xtok.serving.server", raising=False)
     with pytest.raises(XtokError, match="a server needs the package uvicorn, which is not") as got:
         xtok.serve(pair, "http://127.0.0.1:9")
-    assert got.value.hint == "pip install starlette uvicorn httpx msgspec prometheus-client"
+    assert got.value.hint == (
+        "pip install starlette uvicorn httpx msgspec prometheus-client, or in a clone of xtok: "
+        "pip install -e '.[serve]'"
+    )
