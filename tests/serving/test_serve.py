@@ -36,7 +36,7 @@ from xtok.serving import teacher as teachers
 from xtok.serving.server import Proxy
 from xtok.serving.teacher import Teacher, TeacherError
 from xtok.stages.build import map_of_pair
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import TokenType
 
 # What msgspec says of JSON without an end, by how deep Python lets it read
@@ -670,6 +670,33 @@ def test_a_teacher_that_dies(
         assert response.status_code == 502
         assert "Connect" in response.json()["error"]["message"]
         assert httpx.get(f"{url}/health").status_code == 503
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_teacher_that_comes_back_as_another_is_found_out(
+    pair: Pair, digits: Tokenizer, small: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    monkeypatch.setattr(teachers, "_PAUSES", (0.01,))
+    body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
+    other = load_tokenizer(str(small / "small-byte-level"))
+    with ExitStack() as stack:
+        model = running(Model(digits, kind).app)
+        behind = model.__enter__()
+        url = stack.enter_context(proxied(pair, behind))
+        right = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+        model.__exit__(None, None, None)
+        port = int(behind.rpartition(":")[2])
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 502
+        with running(Model(other, kind).app, port):
+            for _ in range(2):
+                response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+                words = "it came back with another tokenizer than small-digits: "
+                assert response.status_code == 502
+                assert words in response.json()["error"]["message"]
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 502
+        with running(Model(digits, kind).app, port):
+            again = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert again.json()["choices"] == right
 
 
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]

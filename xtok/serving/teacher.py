@@ -102,6 +102,8 @@ class Teacher:
         )
         self._places = asyncio.Semaphore(at_once)
         self._note: Note = silent_note  # of an answer that is less than it should be; told once
+        self._was_away = False  # what comes back may have another tokenizer
+        self._checking = asyncio.Lock()
 
     async def aclose(self) -> None:
         """Close its connections."""
@@ -137,7 +139,7 @@ class Teacher:
             await self._choose(candidates, note)
             await self._check_tokenizer(student)
             self._ids = of_teacher
-            self._note = note
+            self._note, self._was_away = note, False
         except (TeacherError, httpx.RequestError) as error:
             problem = _reason(error) if isinstance(error, httpx.RequestError) else error
             raise XtokError(
@@ -226,6 +228,14 @@ class Teacher:
             parameter="teacher_url",
         )
 
+    async def _check_again(self) -> None:
+        """Check the tokenizer of a server that was away, before its first answer is used."""
+        async with self._checking:
+            if self._was_away and (problem := await self._differs(self.tokenizer)):
+                teacher = self.tokenizer.vocabulary.model_id
+                raise TeacherError(f"it came back with another tokenizer than {teacher}: {problem}")
+            self._was_away = False
+
     async def _choose(self, candidates: int | None, note: Note) -> None:
         """Tell vLLM from SGLang, and find out how many candidates it gives."""
         some = [*range(min(8, len(self.tokenizer.table)))]  # ids that all vocabularies have
@@ -278,6 +288,8 @@ class Teacher:
         """
         body = msgspec.json.encode(self._format.request(self.model, ids, top_k))
         response = await self._post(self._format.ROUTE, body)
+        if self._was_away:
+            await self._check_again()
         scores = await asyncio.to_thread(self._read, response.content, ids)
         if 0 < (given := _widest(scores)) < min(top_k, len(self.tokenizer.table)):
             self._note(f"{self._gives(given)}, and was asked for {top_k}")
@@ -317,7 +329,7 @@ class Teacher:
             except httpx.TimeoutException as error:
                 raise TeacherError(_reason(error)) from error
             except httpx.RequestError as error:
-                problem, wanted = _reason(error), 0.0
+                problem, wanted, self._was_away = _reason(error), 0.0, True
             if pause is None:
                 break
             await asyncio.sleep(max(pause, wanted))
