@@ -13,7 +13,8 @@ from make import byte_ranks
 
 import xtok
 from xtok.config import BuildConfig
-from xtok.counting.pair_text import PairText
+from xtok.counting.aligned import Difference
+from xtok.counting.pair_text import LeftOut, PairText
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
 from xtok.inspection.pair_facts import EventFacts, PairFacts, Shared, TextFacts, pair_facts
@@ -105,7 +106,11 @@ def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
     assert without.note == ""
     assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
     merged = "event KL with events merged on text" if by_text else "event KL"
-    assert advice.sentence.startswith(f"Use {merged}, or {loss} if your trainer only takes a map. ")
+    begin = f"Use {merged}, or {loss} if your trainer only takes a map. On "
+    assert advice.sentence.startswith(f"{begin}this text, ")
+    lost = LeftOut(num_bytes=90, share=0.9, documents=1, first=Difference("zh", "a", "b"))
+    partly = advise(replace(found, text=replace(known(found.text), left_out=lost)), ("s", "t"))
+    assert partly.sentence.startswith(f"{begin}the 10.0% of this text that both spell alike, ")
 
 
 def test_everything_says_the_same_sentence(

@@ -95,7 +95,11 @@ def advise(
         if forward > back:
             map_loss, direction = "teacher → student KL", "teacher → student"
             build = "xtok", "build", teacher, student, "--for", "p-kl", "--target", "start"
-        measured = f" On this text, events of bytes leak at {leak:.1%} of the shared token "
+        lost = 0.0 if pair.text.left_out is None else pair.text.left_out.share
+        part = (
+            f"the {1 - lost:.1%} of this text that both spell alike" if lost > 0.01 else "this text"
+        )
+        measured = f" On {part}, events of bytes leak at {leak:.1%} of the shared token "
         measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
         measured += f"teacher, {back:.2f} from teacher to student."
     sentence = f"Use {loss}, or {map_loss} if your trainer only takes a map.{measured}"
