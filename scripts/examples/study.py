@@ -88,12 +88,13 @@ MORE = (
     Row("gold", "for-gold"), Row("event-kl", "event-text"),
 )  # fmt: skip
 COMPLETED = (Row("csd", "spellings"), Row("alm"), Row("alm", "root-100"))
+BOTH_ENDS = Row("event-kl+csd", "bytes+spellings")  # of chunks: the first token, and the last
 LIGHTER = tuple(row._replace(weight=0.3) for row in (STORED, EVENTS, MADE_FOR))
 STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
     ("healing", (CE, EVENTS, Row("same-tokenizer", OWN), *COMPLETED, STORED, MADE_FOR)),
     ("scarce", (CE, STORED, EVENTS, MADE_FOR, Row("topk-kl", "map-64"), RECIPE)),
     ("plenty", (CE, STORED, EVENTS)),
-    ("healing", (*DAMAGED, RECIPE, Row("p-kl", "text"))),
+    ("healing", (BOTH_ENDS, *DAMAGED, RECIPE, Row("p-kl", "text"))),
     (
         "healing",
         [row._replace(weight=w) for row in (EVENTS, STORED) for w in (0.3, 3.0)]

@@ -92,6 +92,12 @@ def folder_of(args: argparse.Namespace, run: Run) -> Path:
     return folder
 
 
+def parts(run: Run) -> list[Run]:
+    """Return a run for each of its losses: `event-kl+csd` is the mean of two."""
+    both = zip(run.loss.split("+"), run.artefact.split("+"), strict=True)
+    return [run._replace(loss=loss, artefact=artefact) for loss, artefact in both]
+
+
 def texts_read(args: argparse.Namespace, run: Run) -> list[Any]:
     """Return the texts that a run reads."""
     names = ["texts", WRITTEN] if run.artefact == WRITTEN else ["texts"]
@@ -120,13 +126,14 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     for own in (True, False):
         if names := [name for name in missing if (name == OWN) == own]:
             read_once(args, runs[0], names, own=own)
-    for run in runs:
-        if takes_file(run):
-            saved(args, run)
+    for part in (part for run in runs for part in parts(run)):
+        if takes_file(part):
+            saved(args, part)
 
 
 def what_is_said(run: Run) -> str | None:
     """Return the name of what a run takes of a teacher: candidates, or all that one says."""
+    run, *_ = parts(run)
     if run.loss not in LOSSES:
         return None
     if run.loss == "same-tokenizer":
@@ -262,7 +269,7 @@ class Teacher:
     def __init__(self, args: argparse.Namespace, run: Run) -> None:
         self.rows: list[Any] = []
         self.head: Any = torch.nn.Identity()
-        self.loss: BatchLoss | None = None
+        self.losses: list[BatchLoss] = []
         self.smooths = run.loss == "label-smoothing"
         said = what_is_said(run)
         if said is None:
@@ -275,28 +282,30 @@ class Teacher:
             self.head = model.get_output_embeddings().to(args.device)
             if args.autocast:
                 self.head.to(torch.bfloat16)
-        name: Any = run.loss
-        module = None
-        if takes_file(run):
-            module = distill.read_map(name, saved(args, run), learnable=False).to(args.device)
-        self.loss = make_loss(name, module=module, temperature=ROOTS.get(run.artefact, 1.0))
+        for part in parts(run):
+            name: Any = part.loss
+            module = None
+            if takes_file(part):
+                module = distill.read_map(name, saved(args, part), learnable=False).to(args.device)
+            root = ROOTS.get(part.artefact, 1.0)
+            self.losses.append(make_loss(name, module=module, temperature=root))
 
     def __call__(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
         """Return the loss of the chosen texts' batch."""
         if self.smooths:
             return -logits.float().log_softmax(-1).mean(-1)[batch["targets"] >= 0].mean()
-        if self.loss is None:
+        if not self.losses:
             return logits.new_zeros(())
         [side] = batch["teachers"]
         rows = [self.rows[i] for i in chosen]
         if isinstance(rows[0], dict):
             stored = padded(rows, batch["labels"] != IGNORED)
-            return self.loss(logits, None, batch, {**side, "stored": stored})
+            return self.losses[0](logits, None, batch, {**side, "stored": stored})
         dtype = next((weight.dtype for weight in self.head.parameters()), torch.float32)
         with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
             said = self.head(torch.cat(rows).to(logits.device, dtype))
             said = torch.nn.utils.rnn.pad_sequence(said.split([*map(len, rows)]), batch_first=True)
-        return self.loss(logits, said, batch, side)
+        return sum(loss(logits, said, batch, side) for loss in self.losses) / len(self.losses)
 
 
 def padded(rows: Sequence[dict[str, Any]], valid: Any) -> StoredTopK:
