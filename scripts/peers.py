@@ -45,12 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.only_checkouts:
         jobs += [(name, "") for name in INSTALLED if importlib.util.find_spec(name)]
     tables, failed = [], 0
+    first: dict[str, str] = {}  # of each note, the table that has it in full
     with tempfile.TemporaryDirectory() as work:
         for name, given in jobs:
             with get_context("spawn").Pool(1) as pool:
                 title, note, checks = pool.apply(run, (name, given, Path(work)))
             failed += sum(not check.holds for check in checks)
-            tables.append(table(title, note, checks))
+            tables.append(table(title, said_once(note, title, first), checks))
             print(tables[-1], flush=True)
     if options.write:
         head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
@@ -74,6 +75,13 @@ def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
     title = f"{peer}, commit {commit_of(checkout, stated)}"
     checks = list(guarded("checks", partial(module.checks, checkout, work)))
     return title, getattr(module, "LEFT_OUT", ""), checks
+
+
+def said_once(note: str, title: str, first: dict[str, str]) -> str:
+    """Return the note, or the table that has it, where an earlier one does."""
+    if not note or first.setdefault(note, title) == title:
+        return note
+    return f"Run like {first[note].partition(' (')[0]}."
 
 
 def table(title: str, note: str, checks: list[Check]) -> str:

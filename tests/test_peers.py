@@ -51,3 +51,10 @@ def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
     for commit in ("0f17ee0", "a84de17"):
         assert f"commit {commit} (as stated; no git checkout)" in done.stdout
         assert f"RuntimeError: {commit} has moved on" in done.stdout
+
+
+def test_a_note_that_several_tables_have_is_said_once() -> None:
+    first: dict[str, str] = {}
+    assert peers.said_once("", "TRL", first) == ""
+    assert peers.said_once("No GPU.", "slime, commit 1 (as stated)", first) == "No GPU."
+    assert peers.said_once("No GPU.", "miles, commit 2", first) == "Run like slime, commit 1."
