@@ -132,9 +132,18 @@ def csd(
     )  # fmt: skip
 
 
-def count_completed(index: SpellingIndex, targets: Targets, alignment: Any) -> int:
+def count_completed(
+    index: SpellingIndex,
+    targets: Targets,
+    alignment: Any,
+    *,
+    exact_token_match_only: bool = False,
+) -> int:
     """Return how many chunks `csd` is the mean of."""
-    chunks = number_chunks(alignment, starts_only=True, device=targets[0].device)
+    device = targets[0].device
+    chunks = number_chunks(
+        alignment, exactly=exact_token_match_only, starts_only=True, device=device
+    )
     return int(_events(index, chunks, targets)[2].is_counted.sum())
 
 
