@@ -72,7 +72,7 @@ def test_rows_of_a_cache_are_as_good_as_its_logits(
 def test_masked_tokens_and_tokens_without_a_prediction(collator: DistillationCollator) -> None:
     [teacher] = collator.teachers
     ids = teacher.segment(b"High water at 6:12.")
-    row = {"input_ids": ids, "realized_logprob": [-0.5] * len(ids)}
+    row = {"input_ids": ids, "realized_logprob": [None] + [-0.5] * (len(ids) - 1)}
     masked = {**row, "loss_mask": [n > 3 for n in range(len(ids))]}
     unknown = {**row, "realized_logprob": [None] * 4 + [-0.5] * (len(ids) - 4)}
     whole, first, second = (prepare(collator([x])) for x in (row, masked, unknown))
@@ -93,7 +93,7 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     rows = []
     for text in TEXTS[:2]:
         ids = collator.teachers[0].segment(text.encode())
-        rows.append({"input_ids": ids, "realized_logprob": [-0.7] * len(ids)})
+        rows.append({"input_ids": ids, "realized_logprob": [None] + [-0.7] * (len(ids) - 1)})
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=2, learning_rate=0.01,
         logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
@@ -111,10 +111,17 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     [
         ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows for 2 input_ids"),
         ({"topk_ids": [[], [1]], "topk_logprobs": [[], []]}, "different numbers of candidates"),
+        (
+            {"topk_ids": [[4], []], "topk_logprobs": [[-1.0], []]},
+            "topk_ids begin with candidates for the first token, .* not of the next",
+        ),
+        ({"realized_logprob": [-1.0, -1.0]}, "realized_logprob begins with a value .* of the next"),
+        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5, and is at most 0"),
     ],
 )
 def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], message: str) -> None:
     row = {"input_ids": [3, 4], "realized_logprob": [None, -1.0]}
+    collator([row])
     with pytest.raises(ValueError, match=message):
         collator([row | change])
 
