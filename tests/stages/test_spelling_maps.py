@@ -430,6 +430,18 @@ def test_inspect_shows_what_is_spelled_and_left_out(
     fails(cli("report", "m.safetensors"), "is a spelling map, not a projection map")
 
 
+def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", width=258)
+    m = spellings_of_pair(xtok.pair(student, "null:5"))
+    checks = {check.name: (check.level, check.message) for check in verify(m).checks}
+    assert checks["student spelled"] == (
+        "ok", "0 shared, 0 spelled; left out: 257 (cannot be spelled)"
+    )  # fmt: skip
+    assert checks["teacher spelled"] == (
+        "ok", "0 shared, 0 spelled; left out: 5 (special, without a partner)"
+    )  # fmt: skip
+
+
 def test_doctor_counts_them(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
     facts = known(doctor(sentencepiece, byte_level).pair)
     student, teacher = known(facts.spellings)
