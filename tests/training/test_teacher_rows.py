@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import stored_teachers
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from xtok.pairs import Pair
 from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import prepare
 from xtok.training.losses import LossName, make_loss
+from xtok.training.told import teacher_rows
 
 TEXTS = ["The keeper lit 201 lamps, día tras día.", "High water at 6:12.", "Fog"]
 
@@ -104,6 +107,55 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     falling = logged(one, "distillation")
     assert len(falling) == 4
     assert falling[-1] < falling[0] - 0.1
+
+
+@pytest.mark.parametrize("source", ["vllm", "sglang", "neutral"])
+@pytest.mark.parametrize("loss", ["alm", "csd"])
+def test_answers_of_servers(
+    collator: DistillationCollator, pair: Pair, tmp_path: Path, source: str, loss: LossName
+) -> None:
+    """Lines of answers, and Parquet, give what the same rows as lists do."""
+    [teacher] = collator.teachers
+    made = stored_teachers.rows_of(teacher, TEXTS)
+    path = tmp_path / "answers.jsonl"
+    if source == "neutral":
+        stored_teachers.write_neutral(path, made)
+    else:
+        answer = getattr(stored_teachers, f"{source}_answer")
+        stored_teachers.write_lines(path, [answer(row) for row in made])
+    rows = list(teacher_rows(path, teacher))
+    index = losses.spelling_index(spellings_of_pair(pair.reversed)) if loss == "csd" else None
+    function = make_loss(loss, module=index)
+    found, expected = (prepare(collator(each)) for each in (rows, made))
+    logits = torch.randn(*found["input_ids"].shape, collator.student.vocabulary.vocab_size)
+    values = [float(function(logits, None, b, b["teachers"][0])) for b in (found, expected)]
+    assert values[1] > 0
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+    assert function.count(found, found["teachers"][0]) > 10
+
+
+def test_a_cache_that_is_not_the_teachers_own(
+    collator: DistillationCollator, tmp_path: Path
+) -> None:
+    [teacher] = collator.teachers
+    rows = stored_teachers.rows_of(teacher, TEXTS)
+    for about in ({"normalized": "topk"}, {"temperature": "2.0"}, {"tokenizer_sha256": "0" * 64}):
+        path = stored_teachers.write_neutral(tmp_path / "c.parquet", rows, **about)
+        with pytest.raises(XtokError, match=r"c\.parquet: it"):
+            next(teacher_rows(path, teacher))
+    for row in rows:
+        row["topk_logprobs"] = [
+            (np.array(x) - np.logaddexp.reduce(x)).tolist() if x else x
+            for x in row["topk_logprobs"]
+        ]
+    with pytest.raises(XtokError, match="sum to 1 over the candidates"):
+        next(teacher_rows(stored_teachers.write_neutral(path, rows, row_group_size=6), teacher))
+    masked = [
+        {**row, "loss_mask": [n > 5 for n in range(len(row["input_ids"]))]} for row in rows[:1]
+    ]
+    masked[0] |= stored_teachers.rows_of(teacher, TEXTS)[0]
+    [row] = teacher_rows(stored_teachers.write_neutral(path, masked), teacher)
+    assert row["loss_mask"].tolist() == masked[0]["loss_mask"]
 
 
 @pytest.mark.parametrize(
