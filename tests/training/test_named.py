@@ -116,7 +116,7 @@ def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
         args = {"targets": batch["targets"][rows]}, of_side
         count = strict.count(*args)
         assert count < all_chunks.count(*args)
-        return count * float(strict(*(one[rows] for one in logits), *args)), count
+        return count * float(strict(logits[0][rows], logits[1][rows], *args)), count
 
     of_rows = [total(slice(n, n + 1)) for n in range(len(texts))]
     expected, count = total(slice(None))

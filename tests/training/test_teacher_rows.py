@@ -139,10 +139,7 @@ def test_a_cache_that_is_not_the_teachers_own(
 ) -> None:
     [teacher] = collator.teachers
     rows = stored_teachers.rows_of(teacher, TEXTS)
-    for about in ({"normalized": "topk"}, {"temperature": "2.0"}, {"tokenizer_sha256": "0" * 64}):
-        path = stored_teachers.write_neutral(tmp_path / "c.parquet", rows, **about)
-        with pytest.raises(XtokError, match=r"c\.parquet: it"):
-            next(teacher_rows(path, teacher))
+    path = tmp_path / "c.parquet"
     for row in rows:
         row["topk_logprobs"] = [
             (np.array(x) - np.logaddexp.reduce(x)).tolist() if x else x
