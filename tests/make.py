@@ -34,9 +34,12 @@ from xtok.vocab.table import Entry, TokenTable, TokenType, Vocabulary, decode_vo
 NO_SLOT = MultitokenConfig(scale_trick=False)
 
 
-def byte_ranks(path: Path, *tokens: str, width: int | None = None, digits: int = 3) -> Tokenizer:
+def byte_ranks(
+    path: Path, *tokens: str | bytes, width: int | None = None, digits: int = 3
+) -> Tokenizer:
     """A tokenizer of the 256 bytes (id = byte) and some tokens (256, 257, …)."""
-    every = [*(bytes([b]) for b in range(256)), *(t.encode() for t in tokens)]
+    every = [bytes([b]) for b in range(256)]
+    every += [t.encode() if isinstance(t, str) else t for t in tokens]
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(every)))
     pattern = rf"\p{{N}}{{1,{digits}}}| ?\p{{L}}+|\s+"
     return load_tokenizer(f"{path}@{pattern}", vocab_size=width)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 import xtok
 from xtok.errors import XtokError
 from xtok.inspection import distinct
-from xtok.inspection.pair_facts import Shared
+from xtok.inspection.pair_facts import Shared, SpellingFacts
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -35,8 +35,9 @@ from xtok.report._tables import weight
 from xtok.report.alignment import chunks
 from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
+from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+from xtok.vocab.table import SIDES, Entry, TokenType, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
 
@@ -198,6 +199,12 @@ def test_two_maps_with_text(measured: PageData, text: Path) -> None:
     html = render(measured).decode()
     for part in ("comparison", "quality"):
         assert f'id="{part}"' in html
+
+
+def test_the_page_says_what_is_spelled(plain: PageData, pair: Pair) -> None:
+    for side, found in zip(SIDES, known(plain.report.pair.spellings), strict=True):
+        assert found == SpellingFacts.of(spellings_of_pair(pair), side)
+        assert f"{found.shared:,} shared, {found.spelled:,} spelled" in render(plain).decode()
 
 
 def test_sentences_are_spelled_by_both_sides(plain: PageData) -> None:

@@ -303,6 +303,66 @@ def test_tables_that_do_not_belong_together(long_tokens: SpellingMap, tmp_path: 
         SpellingMap.load(first)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.update(V_src=t["V_src"] - 1, lengths=t["lengths"][:-1]),
+        lambda t: t.update(
+            V_src=t["V_src"] - 1, lengths=t["lengths"][:-1], subtoks=t["subtoks"][:-1]
+        ),
+        lambda t: t.update(V_dst=1),
+        lambda t: t.pop("V_dst"),
+        lambda t: t.update(N_max=9),
+        lambda t: t.update(V_src="all"),
+        lambda t: t.update(V_src=torch.arange(2)),
+        lambda t: t.update(src="another"),
+        lambda t: t.update(lengths=t["lengths"].int()),
+        lambda t: t.update(subtoks=t["subtoks"].double()),
+        lambda t: t.update(lengths=t["lengths"].to_sparse()),
+        lambda t: t.update(lengths=t["lengths"].tolist()),
+        lambda t: t.update(lengths=t["lengths"].to("meta")),
+        lambda t: t.update(subtoks=torch._neg_view(t["subtoks"])),
+    ],
+)
+def test_changed_tables(
+    change: Callable[[dict[str, Any]], object], long_tokens: SpellingMap, tmp_path: Path
+) -> None:
+    for name in ("a.pt", "a.reverse.pt"):
+        long_tokens.save(tmp_path / "a.pt")
+        contents = torch.load(tmp_path / name)
+        change(contents)
+        torch.save(contents, tmp_path / name)
+        with pytest.raises(MapFileError) as caught:
+            SpellingMap.load(tmp_path / "a.pt")
+        assert caught.value.message == f"{tmp_path / name} was changed since xtok wrote it"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda own: own.update(side="left"),
+        lambda own: own.update(tensors=3),
+        lambda own: own.update(metadata=None),
+        lambda own: own.update(metadata="{}"),
+        lambda own: own["tensors"].update(student_counts=own["tensors"]["student_counts"].double()),
+        lambda own: own["tensors"].update(student_pieces=torch.zeros(2, 2, dtype=torch.int32)),
+        lambda own: own["tensors"].update(student_counts=torch.ones(3).to(torch.float8_e5m2)),
+        lambda own: own["tensors"].update(
+            student_counts=torch._neg_view(own["tensors"]["student_counts"])
+        ),
+    ],
+)
+def test_a_damaged_table(
+    change: Callable[[dict[str, Any]], object], long_tokens: SpellingMap, tmp_path: Path
+) -> None:
+    long_tokens.save(tmp_path / "a.pt")
+    contents = torch.load(tmp_path / "a.pt")
+    change(contents["xtok"])
+    torch.save(contents, tmp_path / "a.pt")
+    with pytest.raises(MapFileError, match=r"not a valid map: (it lacks '|[\w ]+ is not valid)"):
+        SpellingMap.load(tmp_path / "a.pt")
+
+
 def test_the_commands(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
     done = cli("events", *pair, "--for", "csd", "-o", "pair.pt")
@@ -368,6 +428,18 @@ def test_inspect_shows_what_is_spelled_and_left_out(
     ]
     assert cli("inspect", "m.safetensors", "ab").returncode == 2
     fails(cli("report", "m.safetensors"), "is a spelling map, not a projection map")
+
+
+def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", width=258)
+    m = spellings_of_pair(xtok.pair(student, "null:5"))
+    checks = {check.name: (check.level, check.message) for check in verify(m).checks}
+    assert checks["student spelled"] == (
+        "ok", "0 shared, 0 spelled; left out: 257 (cannot be spelled)"
+    )  # fmt: skip
+    assert checks["teacher spelled"] == (
+        "ok", "0 shared, 0 spelled; left out: 5 (special, without a partner)"
+    )  # fmt: skip
 
 
 def test_doctor_counts_them(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
+from pathlib import Path
 from typing import Any
 
 import naive_losses
@@ -12,13 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import alignment, vocabulary
+from make import alignment, byte_ranks, vocabulary
 from naive_losses import Spelled, check_gradient, same_in_bfloat16, value_and_gradient
 from torch import Tensor
 
+import xtok
 from xtok import XtokError
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.maps.spellings import SpellingMap
+from xtok.stages.spellings import spellings_of_pair
+from xtok.training.collator import prepare
 from xtok.training.losses import CSDConfig, SpellingIndex, csd, spelling_index
 from xtok.training.losses.csd import count_completed
 
@@ -206,6 +210,60 @@ def test_any_tokenizers(case: Any, options: dict[str, Any], seed: int) -> None:
     plain = naive(student, teacher, targets, aligned, both, **options)
     ours, theirs = (value_and_gradient(x, student) for x in (loss, plain))
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+ALPHABET = "aab é日12"
+
+
+@st.composite
+def merged(draw: st.DrawFn) -> list[bytes]:
+    """Tokens of several bytes, each made of two before it: of parts of characters, too."""
+    tokens = [bytes([b]) for b in sorted({*ALPHABET.encode()})]
+    for _ in range(draw(st.integers(0, 10))):
+        left, right = (draw(st.sampled_from(tokens)) for _ in range(2))
+        if left + right not in tokens:
+            tokens.append(left + right)
+    return [token for token in tokens if len(token) > 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    merged(), merged(), st.lists(st.text(ALPHABET, min_size=2, max_size=12), min_size=1,
+    max_size=3), st.sampled_from(OPTIONS), st.integers(0, 9),
+)  # fmt: skip
+def test_tokenizers_from_their_files_to_the_loss(
+    tmp_path: Path, ours: Any, theirs: Any, texts: list[str], options: dict[str, Any], seed: int
+) -> None:
+    """Two BPE tokenizers at random: equal tokens, what each segments, and loops find the same."""
+    pair = xtok.pair(
+        byte_ranks(tmp_path / "s.tiktoken", *ours), byte_ranks(tmp_path / "t.tiktoken", *theirs)
+    )
+    made = spellings_of_pair(pair)
+    tables = [table.tokens() for table in pair.tables]
+    both = tuple(
+        [[others.index(t)] if t in others else other.segment(t) for t in tokens]
+        for tokens, others, other in zip(
+            tables, tables[::-1], pair.tokenizers[::-1], strict=True
+        )
+    )  # fmt: skip
+    collated = prepare(xtok.DistillationCollator(*pair.tokenizers)(texts))
+    [side] = collated["teachers"]
+    targets = collated["targets"], side["targets"]
+    generator = torch.Generator().manual_seed(seed)
+    student, teacher = (
+        2 * torch.randn((*of.shape, width), generator=generator, dtype=torch.float64)
+        for of, width in zip(targets, pair.shape, strict=True)
+    )
+    student.requires_grad_()
+    loss = csd(
+        student, teacher, spelling_index(made), targets, side["shifted"], CSDConfig(**options)
+    )
+    if not count_completed(spelling_index(made), targets, side["shifted"]):
+        assert float(loss.detach()) == 0
+        return
+    plain = naive(student, teacher, targets, side["shifted"], both, **options)
+    found, expected = (value_and_gradient(x, student) for x in (loss, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
 # A teacher's top-k

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
-from make import GOOD, alignment
+from make import GOOD, alignment, built
 
-from xtok import ProjectionModule, XtokError
-from xtok.training.losses import ALMConfig, CSDConfig, spelling_index
+import xtok
+from xtok import DistillationCollator, ProjectionModule, XtokError
+from xtok.pairs import Pair
+from xtok.stages.spellings import spellings_of_pair
+from xtok.training.collator import prepare
+from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
 from xtok.training.losses.named import EVENTS, LOSSES, MAP, SPELLINGS, LossName, make_loss
 
 
@@ -71,3 +76,49 @@ def test_a_config_in_place_of_options() -> None:
             make_loss("alm", **options)
     with pytest.raises(ValueError, match="topk-kl takes no config"):
         make_loss("topk-kl", config=ALMConfig())
+
+
+@pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
+@pytest.mark.parametrize("name", [n for n in LOSSES if n not in ("same-tokenizer", "topk-kl")])
+def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
+    name: LossName, pair: Pair
+) -> None:
+    """So that batches of one row add up to a batch of all of them."""
+    row, (student, teacher) = LOSSES[name], pair.tokenizers
+    module: Any = None
+    if row.artefact is SPELLINGS:
+        module = spelling_index(spellings_of_pair(pair))
+    elif row.artefact is EVENTS:
+        module = event_index(xtok.events(student, teacher))
+    elif row.artefact is MAP:
+        both = (teacher, student) if row.to_student else (student, teacher)
+        module = ProjectionModule(built(*both))
+    options = {"top_k": None} if row.config is PKLConfig else {}
+    strict, all_chunks = (
+        make_loss(name, module=module, config=row.config(exact_token_match_only=only, **options))
+        for only in (True, False)
+    )
+    texts = ["The keeper lit 201 lamps, día tras día.", "High water at 6:12.", "Fog and ashes"]
+    batch = prepare(DistillationCollator(student, teacher)(texts))
+    [side] = batch["teachers"]
+    torch.manual_seed(0)
+    valid = side["shifted"].pair_valid
+    correct = valid & (torch.rand(valid.shape) < 0.5)
+    aligned = replace(side["shifted"], pair_is_correct=correct)
+    logits = [
+        torch.randn(*part["targets"].shape, width, dtype=torch.float64)
+        for part, width in zip((batch, side), pair.shape, strict=True)
+    ]
+
+    def total(rows: slice) -> tuple[float, int]:
+        part = type(aligned)(**{name: value[rows] for name, value in vars(aligned).items()})
+        of_side = {"targets": side["targets"][rows], "shifted": part}
+        args = {"targets": batch["targets"][rows]}, of_side
+        count = strict.count(*args)
+        assert count < all_chunks.count(*args)
+        return count * float(strict(logits[0][rows], logits[1][rows], *args)), count
+
+    of_rows = [total(slice(n, n + 1)) for n in range(len(texts))]
+    expected, count = total(slice(None))
+    assert count == sum(n for _, n in of_rows) > 5
+    assert sum(of_row for of_row, _ in of_rows) == pytest.approx(expected)

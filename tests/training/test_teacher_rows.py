@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import stored_teachers
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from xtok.pairs import Pair
 from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import prepare
 from xtok.training.losses import LossName, make_loss
+from xtok.training.told import teacher_rows
 
 TEXTS = ["The keeper lit 201 lamps, día tras día.", "High water at 6:12.", "Fog"]
 
@@ -72,7 +75,7 @@ def test_rows_of_a_cache_are_as_good_as_its_logits(
 def test_masked_tokens_and_tokens_without_a_prediction(collator: DistillationCollator) -> None:
     [teacher] = collator.teachers
     ids = teacher.segment(b"High water at 6:12.")
-    row = {"input_ids": ids, "realized_logprob": [-0.5] * len(ids)}
+    row = {"input_ids": ids, "realized_logprob": [None] + [-0.5] * (len(ids) - 1)}
     masked = {**row, "loss_mask": [n > 3 for n in range(len(ids))]}
     unknown = {**row, "realized_logprob": [None] * 4 + [-0.5] * (len(ids) - 4)}
     whole, first, second = (prepare(collator([x])) for x in (row, masked, unknown))
@@ -93,7 +96,7 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     rows = []
     for text in TEXTS[:2]:
         ids = collator.teachers[0].segment(text.encode())
-        rows.append({"input_ids": ids, "realized_logprob": [-0.7] * len(ids)})
+        rows.append({"input_ids": ids, "realized_logprob": [None] + [-0.7] * (len(ids) - 1)})
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=2, learning_rate=0.01,
         logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
@@ -106,15 +109,68 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     assert falling[-1] < falling[0] - 0.1
 
 
+@pytest.mark.parametrize("source", ["vllm", "sglang", "neutral"])
+@pytest.mark.parametrize("loss", ["alm", "csd"])
+def test_answers_of_servers(
+    collator: DistillationCollator, pair: Pair, tmp_path: Path, source: str, loss: LossName
+) -> None:
+    """Lines of answers, and Parquet, give what the same rows as lists do."""
+    [teacher] = collator.teachers
+    made = stored_teachers.rows_of(teacher, TEXTS)
+    path = tmp_path / "answers.jsonl"
+    if source == "neutral":
+        stored_teachers.write_neutral(path, made)
+    else:
+        answer = getattr(stored_teachers, f"{source}_answer")
+        stored_teachers.write_lines(path, [answer(row) for row in made])
+    rows = list(teacher_rows(path, teacher))
+    index = losses.spelling_index(spellings_of_pair(pair.reversed)) if loss == "csd" else None
+    function = make_loss(loss, module=index)
+    found, expected = (prepare(collator(each)) for each in (rows, made))
+    logits = torch.randn(*found["input_ids"].shape, collator.student.vocabulary.vocab_size)
+    values = [float(function(logits, None, b, b["teachers"][0])) for b in (found, expected)]
+    assert values[1] > 0
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+    assert function.count(found, found["teachers"][0]) > 10
+
+
+def test_a_cache_that_is_not_the_teachers_own(
+    collator: DistillationCollator, tmp_path: Path
+) -> None:
+    [teacher] = collator.teachers
+    rows = stored_teachers.rows_of(teacher, TEXTS)
+    path = tmp_path / "c.parquet"
+    for row in rows:
+        row["topk_logprobs"] = [
+            (np.array(x) - np.logaddexp.reduce(x)).tolist() if x else x
+            for x in row["topk_logprobs"]
+        ]
+    with pytest.raises(XtokError, match="sum to 1 over the candidates"):
+        next(teacher_rows(stored_teachers.write_neutral(path, rows, row_group_size=6), teacher))
+    masked = [
+        {**row, "loss_mask": [n > 5 for n in range(len(row["input_ids"]))]} for row in rows[:1]
+    ]
+    masked[0] |= stored_teachers.rows_of(teacher, TEXTS)[0]
+    [row] = teacher_rows(stored_teachers.write_neutral(path, masked), teacher)
+    assert row["loss_mask"].tolist() == masked[0]["loss_mask"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows for 2 input_ids"),
         ({"topk_ids": [[], [1]], "topk_logprobs": [[], []]}, "different numbers of candidates"),
+        (
+            {"topk_ids": [[4], []], "topk_logprobs": [[-1.0], []]},
+            "topk_ids begin with candidates for the first token, .* not of the next",
+        ),
+        ({"realized_logprob": [-1.0, -1.0]}, "realized_logprob begins with a value .* of the next"),
+        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5, and is at most 0"),
     ],
 )
 def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], message: str) -> None:
     row = {"input_ids": [3, 4], "realized_logprob": [None, -1.0]}
+    collator([row])
     with pytest.raises(ValueError, match=message):
         collator([row | change])
 

@@ -24,6 +24,7 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.pairs import Pair, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events_of_pair
+from xtok.stages.spellings import spellings_of_pair
 from xtok.vocab.display import listed, plural
 
 _MOST_FINDINGS = 6
@@ -117,7 +118,8 @@ def examine(
         named = dict(zip(names, loaded, strict=True))
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     of_pair = events_of_pair(pair, progress=progress) if has_tokenizers else None
-    facts = pair_facts(pair, text, of_pair)
+    spellings = spellings_of_pair(pair, progress) if has_tokenizers and not pair.is_same else None
+    facts = pair_facts(pair, text, of_pair, spellings)
     examined = [
         _of_one(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from xtok.inspection import Check, Level
+from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.admit import can_grow, is_swapped
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
@@ -22,7 +23,7 @@ from xtok.maps.spellings import SpellingMap
 from xtok.pairs import Pair
 from xtok.vocab.display import listed, plural
 from xtok.vocab.roles import ROLES
-from xtok.vocab.table import TokenTable, Vocabulary, differing_ids
+from xtok.vocab.table import SIDES, TokenTable, Vocabulary, differing_ids
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -92,15 +93,8 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
     yield from invariants
     if invariants[-1].level == "failed":  # what comes after relies on it
         yield Check("rows", "skipped", "the arrays are not in order")
-    elif isinstance(m, ProjectionMap):
-        # A `.pt` may have had to be put in order.
-        counts = [r.counts.items() for r in m.reports if r.stage == "import"]
-        changed = ", ".join(f"{n:,} {what}" for items in counts for what, n in items if n)
-        # Those of other programs may be in any order: a note.
-        wrong: Level = "note" if m.method == "imported" else "failed"
-        yield Check("as written", wrong if changed else "ok", changed or "in order")
-        yield Check("scale slot", *_slots(m))
-        yield Check("exact rows", *_exact_rows(m))
+    else:
+        yield from _of_kind(m)
     for side, vocabulary in sides.items():
         yield Check(f"{side} roles", *_roles(vocabulary.table))
     if pair is None:
@@ -118,6 +112,23 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
         if tokenizer is not None:
             yield Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
             yield Check(f"{side} width", *_width(vocabulary, tokenizer.vocabulary))
+
+
+def _of_kind(m: AnyMap) -> Iterator[Check]:
+    """Give the checks that a kind of map has beside its invariants."""
+    if isinstance(m, SpellingMap):
+        for side in SIDES:
+            yield Check(f"{side} spelled", "ok", str(SpellingFacts.of(m, side)))
+    if not isinstance(m, ProjectionMap):
+        return
+    # A `.pt` may have had to be put in order.
+    counts = [r.counts.items() for r in m.reports if r.stage == "import"]
+    changed = ", ".join(f"{n:,} {what}" for items in counts for what, n in items if n)
+    # Those of other programs may be in any order: a note.
+    wrong: Level = "note" if m.method == "imported" else "failed"
+    yield Check("as written", wrong if changed else "ok", changed or "in order")
+    yield Check("scale slot", *_slots(m))
+    yield Check("exact rows", *_exact_rows(m))
 
 
 _INVARIANTS: Mapping[type[AnyMap], Mapping[str, tuple[Callable[[Any], None], str]]] = {

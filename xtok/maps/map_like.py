@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeAlias
 
+from xtok.errors import MapFileError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.projection_map import OTHER_KINDS, ProjectionMap, require_width
 from xtok.maps.spellings import SpellingMap
+from xtok.vocab.table import SIDES
 
 AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
@@ -30,7 +32,11 @@ def as_map(source: MapLike) -> ProjectionMap:
 def as_any_map(source: AnyMapLike, **options: Any) -> AnyMap:
     """Return a map of any kind as it is, and load a path, whatever its file holds.
 
-    The options are those of `ProjectionMap.load`, for a projection map.
+    The options are those of `ProjectionMap.load`; those of scale slots and of learned weights are
+    for projection maps alone.
+
+    Raises:
+        MapFileError: if the file is not a map, is of another width, or does not take an option.
     """
     if isinstance(source, AnyMap):
         return source
@@ -39,7 +45,19 @@ def as_any_map(source: AnyMapLike, **options: Any) -> AnyMap:
     kind = mapfile.kind_of(fields)
     if kind == "map":
         return ProjectionMap.of_fields(fields, source, **options)
-    return mapfile.map_of_fields(CLASSES[kind], fields, source)
+    name, (what, _) = os.fspath(source), OTHER_KINDS[kind]
+    for option in ("preserve_last", "normalize"):
+        if options.get(option) is not None and (options[option] or option == "preserve_last"):
+            raise MapFileError(
+                f"{name} is {what}, which has no weights",
+                hint="leave out {option}",
+                parameter=option,
+            )
+    loaded = mapfile.map_of_fields(CLASSES[kind], fields, source)
+    for side in SIDES:
+        if (width := options.get(f"{side}_vocab_size")) is not None:
+            require_width(loaded, side, width, name=name)
+    return loaded
 
 
 def as_maps(

@@ -7,6 +7,7 @@ They are read by its draft "v6", pull request 4177: `_v3_fwd_table`, `_v3_rev_ta
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -144,11 +145,36 @@ def _read(loaded: Any, source: Path) -> _Table:
     if not isinstance(own, dict):
         raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN)
     tensors, metadata = own_tensors(own, source.stat().st_size)
-    side = str(own["side"])
+    side = own["side"]
+    require(isinstance(side, str) and side in SIDES, "the side")
     pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
+    for name, values in ("pieces", pieces), ("counts", counts):
+        require(values.dtype == np.int32 and values.ndim == 1, f"{side}_{name}")
     require((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
-    size = int(loaded["V_src"])
-    same = np.array_equal(loaded["lengths"].numpy(), counts[:size])
-    if not (same and np.array_equal(loaded["subtoks"].numpy(), _padded(pieces, counts)[:size])):
+    header = json.loads(metadata)
+    src, dst = (header[name] for name in (SIDES if side == "student" else SIDES[::-1]))
+    sizes = [of["tokenizer_vocab_size"] or of["vocab_size"] for of in (src, dst)]
+    require(all(type(size) is int for size in sizes), "the metadata")
+    says = {
+        "src": src["model_id"], "dst": dst["model_id"],
+        "N_max": N_MAX, "V_src": sizes[0], "V_dst": sizes[1],
+    }  # fmt: skip
+    same = all(type(loaded.get(k)) is type(v) and loaded[k] == v for k, v in says.items())
+    if not (
+        same
+        and _is(loaded["lengths"], counts[: sizes[0]].astype(np.int64))
+        and _is(loaded["subtoks"], _padded(pieces, counts)[: sizes[0]])
+    ):
         raise MapFileError(f"{source} was changed since xtok wrote it", hint=_AGAIN)
-    return _Table(side, f"{loaded['src']} in {loaded['dst']}", tensors, metadata)
+    return _Table(side, f"{src['model_id']} in {dst['model_id']}", tensors, metadata)
+
+
+def _is(found: Any, expected: NDArray[np.int64]) -> bool:
+    """Whether what a file holds is this tensor."""
+    import torch
+
+    if not isinstance(found, torch.Tensor) or found.layout != torch.strided:
+        return False
+    if found.device.type != "cpu" or found.dtype != torch.int64 or found.is_neg():
+        return False
+    return torch.equal(found, torch.from_numpy(expected))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +55,19 @@ class Row:
     entries: tuple[RowEntry, ...]
 
 
-_OTHER_KINDS: Mapping[str, tuple[str, str]] = {
+OTHER_KINDS: Mapping[str, tuple[str, str]] = {
     "events": ("an event map", "xtok evaluate measures it"),
     "spellings": ("a spelling map", "xtok inspect shows it"),
 }
 """What a file that holds no projection map is, and what it is for."""
+
+
+class _OfPair(Protocol):
+    @property
+    def student(self) -> Vocabulary: ...
+
+    @property
+    def teacher(self) -> Vocabulary: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -242,25 +250,11 @@ class ProjectionMap:
         Raises:
             MapFileError: if it has ids beyond it, or is known to have another.
         """
+        require_width(self, side, width, name=name)
         vocabulary: Vocabulary = getattr(self, side)
-        if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
-            problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, not {width}"
-            hint = (
-                f"is it the map of this pair? It is of {self.student.model_id} and "
-                f"{self.teacher.model_id}; else leave out {{option}}"
-            )
-        elif width < vocabulary.vocab_size:
-            problem = f"has the {side} id {vocabulary.vocab_size - 1}, and is not {width} wide"
-            hint = f"give the width of its logits with {{option}}, at least {vocabulary.vocab_size}"
-        elif width > MAX_WIDTH:
-            problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
-        elif vocabulary.table is not None:
+        if vocabulary.table is not None:
             return self
-        else:
-            return self.with_side(
-                side, replace(vocabulary, vocab_size=width, width_source="option")
-            )
-        raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
+        return self.with_side(side, replace(vocabulary, vocab_size=width, width_source="option"))
 
     def require_widths(self) -> None:
         """Raise an `XtokError` if a width is only the largest id + 1."""
@@ -386,7 +380,7 @@ class ProjectionMap:
         """Make a map of what `file.read` gave; the options are those of `load`."""
         kind = mapfile.kind_of(fields)
         if kind != "map":
-            what, hint = _OTHER_KINDS[kind]
+            what, hint = OTHER_KINDS[kind]
             raise MapFileError(
                 f"{os.fspath(path)} is {what}, not a projection map",
                 hint=f"xtok verify checks it, {hint}; xtok build makes a map",
@@ -415,6 +409,25 @@ class ProjectionMap:
             note = "the map has no scale slots any more: a cut may drop the entries that they were"
         result = replace(self, **edges._asdict(), scale_slot=slot)
         return result.after("import", {"preserve_last": preserve_last}, counts, (note,))
+
+
+def require_width(m: _OfPair, side: str, width: int, *, name: str = "the map") -> None:
+    """Raise a `MapFileError` if a side of a map of any kind cannot be of this width."""
+    vocabulary: Vocabulary = getattr(m, side)
+    if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
+        problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, not {width}"
+        hint = (
+            f"is it the map of this pair? It is of {m.student.model_id} and "
+            f"{m.teacher.model_id}; else leave out {{option}}"
+        )
+    elif width < vocabulary.vocab_size:
+        problem = f"has the {side} id {vocabulary.vocab_size - 1}, and is not {width} wide"
+        hint = f"give the width of its logits with {{option}}, at least {vocabulary.vocab_size}"
+    elif width > MAX_WIDTH:
+        problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
+    else:
+        return
+    raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:

@@ -77,6 +77,15 @@ def strided(tensor: Any, size: int) -> torch.Tensor:
 
 def own_tensors(own: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
     """Return the tensors and the JSON text that xtok put into a `.pt` of `size` bytes."""
-    named = own["tensors"].items()  # copied: the map outlives the file
-    tensors = {name: strided(tensor, size).numpy().copy() for name, tensor in named}
-    return tensors, own["metadata"]
+    named, metadata = own["tensors"], own["metadata"]
+    require(isinstance(metadata, str), "the metadata")
+    require(isinstance(named, dict) and all(isinstance(name, str) for name in named), "the tensors")
+    tensors = {}
+    for name, tensor in named.items():
+        plain = strided(tensor, size).resolve_neg()
+        try:
+            array = plain.numpy()
+        except (TypeError, RuntimeError) as error:  # types that NumPy lacks
+            raise ValueError(f"the type of {name} is not valid") from error
+        tensors[name] = array.copy()  # the map outlives the file
+    return tensors, metadata

@@ -26,7 +26,7 @@ from xtok.conversation.batching import pad
 from xtok.maps.admit import pair as pair_of
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.training.told import Told, pad_candidates
+from xtok.training.told import LAYOUT, Told, pad_candidates
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -218,7 +218,8 @@ class DistillationCollator:
 
         Raises:
             XtokError: if the student cannot spell the bytes.
-            ValueError: if there is not one teacher, or columns of a row differ in length.
+            ValueError: if there is not one teacher, columns of a row differ in length, its first
+                token has a prediction, as in a file of the next tokens, or a token has one above 0.
         """
         [teacher], [pair], [aligner] = self.teachers, self.pairs, self.aligners
         told = [Told.of(row) for row in rows]
@@ -378,10 +379,7 @@ class TopKCollator:
                 raise ValueError(f"{name} has {len(values)} rows for {len(ids)} input_ids")
         counts = np.array([len(best) for best in columns["topk_ids"]], np.int64)
         if counts[:1].any():
-            raise ValueError(
-                "topk_ids begin with candidates for the first token, which nothing predicts: row i "
-                "must be of token i, not of the next"
-            )
+            raise ValueError(f"topk_ids begin with candidates {LAYOUT}")
         if [len(best) for best in columns["topk_logprobs"]] != counts.tolist():
             raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
         flat_ids = np.fromiter(chain.from_iterable(columns["topk_ids"]), np.int64)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
+from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from xtok.config import CacheKind
+from xtok.predictions.caches import Cache, open_cache, read_cache
+from xtok.predictions.checks import is_renormalized
+from xtok.predictions.topk import Documents, cache_error
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.training.losses.boundaries import ROUNDING
+
+LAYOUT = "for the first token, which nothing predicts: row i must be of token i, not of the next"
+"""What is wrong with a row that predicts its first token."""
 
 
 class Told(NamedTuple):
@@ -22,7 +34,12 @@ class Told(NamedTuple):
 
     @staticmethod
     def of(row: Mapping[str, Any]) -> Told:
-        """Read a row of a cache."""
+        """Read a row of a cache.
+
+        Raises:
+            ValueError: if columns differ in length, the first token has a prediction, or a token is
+                more than certain.
+        """
         ids = np.asarray(row["input_ids"], np.int64)
         names = ("realized_logprob", "topk_ids", "topk_logprobs", "loss_mask")
         columns = {name: row[name] for name in names if row.get(name) is not None}
@@ -34,6 +51,8 @@ class Told(NamedTuple):
         )
         if [len(best) for best in columns.get("topk_logprobs", [[]] * len(ids))] != counts.tolist():
             raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
+        if counts[:1].any():
+            raise ValueError(f"topk_ids begin with candidates {LAYOUT}")
         flat_ids, flat_logprobs = (
             chain.from_iterable(columns.get(name, ())) for name in ("topk_ids", "topk_logprobs")
         )
@@ -41,14 +60,78 @@ class Told(NamedTuple):
         top_logprobs = np.fromiter(flat_logprobs, np.float32)
         if "realized_logprob" in columns:
             realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
+            if not np.isnan(realized[:1]).all():
+                raise ValueError(f"realized_logprob begins with a value {LAYOUT}")
         else:
             realized = np.full(len(ids), np.nan, np.float32)
             of = np.repeat(np.arange(len(ids)), counts)
             own = top_ids == ids[of]
             realized[of[own]] = top_logprobs[own]
+        if (wrong := realized > ROUNDING).any():
+            raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
         is_target = np.asarray(columns.get("loss_mask", np.ones(len(ids))), np.bool_).copy()
         is_target[1:] &= ~np.isnan(realized[1:])
         return Told(ids, is_target, realized, counts, top_ids, top_logprobs)
+
+
+def teacher_rows(
+    path: str | PathLike[str], teacher: ModelLike, *, source: CacheKind | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a teacher's cache as a `DistillationCollator` takes them.
+
+    Args:
+        path: predictions in the teacher's own tokens, in any format that `xtok project` reads:
+            lines of vLLM's or SGLang's answers, or Parquet.
+        teacher: the model whose tokens they are; only its tokenizer is read.
+        source: the format, if the contents should not tell it.
+
+    Yields:
+        a mapping of `input_ids`, `realized_logprob`, `topk_ids` and `topk_logprobs`, and
+        `loss_mask` where the cache has one, for each document.
+
+    Raises:
+        XtokError: if the file cannot be read, is another model's, or has probabilities that are not
+            the teacher's own: renormalized over the candidates, or of another temperature.
+    """
+    tokenizer, cache = load_tokenizer(teacher), open_cache(Path(path), source)
+    is_first = True
+    for shard in cache.shards:
+        for given, _ in read_cache(cache, shard):
+            if is_first:
+                _require_own(cache, given, tokenizer)
+            is_first = False
+            yield from _rows(cache.checked(given, tokenizer.vocabulary))
+
+
+def _require_own(cache: Cache, first: Documents, teacher: Tokenizer) -> None:
+    """Raise an error if a cache says that its predictions are not the teacher's own."""
+    digest, model_id = cache.about.get("tokenizer_sha256"), teacher.vocabulary.model_id
+    if digest not in (None, teacher.table.sha256()):
+        problem = f"it is in the tokens of another model than {model_id}"
+        raise cache_error(cache.path, problem, "give the model whose ids these are")
+    is_file = "normalized" not in cache.about and cache.kind in ("neutral", "distillkit")
+    if cache.renormalized or (is_file and is_renormalized(first.topk, teacher.vocabulary)):
+        problem = "its probabilities sum to 1 over the candidates, and are not the teacher's own"
+        hint = "store natural log-probabilities as a server gives them; or project it, for topk-kl"
+        raise cache_error(cache.path, problem, hint)
+    if cache.temperature not in ("1", "1.0"):
+        problem = f"its predictions have the temperature {cache.temperature}"
+        raise cache_error(cache.path, problem, "make a cache at temperature 1")
+
+
+def _rows(documents: Documents) -> Iterator[dict[str, Any]]:
+    topk = documents.topk
+    for begin, end in zip(topk.bounds[:-1], topk.bounds[1:], strict=True):
+        cuts = topk.starts[begin : end + 1]
+        row = {
+            "input_ids": topk.token_ids[begin:end],
+            "realized_logprob": topk.realized_logprob[begin:end],
+            "topk_ids": [topk.ids[a:b] for a, b in pairwise(cuts)],
+            "topk_logprobs": [topk.logprobs[a:b] for a, b in pairwise(cuts)],
+        }
+        if documents.loss_mask is not None:
+            row["loss_mask"] = documents.loss_mask[begin:end]
+        yield row
 
 
 def pad_candidates(

@@ -71,6 +71,10 @@ def csd(
     is said there of memory holds here. NeMo-RL has the rest from 1 − Σ q; here that of 1:1 chunks
     is summed up, which keeps its digits where it is small.
 
+    A reverse KL with a top-k needs a rest that is real. Where the teacher's candidates sum to 1 by
+    rounding, as they do in float32 where it is sure, the rest is 1e-12, and a student that has half
+    of its probability there pays 0.5 log(0.5 / 1e-12), 13 nats, for a rest that is none.
+
     Args:
         student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
             Columns beyond the index's width are ignored.
@@ -132,9 +136,18 @@ def csd(
     )  # fmt: skip
 
 
-def count_completed(index: SpellingIndex, targets: Targets, alignment: Any) -> int:
+def count_completed(
+    index: SpellingIndex,
+    targets: Targets,
+    alignment: Any,
+    *,
+    exact_token_match_only: bool = False,
+) -> int:
     """Return how many chunks `csd` is the mean of."""
-    chunks = number_chunks(alignment, starts_only=True, device=targets[0].device)
+    device = targets[0].device
+    chunks = number_chunks(
+        alignment, exactly=exact_token_match_only, starts_only=True, device=device
+    )
     return int(_events(index, chunks, targets)[2].is_counted.sum())
 
 

@@ -42,28 +42,29 @@ LossName = Literal[
 Batch = Mapping[str, Any]
 
 
-def _chunks(batch: Batch, side: Batch, _: Any = None) -> int:
-    return count_chunks(side["shifted"])
+def _chunks(batch: Batch, side: Batch, _: Any, exactly: bool) -> int:
+    return count_chunks(side["shifted"], exact_token_match_only=exactly)
 
 
-def _starts(batch: Batch, side: Batch, _: Any = None) -> int:
-    return count_chunks(side["shifted"], starts_only=True)
+def _starts(batch: Batch, side: Batch, _: Any, exactly: bool) -> int:
+    return count_chunks(side["shifted"], exact_token_match_only=exactly, starts_only=True)
 
 
-def _completed(batch: Batch, side: Batch, index: SpellingIndex) -> int:
-    return count_completed(index, _targets(batch, side), side["shifted"])
+def _completed(batch: Batch, side: Batch, index: SpellingIndex, exactly: bool) -> int:
+    targets = _targets(batch, side)
+    return count_completed(index, targets, side["shifted"], exact_token_match_only=exactly)
 
 
 def _targets(batch: Batch, side: Batch) -> tuple[Tensor, Tensor]:
     return batch["targets"], side["targets"]
 
 
-def count_targets(batch: Batch, side: Batch, _: Any = None) -> int:
+def count_targets(batch: Batch, *_: Any) -> int:
     """Return how many of the batch's tokens are targets that something predicts."""
     return int((batch["targets"] >= 0).sum())
 
 
-def _stored(batch: Batch, side: Batch, _: Any = None) -> int:
+def _stored(batch: Batch, side: Batch, *_: Any) -> int:
     return int(side["stored"].valid[:, 1:].sum())
 
 
@@ -77,7 +78,7 @@ class BatchLoss:
     """
 
     mean: Callable[[Tensor, Any, Batch, Batch], Tensor]
-    count: Callable[[Batch, Batch], int] = _chunks
+    count: Callable[[Batch, Batch], int] = lambda batch, side: count_chunks(side["shifted"])
 
     def __call__(
         self, student_logits: Tensor, teacher_logits: Tensor | None, batch: Batch, side: Batch
@@ -111,7 +112,8 @@ class NamedLoss:
     artefact: Artefact | None = None
     to_student: bool = False  # whether the artefact leads from the teacher to the student
     is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
-    count: Callable[[Batch, Batch, Any], int] = _chunks  # takes what `prepared` returned, too
+    # Also takes what `prepared` returned, and whether the loss is of exact chunks alone.
+    count: Callable[[Batch, Batch, Any, bool], int] = _chunks
     prepared: Callable[[Any], Any] = lambda module: module
 
 
@@ -241,7 +243,8 @@ def make_loss(
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
         raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
     artefact = row.prepared(module)
+    exactly = getattr(config, "exact_token_match_only", False)
     return BatchLoss(
         lambda s, t, batch, side: row.call(s, t, batch, side, artefact, config),
-        lambda batch, side: row.count(batch, side, artefact),
+        lambda batch, side: row.count(batch, side, artefact, exactly),
     )
