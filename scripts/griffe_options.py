@@ -20,10 +20,12 @@ class OptionFields(Extension):
         call = attr.value
         if attr.module.path != "xtok.config" or not isinstance(call, ExprCall):
             return
-        if str(call.function) != "option":
+        if str(call.function) not in ("option", "top_k_option"):
             return
         default, text = call.arguments[:2]
         about = {a.name: str(a.value) for a in call.arguments if isinstance(a, ExprKeyword)}
+        if str(call.function) == "top_k_option":
+            about = {"min": "1", "max": "MAX_ENTRIES"}
         words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
         limits = [f"{word} `{about[end]}`" for end, word in words.items() if end in about]
         about_range = f" Range: {', '.join(limits)}." if limits else ""

@@ -57,6 +57,11 @@ def built(
     return found
 
 
+def nemo_values(name: str) -> dict[str, NDArray[Any]]:
+    """NeMo-RL's own values (commit 7ea279a), which scripts/nemo_values.py makes."""
+    return dict(np.load(Path(__file__).with_name("nemo_values") / f"{name}.npz"))
+
+
 def same(a: ProjectionMap, b: ProjectionMap) -> bool:
     return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
 

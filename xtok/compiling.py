@@ -44,7 +44,13 @@ def compiled(function: Callable[..., Any]) -> Any:
 def compiled_inner(function: Callable[..., Any]) -> Any:
     """Return a kernel that only others call: the way in from Python takes long to compile.
 
+        Python → its way in → project_rows → _room, which has none
+
     A literal argument would compile it a second time: hence `np.int64(0)`.
+
+        _room(a, b, n, most)             compiled for n of int64
+        _room(a, b, 0, most)             again, for n of Literal[int](0)
+        _room(a, b, np.int64(0), most)   the first one
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 

@@ -88,9 +88,15 @@ class OptionDetails:
 def option(default: Any, help: str, **details: Any) -> Any:
     """Return a field of a config, or a parameter of a command; the default `...` is none.
 
-    A config calls it itself for each of its fields: the reference reads these calls as they stand.
+    A config calls it, or `top_k_option`, itself for each of its fields: the reference reads these
+    calls as they stand.
     """
     return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
+
+
+def top_k_option(default: int, help: str) -> Any:
+    """Return the field `top_k` of a config."""
+    return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
 
 
 @functools.cache
@@ -187,14 +193,7 @@ def check_loss(loss: str, known: Any = Loss) -> None:
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = option(
-        32,
-        "Entries per row, the scale slot included.",
-        short="-k",
-        min=1,
-        max=MAX_ENTRIES,
-        panel=MAIN,
-    )
+    top_k: int = top_k_option(32, "Entries per row, the scale slot included.")
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
@@ -279,14 +278,7 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = option(
-        4,
-        "Entries per row, the scale slot included.",
-        short="-k",
-        min=1,
-        max=MAX_ENTRIES,
-        panel=MAIN,
-    )
+    top_k: int = top_k_option(4, "Entries per row, the scale slot included.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,13 +288,8 @@ class BuildConfig(MultitokenConfig):
     `top_k` is that of the result, `prep_top_k` that of `multitoken`.
     """
 
-    top_k: int = option(
-        SortCutConfig.top_k,
-        "Entries per row, the scale slot included; with --for, 8 unless given.",
-        short="-k",
-        min=1,
-        max=MAX_ENTRIES,
-        panel=MAIN,
+    top_k: int = top_k_option(
+        SortCutConfig.top_k, "Entries per row, the scale slot included; with --for, 8 unless given."
     )
     prep_top_k: int = option(
         MultitokenConfig.top_k,
@@ -374,7 +361,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
+    top_k: int = top_k_option(10, "Entries per row.")
     weight_threshold: float = option(
         0.0,
         "Drop entries whose share of the row is less: of the whole row by embeddings, of its "
@@ -423,7 +410,7 @@ class ProjectConfig(Config):
     """How `project` turns a teacher's predictions into a student's."""
 
     panel = MAIN
-    top_k: int = option(64, "Candidates per token.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
+    top_k: int = top_k_option(64, "Candidates per token.")
     to: CacheFormat = option(
         "neutral",
         "What to write: neutral, Parquet; axolotl or distillkit, the columns that it reads; vllm, "

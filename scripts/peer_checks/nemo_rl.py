@@ -44,10 +44,7 @@ _LOSSES: dict[str, dict[str, Any]] = {
 
 def checks(checkout: Path, work: Path) -> Checks:
     """Yield every line about a checkout of NeMo-RL."""
-    report.stand_in("nemo_rl.models.policy", TokenizerConfig=dict)
-    report.stand_in("nemo_rl.models.dtensor.parallelize", to_local_if_dtensor=lambda tensor: tensor)
-    report.stand_in("nemo_rl.utils.logger", Logger=object)
-    module = report.imported(checkout, "nemo_rl.algorithms.loss.loss_functions")
+    module = losses_of(checkout)
     is_draft = hasattr(module.CrossTokenizerDistillationLossFn, nemo_rl_draft.PARTITION_KL)
     for label, names in report.PAIRS.items():
         pair = Pair(checkout, work, label, *names)
@@ -62,6 +59,37 @@ def checks(checkout: Path, work: Path) -> Checks:
             yield from report.guarded(f"{what}, {label}", check)
     if not is_draft:
         yield from report.guarded("map tools", partial(map_tools, checkout, work))
+
+
+def losses_of(checkout: Path) -> Any:
+    """Import the module of their losses, with stand-ins for what it does not need here."""
+    report.stand_in("nemo_rl.models.policy", TokenizerConfig=dict)
+    report.stand_in("nemo_rl.models.dtensor.parallelize", to_local_if_dtensor=lambda tensor: tensor)
+    report.stand_in("nemo_rl.utils.logger", Logger=object)
+    return report.imported(checkout, "nemo_rl.algorithms.loss.loss_functions")
+
+
+def loss_of(module: Any, path: Path, widths: tuple[int, int], changed: dict[str, Any]) -> Any:
+    """Return their loss with a map's `.pt`, as a function of logits and their alignment."""
+    config = {
+        "gold_loss": False, "xtoken_loss": False, "temperature": 1.0, "vocab_topk": 8192,
+        "uncommon_topk": 8192, "reverse_kl": False, "exact_token_match_only": False,
+        "kl_loss_weight": 1.0, "ce_loss_scale": 0.0, "dynamic_loss_scaling": False,
+        "kd_loss_mode": "sum", "normalize_teacher_by_vocab": False, "alpha": 1.0,
+        "student_vocab_size": widths[0], "teacher_vocab_sizes": [widths[1]],
+        "projection_matrix_paths": [str(path)], "teacher_weights": [1.0],
+        "teacher_gold_loss": [None], "teacher_xtoken_loss": [None], **changed,
+    }  # fmt: skip
+    made = module.CrossTokenizerDistillationLossFn(config)
+
+    def loss(student: Tensor, teacher: Tensor, aligned: Any) -> Tensor:
+        kd, _ = made._compute_teacher_kd(
+            0, student, {}, {0: teacher}, {0: aligned}, None,
+            use_per_teacher_flags=False, tp_group=None, cp_group=None,
+        )  # fmt: skip
+        return kd  # type: ignore[no-any-return]
+
+    return loss
 
 
 class Pair:
@@ -121,15 +149,8 @@ class Pair:
         )
         for name, changed in _LOSSES.items():
             loss: Loss = "gold" if changed.get("gold_loss") else "p-kl"
-            theirs = module.CrossTokenizerDistillationLossFn(self._config(loss, changed))
-
-            def their_loss(student: Tensor, teacher: Tensor, theirs: Any = theirs) -> Tensor:
-                kd, _ = theirs._compute_teacher_kd(
-                    0, student, {}, {0: teacher}, {0: localized}, None,
-                    use_per_teacher_flags=False, tp_group=None, cp_group=None,
-                )  # fmt: skip
-                return kd  # type: ignore[no-any-return]
-
+            made = loss_of(module, self.paths[loss], self.maps[loss].shape, changed)
+            their_loss = partial(made, aligned=localized)
             our_loss = self._our_loss(loss, changed, aligned)
             errors = report.errors(our_loss, report.value_and_gradient(their_loss, *logits), logits)
             figure = "value {:.0e}, gradient {:.0e} apart".format(*errors)
@@ -214,18 +235,6 @@ class Pair:
             teacher_tokenizer=self.tokenizers[1],
             projection_matrix_path=str(self.paths[loss]),
         )
-
-    def _config(self, loss: Loss, changed: dict[str, Any]) -> dict[str, Any]:
-        widths = self.maps[loss].shape
-        return {
-            "gold_loss": False, "xtoken_loss": False, "temperature": 1.0, "vocab_topk": 8192,
-            "uncommon_topk": 8192, "reverse_kl": False, "exact_token_match_only": False,
-            "kl_loss_weight": 1.0, "ce_loss_scale": 0.0, "dynamic_loss_scaling": False,
-            "kd_loss_mode": "sum", "normalize_teacher_by_vocab": False, "alpha": 1.0,
-            "student_vocab_size": widths[0], "teacher_vocab_sizes": [widths[1]],
-            "projection_matrix_paths": [str(self.paths[loss])], "teacher_weights": [1.0],
-            "teacher_gold_loss": [None], "teacher_xtoken_loss": [None], **changed,
-        }  # fmt: skip
 
     def _our_loss(self, loss: Loss, changed: dict[str, Any], aligned: Any) -> report.LossFunction:
         names = ("temperature", "reverse_kl", "exact_token_match_only")

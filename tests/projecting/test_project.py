@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from make import byte_ranks
 from naive_projecting import (
     END,
     Bigrams,
@@ -194,6 +195,20 @@ def test_equal_tokenizers_give_the_input_bit_for_bit(byte_level: Tokenizer) -> N
     assert cut.logprobs.tolist() == logprobs[:, 0].tolist()
     left = np.exp(rest[1:].astype(np.float64)) + np.exp(logprobs[:, 1:].astype(np.float64)).sum(1)
     assert cut.rest_logprob[1:] == pytest.approx(np.log(left), abs=1e-5)
+
+
+def test_ids_beyond_the_students_width_are_rest_for_equal_tokenizers(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "narrow.tiktoken", "ab", "cd")
+    teacher = byte_ranks(tmp_path / "wide.tiktoken", "ab", "cd", width=300)
+    ids, bounds, nan = np.array([256, 257], np.int32), np.array([0, 2]), np.nan
+    shares, rest = np.log(np.array([[0.5, 0.3, 0.1], [nan, 0.1, nan]], np.float32))
+    candidates, realized = np.array([257, 299, 97], np.int32), np.array([nan, shares[0]], "f4")
+    given = TopK(ids, bounds, np.array([0, 0, 3]), candidates, shares, rest[:2], realized)
+    projector = Projector(xtok.pair(student, teacher), xtok.build(teacher, student, PLAIN))
+    found = projector.project(given, ids, bounds, 3)
+    assert found.ids.tolist() == [257, 97]
+    assert np.exp(found.logprobs) == pytest.approx([0.5, 0.1])
+    assert np.exp(found.rest_logprob[1]) == pytest.approx(0.4)
 
 
 def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> None:

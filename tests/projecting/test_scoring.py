@@ -12,8 +12,9 @@ from naive_projecting import Small, map_of
 import xtok
 from xtok.pairs import Pair
 from xtok.predictions.ranked import Scores, entries
-from xtok.predictions.topk import TopK, bounds_of
+from xtok.predictions.topk import TopK
 from xtok.projecting.scoring import Scorer
+from xtok.ragged import bounds_of
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import Entry, TokenType
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from math import log
-from pathlib import Path
 from typing import Any
 
 import naive_losses
 import numpy as np
 import pytest
 import torch
-from make import GOOD, alignment, random_map
+from make import GOOD, alignment, nemo_values, random_map
 from naive_losses import value_and_gradient
 from torch import Tensor
 
@@ -36,9 +35,6 @@ from xtok.training.losses import (
     sum_teachers,
 )
 from xtok.training.module import ProjectionModule
-
-GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
-
 
 ROWS = [[0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, 3, 3, -1]]
 COLUMNS = [[0, 1, 1, -1, 2], [0, 0, 1, 2, -1]]
@@ -88,11 +84,7 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_values_and_gradients_of_nemo_rl(case: str, seed: int) -> None:
-    path = GOLDEN / f"nemo_rl_losses_seed{seed}.npz"
-    if not path.exists():
-        pytest.skip("the reference values are not there")
-    with np.load(path) as file:
-        data = {name: file[name] for name in file.files}
+    data = nemo_values(f"losses_seed{seed}")
     student = torch.from_numpy(data["student_logits"]).requires_grad_()
     teacher = torch.from_numpy(data["teacher_logits"])
     aligned = alignment(

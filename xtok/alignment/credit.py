@@ -12,6 +12,7 @@ from xtok.alignment.kernels import Side, weigh_by_prefix
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
 from xtok.predictions.topk import TopK
+from xtok.ragged import bounds_of
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
@@ -62,7 +63,7 @@ def prefix_weights(
     for number in numbers:
         places = np.flatnonzero(is_shared[number])
         sizes = np.bincount(number[places], minlength=len(sums))[is_shared]
-        chunks += [places, np.concatenate([[0], np.cumsum(sizes)])]
+        chunks += [places, bounds_of(sizes)]
     sides = (
         Side(tokens.ids, tokens.bounds, table.symbols, table.offsets)
         for tokens, table in ((student, aligner.student), (teacher, aligner.teacher))

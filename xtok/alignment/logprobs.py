@@ -14,7 +14,8 @@ from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.credit import chunk_sums, prefix_weights, shares
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
-from xtok.predictions.topk import IMPOSSIBLE, TopK, bounds_of
+from xtok.predictions.topk import IMPOSSIBLE, TopK
+from xtok.ragged import bounds_of
 from xtok.vocab.display import escape
 
 Credit: TypeAlias = Literal["uniform", "student", "prefix"]

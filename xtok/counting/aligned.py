@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.pairs import Pair
+from xtok.ragged import bounds_of
 from xtok.vocab.display import escape, quoted
 from xtok.vocab.table import TokenTable
 
@@ -57,7 +58,7 @@ class AlignedTexts(NamedTuple):
         """
         if not self.differs.any():
             return np.zeros(len(sizes), np.int64)
-        ends = np.concatenate([[0], np.cumsum(table.lengths[self.student.ids])])
+        ends = bounds_of(table.lengths[self.student.ids])
         of_chunks = ends[self.spans[1]] - ends[self.spans[0]]
         within = np.bincount(self.documents, of_chunks, len(sizes)).astype(np.int64)
         return np.where(self.differs, (sizes - within).clip(1), 0)

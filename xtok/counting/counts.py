@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xtok.config import Target
 from xtok.maps.edges import Edges, pair_order
+from xtok.ragged import bounds_of
 
 if TYPE_CHECKING:
     from xtok.counting.aligned import AlignedTexts
@@ -55,8 +56,7 @@ class MapRows(NamedTuple):
     def of(edges: Edges, num_rows: int) -> MapRows:
         """Return edges, in any order and without duplicates, as rows."""
         edges = edges.take(pair_order(edges)[0])
-        bounds = np.zeros(num_rows + 1, np.int64)
-        np.cumsum(np.bincount(edges.student_ids, minlength=num_rows), out=bounds[1:])
+        bounds = bounds_of(np.bincount(edges.student_ids, minlength=num_rows))
         return MapRows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
 
 
@@ -111,7 +111,7 @@ class DistinctChunks(NamedTuple):
     def take(self, chosen: NDArray[np.bool_]) -> DistinctChunks:
         """Return the chosen chunks, bool `[chunks]`."""
         lengths = np.diff(self.bounds)
-        bounds = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
+        bounds = bounds_of(lengths[chosen])
         ids = self.ids[np.repeat(chosen, lengths)]
         return DistinctChunks(ids, bounds, self.widths[chosen], self.counts[chosen])
 

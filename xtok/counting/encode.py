@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.sequences import FlatIds
+from xtok.ragged import bounds_of
 from xtok.threads import available_cores
 
 if TYPE_CHECKING:
@@ -102,4 +103,4 @@ class TextEncoder:
 
 def _joined(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
     arrays = [*rows, np.zeros(0, np.int32)]  # the last, so that there is one to concatenate
-    return FlatIds(np.concatenate(arrays), np.cumsum([0, *map(len, arrays[:-1])]))
+    return FlatIds(np.concatenate(arrays), bounds_of([*map(len, arrays[:-1])]))

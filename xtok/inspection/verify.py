@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import fspath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -13,12 +13,10 @@ from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.admit import can_grow, is_swapped
-from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike, as_any_map
-from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import examples_of
-from xtok.maps.spellings import INVARIANTS as SPELLING_INVARIANTS
 from xtok.maps.spellings import SpellingMap
 from xtok.pairs import Pair
 from xtok.vocab.display import listed, plural
@@ -89,7 +87,7 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
         yield Check("tensors", *_tensors(m, digests["tensors"]))
     for side, vocabulary in sides.items():
         yield Check(f"{side} tokens", *_digest(vocabulary.table, digests.get(side)))
-    invariants = list(_invariants(m, _INVARIANTS[type(m)]))
+    invariants = list(_invariants(m))
     yield from invariants
     if invariants[-1].level == "failed":  # what comes after relies on it
         yield Check("rows", "skipped", "the arrays are not in order")
@@ -131,22 +129,15 @@ def _of_kind(m: AnyMap) -> Iterator[Check]:
     yield Check("exact rows", *_exact_rows(m))
 
 
-_INVARIANTS: Mapping[type[AnyMap], Mapping[str, tuple[Callable[[Any], None], str]]] = {
-    ProjectionMap: INVARIANTS, EventMap: EVENT_INVARIANTS, SpellingMap: SPELLING_INVARIANTS,
-}  # fmt: skip
-
-
 def _contents(m: AnyMap) -> str:
     if isinstance(m, ProjectionMap):
         return f"{m.nnz:,} entries"
     return "events" if isinstance(m, EventMap) else "spellings"
 
 
-def _invariants(
-    m: AnyMap, invariants: Mapping[str, tuple[Callable[[Any], None], str]]
-) -> Iterator[Check]:
+def _invariants(m: AnyMap) -> Iterator[Check]:
     """Check one after another, up to the first that fails."""
-    for name, (check, says) in invariants.items():
+    for name, (check, says) in m.INVARIANTS.items():
         try:
             check(m)
         except ValueError as error:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from os import PathLike
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import MapFileError
-from xtok.maps import file as mapfile
+from xtok.maps.file import StoredMap
 from xtok.vocab.table import SIDES
-
-if TYPE_CHECKING:
-    from xtok.maps.projection_map import StageReport
-    from xtok.vocab.table import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EventMap:
+class EventMap(StoredMap):
     """Events of two vocabularies: each token is in one, and each event has tokens of both sides.
 
     Two distributions over next tokens become distributions over the same events, by sums within
@@ -29,8 +21,10 @@ class EventMap:
     should be in one event; how often they are not is the *leak*.
     """
 
-    student: Vocabulary
-    teacher: Vocabulary
+    KIND = "events"
+    NAME = "an event map"
+    MADE_BY = "xtok events"
+
     # int32 `[V]`, the event of each token. Events are numbered by falling mass on the counted text,
     # those of equal mass by their lowest student id.
     student_event: NDArray[np.int32]
@@ -40,8 +34,6 @@ class EventMap:
     student_link: NDArray[np.int32]
     teacher_link: NDArray[np.int32]
     rest: int | None  # the event of unlinked tokens: special ones without a partner, unused ids
-    history: tuple[Mapping[str, Any], ...] = ()  # one object per stage
-    reports: tuple[StageReport, ...] = ()  # of the stages of this process; not saved
 
     def __repr__(self) -> str:
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
@@ -49,39 +41,9 @@ class EventMap:
         return f"EventMap({pair}, {rows} and {columns} tokens, {self.num_events} events)"
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """`(V_student, V_teacher)`."""
-        return self.student.vocab_size, self.teacher.vocab_size
-
-    @property
     def num_events(self) -> int:
         """The number of events E; their ids are 0 to E − 1."""
         return int(self.student_event.max()) + 1
-
-    def check(self) -> None:
-        """Check what holds for every event map.
-
-        Raises:
-            ValueError: naming the first thing that does not hold.
-        """
-        for check, _ in INVARIANTS.values():
-            check(self)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the events as `.safetensors`; see `file.save`."""
-        mapfile.save(self, path)
-
-    @staticmethod
-    def load(path: str | PathLike[str]) -> EventMap:
-        """Read an event map.
-
-        Raises:
-            MapFileError: if the file is not an event map, or is damaged.
-        """
-        fields = mapfile.read(path)
-        if mapfile.kind_of(fields) != "events":
-            raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
-        return mapfile.map_of_fields(EventMap, fields, path)
 
 
 def _check_events(m: EventMap) -> None:
@@ -123,9 +85,8 @@ def _check_measures(m: EventMap) -> None:
             raise ValueError("the measures of the counted text are not numbers")
 
 
-INVARIANTS: Mapping[str, tuple[Callable[[EventMap], None], str]] = {
+EventMap.INVARIANTS = {
     "events": (_check_events, "each has tokens of both sides"),
     "links": (_check_links, "each token is in the event of its link"),
     "measures": (_check_measures, "numbers, where text was counted"),
 }
-"""What holds for every event map, as in `projection_map.INVARIANTS`."""

@@ -10,12 +10,13 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +24,15 @@ from safetensors import SafetensorError, safe_open
 
 from xtok import io
 from xtok.errors import MAP_HINT, MapFileError, XtokError
+from xtok.files.keys import unique_keys
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.maps.pt import load_pt, require
 from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
 if TYPE_CHECKING:
-    from xtok.maps.events import EventMap
     from xtok.maps.projection_map import ProjectionMap
-    from xtok.maps.spellings import SpellingMap
-
-M = TypeVar("M", bound="ProjectionMap | EventMap | SpellingMap")
+M = TypeVar("M", bound="StoredMap")
 
 Kind: TypeAlias = Literal["map", "events", "spellings"]
 """What a file holds: a projection map, an event map, a spelling map."""
@@ -53,10 +52,58 @@ _NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of t
 SUFFIXES = (".safetensors", ".pt")
 """Of a map's file; an event map has no `.pt`."""
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredMap:
+    """A map of two vocabularies that a file can hold."""
+
+    KIND: ClassVar[Kind]
+    NAME: ClassVar[str]  # as in a message, with an article
+    MADE_BY: ClassVar[str]  # the command, as in a hint
+    INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
+    """What holds for every map of the class: a check that raises a `ValueError`, and what it says
+    if it does not. A check may rely on those before it."""
+
+    student: Vocabulary
+    teacher: Vocabulary
+    history: tuple[Mapping[str, Any], ...] = ()  # an object per stage: its name, options, version
+    reports: tuple[StageReport, ...] = ()  # what the stages of this process reported; not saved
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(V_student, V_teacher)`."""
+        return self.student.vocab_size, self.teacher.vocab_size
+
+    def check(self) -> None:
+        """Check what holds for every map of the class.
+
+        Raises:
+            ValueError: naming the first thing that does not hold.
+        """
+        for check, _ in self.INVARIANTS.values():
+            check(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the map as `.safetensors`, or in NeMo-RL's layout as `.pt`; see `save`."""
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read a map of the class.
+
+        Raises:
+            MapFileError: if the file holds none, or is damaged.
+        """
+        fields = read(path)
+        if kind_of(fields) != cls.KIND:
+            raise MapFileError(f"{path} is not {cls.NAME}", hint=f"{cls.MADE_BY} makes one")
+        return map_of_fields(cls, fields, path)
+
+
 # Writing
 
 
-def save(any_map: ProjectionMap | EventMap | SpellingMap, path: str | PathLike[str]) -> None:
+def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
     A spelling map as `.pt` is two files, the second beside the first: `nemo_tables.reverse_of`.
@@ -80,7 +127,7 @@ def save(any_map: ProjectionMap | EventMap | SpellingMap, path: str | PathLike[s
     io.write_all(dict(zip(targets, contents, strict=True)))
 
 
-def files_of(any_map: ProjectionMap | EventMap | SpellingMap, path: Path) -> list[Path]:
+def files_of(any_map: StoredMap, path: Path) -> list[Path]:
     """Return the files that `save` writes to a path: two for a spelling map as `.pt`."""
     if path.suffix == ".pt" and kind_of(vars(any_map)) == "spellings":
         return [path, nemo_tables.reverse_of(path)]
@@ -92,7 +139,7 @@ def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) 
     return io.check_output(path, suffixes, or_folder=True)
 
 
-def to_safetensors(any_map: ProjectionMap | EventMap | SpellingMap) -> bytes:
+def to_safetensors(any_map: StoredMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
     from safetensors.numpy import save
 
@@ -259,7 +306,7 @@ def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dic
             header = dict(file.metadata() or {})
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            json.loads(file.read(size), object_pairs_hook=_without_duplicates)
+            json.loads(file.read(size), object_pairs_hook=unique_keys)
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         message = f"{source} is not a whole safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP
@@ -267,12 +314,6 @@ def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dic
     for tensor in tensors.values():
         tensor.flags.writeable = False
     return tensors, header
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in pairs]
-    if len({*names}) < len(names):
-        raise ValueError(f"a name stands twice in its header: {max(names, key=names.count)}")
 
 
 def check_json(text: str) -> None:
@@ -309,7 +350,7 @@ _OF_VOCABULARY = {
 }
 
 
-def pack(any_map: ProjectionMap | EventMap | SpellingMap) -> tuple[dict[str, NDArray[Any]], str]:
+def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
 
     Raises:

@@ -22,6 +22,7 @@ from xtok.maps.edges import (
     pair_order,
     row_starts,
 )
+from xtok.maps.file import StoredMap
 from xtok.maps.parts import InvariantError, history_step
 from xtok.maps.parts import RowKind as RowKind
 from xtok.maps.parts import StageReport as StageReport
@@ -71,15 +72,13 @@ class _OfPair(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ProjectionMap:
+class ProjectionMap(StoredMap):
     """A cross-tokenizer projection map W, float32 `[V_student, V_teacher]`, as sorted COO.
 
     Entries are sorted by student id, then by falling weight, then by teacher id; a row's scale
     slot comes last whatever its weight. Every non-empty row sums to 1.
     """
 
-    student: Vocabulary  # of the rows
-    teacher: Vocabulary  # of the columns
     student_ids: NDArray[np.int32]  # int32 [nnz]
     teacher_ids: NDArray[np.int32]  # int32 [nnz]
     weights: NDArray[np.float32]  # float32 [nnz], > 0
@@ -87,18 +86,11 @@ class ProjectionMap:
     scale_slot: NDArray[np.uint8] | None  # [V_student], 1 where the row's last entry is the slot
     method: str  # how the edges were found; see the guide to the file format
     top_k: int  # the most entries of a row
-    history: tuple[Mapping[str, Any], ...] = ()  # an object per stage: its name, options, version
     recipe: Recipe | None = None  # what `build` made it of; None once it was changed
-    reports: tuple[StageReport, ...] = ()  # what the stages of this process reported; not saved
 
     def __repr__(self) -> str:
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
         return f"ProjectionMap({pair}, {self.shape[0]} × {self.shape[1]}, nnz={self.nnz})"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """`(V_student, V_teacher)`."""
-        return self.student.vocab_size, self.teacher.vocab_size
 
     @property
     def nnz(self) -> int:
@@ -275,7 +267,7 @@ class ProjectionMap:
             InvariantError: naming the first one that does not hold, and where.
         """
         if "_holds" not in vars(self):
-            for name, (check, _) in INVARIANTS.items():
+            for name, (check, _) in self.INVARIANTS.items():
                 _check_named(name, check, self)
             arrays = (*self.edges, self.row_kind, self.scale_slot)
             if not any(array is not None and array.flags.writeable for array in arrays):
@@ -334,12 +326,9 @@ class ProjectionMap:
             }
         )
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the map as `.safetensors`, or in NeMo-RL's layout as `.pt`; see `file.save`."""
-        mapfile.save(self, path)
-
-    @staticmethod
+    @classmethod
     def load(
+        cls,
         path: str | PathLike[str],
         *,
         student_vocab_size: int | None = None,
@@ -506,7 +495,7 @@ def _check_sums(m: ProjectionMap) -> None:
         raise ValueError(f"row {row} sums to {sums[place]:.6g}, not 1")
 
 
-INVARIANTS: Mapping[str, tuple[Callable[[ProjectionMap], None], str]] = {
+ProjectionMap.INVARIANTS = {
     "shapes": (_check_shapes, "every array has its length"),
     "ids": (_check_ids, "within the two widths"),
     "weights": (_check_weights, "finite and above 0"),
@@ -514,8 +503,6 @@ INVARIANTS: Mapping[str, tuple[Callable[[ProjectionMap], None], str]] = {
     "order": (_check_order, "sorted, no pair twice"),
     "sums": (_check_sums, "every row that has entries sums to 1"),
 }
-"""What holds for every map: a check that raises a `ValueError`, and what it says if it does not.
-A check may rely on those before it."""
 
 
 def _require(holds: bool, message: str) -> None:

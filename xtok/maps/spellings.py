@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import MapFileError
-from xtok.maps import file as mapfile
+from xtok.maps.file import StoredMap
 from xtok.vocab.table import SIDES, TokenTable, TokenType
-
-if TYPE_CHECKING:
-    from xtok.maps.projection_map import StageReport
-    from xtok.vocab.table import Vocabulary
 
 Ids = NDArray[np.int64]
 
@@ -25,7 +18,7 @@ UNUSED = "unused"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SpellingMap:
+class SpellingMap(StoredMap):
     """How each side writes the other's tokens in the middle of a text, byte for byte.
 
     A token that is spelled by one token is *shared*: the two have the same bytes, or are special
@@ -37,24 +30,19 @@ class SpellingMap:
     the tokens that are spelled alike but for the last piece.
     """
 
-    student: Vocabulary
-    teacher: Vocabulary
+    KIND = "spellings"
+    NAME = "a spelling map"
+    MADE_BY = "xtok events --for csd"
+
     student_pieces: NDArray[np.int32]  # [total], teacher ids: one token's spelling after another
     student_counts: NDArray[np.int32]  # [V_student], pieces of each: 1 shared, 0 left out
     teacher_pieces: NDArray[np.int32]  # [total], student ids
     teacher_counts: NDArray[np.int32]  # [V_teacher]
-    history: tuple[Mapping[str, Any], ...] = ()  # one object per stage
-    reports: tuple[StageReport, ...] = ()  # of the stages of this process; not saved
 
     def __repr__(self) -> str:
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
         rows, columns = self.shape
         return f"SpellingMap({pair}, {rows} and {columns} tokens, {len(self.shared[0])} shared)"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """`(V_student, V_teacher)`."""
-        return self.student.vocab_size, self.teacher.vocab_size
 
     @property
     def tables(self) -> tuple[TokenTable, TokenTable]:
@@ -84,32 +72,6 @@ class SpellingMap:
             "special, without a partner": np.flatnonzero(without & ~has_bytes & ~unused),
             UNUSED: np.flatnonzero(without & unused),
         }
-
-    def check(self) -> None:
-        """Check what holds for every spelling map.
-
-        Raises:
-            ValueError: naming the first thing that does not hold.
-        """
-        for check, _ in INVARIANTS.values():
-            check(self)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the spellings as `.safetensors`; see `file.save`."""
-        mapfile.save(self, path)
-
-    @staticmethod
-    def load(path: str | PathLike[str]) -> SpellingMap:
-        """Read a spelling map.
-
-        Raises:
-            MapFileError: if the file is not a spelling map, or is damaged.
-        """
-        fields = mapfile.read(path)
-        if mapfile.kind_of(fields) != "spellings":
-            hint = "xtok events --for csd makes one"
-            raise MapFileError(f"{path} is not a spelling map", hint=hint)
-        return mapfile.map_of_fields(SpellingMap, fields, path)
 
 
 def _table(m: SpellingMap, side: str) -> TokenTable:
@@ -179,9 +141,8 @@ def _bytes_of(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:
     return data
 
 
-INVARIANTS: Mapping[str, tuple[Callable[[SpellingMap], None], str]] = {
+SpellingMap.INVARIANTS = {
     "spellings": (_check_spellings, "ids of the other side, as many as are counted"),
     "shared": (_check_shared, "one to one"),
     "bytes": (_check_bytes, "each token's spelling has its bytes"),
 }
-"""What holds for every spelling map, as in `projection_map.INVARIANTS`."""

@@ -14,11 +14,11 @@ from xtok.predictions.columns import Columns, Target, list_array, next_tokens
 from xtok.predictions.topk import (
     Documents,
     TopK,
-    bounds_of,
     cache_error,
     chosen_rows,
     without_impossible,
 )
+from xtok.ragged import bounds_of
 from xtok.vocab.table import MAX_WIDTH
 
 COLUMNS = (

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.topk import TopK, bounds_of, rows_of
+from xtok.predictions.topk import TopK, rows_of
+from xtok.ragged import bounds_of
 
 LEAST_REST = 2.0**-24
 """The least share that tokens outside the candidates have together: none is impossible."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
+from xtok.ragged import bounds_of
 
 IMPOSSIBLE = -1e3
 """Log-probabilities below this are padding, or the floor of a server (−9999)."""
@@ -69,11 +70,6 @@ class Documents(NamedTuple):
 def cache_error(place: object, problem: str, hint: str, parameter: str = "") -> XtokError:
     """Return an error of a cache."""
     return XtokError(f"{place}: {problem}", hint=hint, parameter=parameter)
-
-
-def bounds_of(sizes: Any) -> NDArray[np.int64]:
-    """Return where parts of these sizes begin, and the last one ends."""
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def rows_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.files.opening import need
-from xtok.predictions.topk import AGAIN, TopK, bounds_of, cache_error
+from xtok.predictions.topk import AGAIN, TopK, cache_error
+from xtok.ragged import bounds_of
 
 Bounds = NDArray[np.int64]
 """Where each list begins in what lists hold, and where the last one ends."""

@@ -24,7 +24,7 @@ from xtok.predictions import distillkit, neutral
 from xtok.predictions.caches import WRITERS, Cache, open_cache, read_cache
 from xtok.predictions.checks import is_renormalized
 from xtok.predictions.columns import Target
-from xtok.predictions.topk import Documents, bounds_of, cache_error
+from xtok.predictions.topk import Documents, cache_error
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.projecting.back_map import BACK_MAP, admitted
 from xtok.projecting.parts import (
@@ -38,6 +38,7 @@ from xtok.projecting.parts import (
     tables_of,
 )
 from xtok.projecting.rows import RowProjector, notes_on
+from xtok.ragged import bounds_of
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.roles import slot_candidates

@@ -226,7 +226,7 @@ def project_rows(  # type: ignore[no-untyped-def]
         if misses + most > len(missing):
             break
         if is_same and u == 0:
-            _copy(given, j, rows, x, top_k)
+            _copy(given, j, rows, x, top_k, len(touched))
             continue
         before = misses
         goes_to, part = _room(goes_to, part, np.int64(0), most)
@@ -457,15 +457,18 @@ def _room(goes_to, part, count, more):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _copy(given, j, rows, x, top_k):  # type: ignore[no-untyped-def]
-    """Write a prediction as it is, but for what is cut."""
+def _copy(given, j, rows, x, top_k, width):  # type: ignore[no-untyped-def]
+    """Write a prediction as it is, but for what is cut, or is beyond the student's width."""
     start, end = given.starts[j], given.starts[j + 1]
-    size = min(end - start, top_k)
-    rows.ids[x, :size] = given.ids[start : start + size]
-    rows.logprobs[x, :size] = given.logprobs[start : start + size]
+    size, cut = np.int64(0), 0.0
+    for k in range(start, end):
+        if size < top_k and given.ids[k] < width:
+            rows.ids[x, size], rows.logprobs[x, size] = given.ids[k], given.logprobs[k]
+            size += 1
+        else:
+            cut += np.exp(np.float64(given.logprobs[k]))
     rows.rest[x] = given.rest_logprob[j]
     if start + size < end:
-        cut = np.exp(given.logprobs[start + size : end].astype(np.float64)).sum()
         rows.rest[x] = np.log(np.exp(np.float64(given.rest_logprob[j])) + cut)
     rows.own[x] = given.realized_logprob[j]
     rows.size[x] = size

@@ -16,7 +16,7 @@ from xtok.alignment.credit import chunk_sums, prefix_weights, shares
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
-from xtok.predictions.topk import TopK, bounds_of, chosen_rows
+from xtok.predictions.topk import TopK, chosen_rows
 from xtok.projecting.kernels import (
     ID_BITS,
     ROOT,
@@ -28,6 +28,7 @@ from xtok.projecting.kernels import (
     find_seams,
     project_rows,
 )
+from xtok.ragged import bounds_of
 from xtok.threads import available_cores
 from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 
@@ -95,7 +96,7 @@ class Projector:
                 "from the teacher to the student, without scale slots"
             )
         self.student, _ = pair.tokenizers
-        self.is_same = ours.sha256() == theirs.sha256()
+        self.is_same = pair.is_same
         self.num_threads, self.along_path = num_threads or available_cores(), along_path
         self._aligner = TokenAligner(pair)
         self._teacher = _arrays(theirs, ours, back_map)

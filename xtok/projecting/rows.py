@@ -20,8 +20,9 @@ from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
-from xtok.predictions.topk import Documents, bounds_of, cache_error, chosen_rows
+from xtok.predictions.topk import Documents, cache_error, chosen_rows
 from xtok.projecting.project import Projector
+from xtok.ragged import bounds_of
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
 

@@ -12,9 +12,10 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.predictions.ranked import LEAST_REST, Scores
-from xtok.predictions.topk import TopK, bounds_of, chosen_rows, joined, rows_of
+from xtok.predictions.topk import TopK, chosen_rows, joined, rows_of
 from xtok.projecting.project import Projector
 from xtok.projecting.rows import StudentSequence, Templates, of_conversation
+from xtok.ragged import bounds_of
 
 
 class Scorer:

@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from xtok.config import MAX_ENTRIES
 from xtok.predictions import sglang, vllm
 from xtok.predictions.ranked import Scores, chosen
-
-MOST = 4096
-"""Candidates that a request may ask for."""
 
 
 class BadRequest(Exception):
@@ -340,8 +338,8 @@ def _needed(top_k: int | None, asked: _Scored) -> int:
 
 
 def _checked_k(top_k: int, field: str) -> int:
-    if not 0 <= top_k <= MOST:
-        raise BadRequest(f"{field}: {top_k} is not in 0..{MOST}")
+    if not 0 <= top_k <= MAX_ENTRIES:
+        raise BadRequest(f"{field}: {top_k} is not in 0..{MAX_ENTRIES}")
     return top_k
 
 

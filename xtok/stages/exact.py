@@ -69,7 +69,14 @@ def with_exact(
     config: MultitokenConfig,
     notes: Sequence[str] = (),
 ) -> ProjectionMap:
-    """Put matches, which were made with these options, in the place of a map's own rows."""
+    """Put matches, which were made with these options, in the place of a map's own rows.
+
+    student   the map's row                     matches           the row then
+    ` the`    ` t` 0.76, `he` 0.07, slot 0.17   equal: ` the`     ` the` 1, no slot
+    `</s>`    `</` 0.76, `s>` 0.07, slot 0.17   role: `<end>`     `<end>` 1, no slot
+    ` The`    ` T` 0.76, `he` 0.07, slot 0.17   relaxed: ` the`   ` the` 0.83, slot 0.17
+    ` zq`     ` z` 0.76, `q` 0.07, slot 0.17    none              as it was
+    """
     special = heaviest(matches.special, projection.top_k)
     relaxed_rows = matches.relaxed.student_ids
     kind = projection.row_kind.copy()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +25,7 @@ from xtok.conversation.batching import pad
 from xtok.maps.admit import pair as pair_of
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.training.told import LAYOUT, Told, pad_candidates
+from xtok.training.told import Told, candidates_of, columns_of, pad_candidates
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -372,18 +371,8 @@ class TopKCollator:
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
-        ids = np.asarray(row["input_ids"], np.int64)
-        columns = {name: row[name] for name in _PER_TOKEN if row.get(name) is not None}
-        for name, values in columns.items():
-            if len(values) != len(ids):
-                raise ValueError(f"{name} has {len(values)} rows for {len(ids)} input_ids")
-        counts = np.array([len(best) for best in columns["topk_ids"]], np.int64)
-        if counts[:1].any():
-            raise ValueError(f"topk_ids begin with candidates {LAYOUT}")
-        if [len(best) for best in columns["topk_logprobs"]] != counts.tolist():
-            raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
-        flat_ids = np.fromiter(chain.from_iterable(columns["topk_ids"]), np.int64)
-        flat_logprobs = np.fromiter(chain.from_iterable(columns["topk_logprobs"]), np.float32)
+        ids, columns = np.asarray(row["input_ids"], np.int64), columns_of(row, _PER_TOKEN)
+        counts, flat_ids, flat_logprobs = candidates_of(columns, len(ids))
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         everything = np.ones(len(ids), np.bool_)
         is_target = np.asarray(columns.get("loss_mask", everything), np.bool_)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
-from xtok.predictions.topk import TopK, bounds_of
+from xtok.predictions.topk import TopK
 from xtok.projecting.project import Projector
+from xtok.ragged import bounds_of
 from xtok.training.collator import IGNORED, StoredTopK
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl

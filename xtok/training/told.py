@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from os import PathLike
 from pathlib import Path
@@ -40,24 +40,9 @@ class Told(NamedTuple):
             ValueError: if columns differ in length, the first token has a prediction, or a token is
                 more than certain.
         """
-        ids = np.asarray(row["input_ids"], np.int64)
         names = ("realized_logprob", "topk_ids", "topk_logprobs", "loss_mask")
-        columns = {name: row[name] for name in names if row.get(name) is not None}
-        for name, values in columns.items():
-            if len(values) != len(ids):
-                raise ValueError(f"{name} has {len(values)} rows for {len(ids)} input_ids")
-        counts = np.array(
-            [len(best) for best in columns.get("topk_ids", [[]] * len(ids))], np.int64
-        )
-        if [len(best) for best in columns.get("topk_logprobs", [[]] * len(ids))] != counts.tolist():
-            raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
-        if counts[:1].any():
-            raise ValueError(f"topk_ids begin with candidates {LAYOUT}")
-        flat_ids, flat_logprobs = (
-            chain.from_iterable(columns.get(name, ())) for name in ("topk_ids", "topk_logprobs")
-        )
-        top_ids = np.fromiter(flat_ids, np.int64)
-        top_logprobs = np.fromiter(flat_logprobs, np.float32)
+        ids, columns = np.asarray(row["input_ids"], np.int64), columns_of(row, names)
+        counts, top_ids, top_logprobs = candidates_of(columns, len(ids))
         if "realized_logprob" in columns:
             realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
             if not np.isnan(realized[:1]).all():
@@ -132,6 +117,29 @@ def _rows(documents: Documents) -> Iterator[dict[str, Any]]:
         if documents.loss_mask is not None:
             row["loss_mask"] = documents.loss_mask[begin:end]
         yield row
+
+
+def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of these names that a row has, each with a value per token."""
+    columns = {name: row[name] for name in names if row.get(name) is not None}
+    for name, values in columns.items():
+        if len(values) != len(row["input_ids"]):
+            raise ValueError(f"{name} has {len(values)} rows for {len(row['input_ids'])} input_ids")
+    return columns
+
+
+def candidates_of(
+    columns: Mapping[str, Any], num_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
+    lists = [columns.get(name, [[]] * num_tokens) for name in ("topk_ids", "topk_logprobs")]
+    counts, others = ([len(best) for best in column] for column in lists)
+    if counts != others:
+        raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
+    if any(counts[:1]):
+        raise ValueError(f"topk_ids begin with candidates {LAYOUT}")
+    ids, logprobs = map(chain.from_iterable, lists)
+    return np.array(counts, np.int64), np.fromiter(ids, np.int64), np.fromiter(logprobs, np.float32)
 
 
 def pad_candidates(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
+from xtok.ragged import bounds_of
 from xtok.vocab.display import escape, quoted, shortened, unescape
 
 SIDES = "student", "teacher"
@@ -305,7 +306,7 @@ class Decoded:
         lengths[ids] = np.fromiter(map(len, self._tokens.values()), np.int64, len(ids))
         tokens = list(self._tokens.values())
         data = b"".join([tokens[place] for place in np.argsort(ids).tolist()])
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        offsets = bounds_of(lengths)
         return TokenTable(np.frombuffer(data, np.uint8), offsets, types, self._names)
 
 
@@ -374,7 +375,7 @@ def byte_offsets(text: str) -> NDArray[np.int64]:
         return np.arange(len(text) + 1)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return bounds_of(sizes)
 
 
 def utf8_text(data: bytes) -> str | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.spellings import SpellingMap
+from xtok.ragged import bounds_of
 from xtok.training.losses.picked import Tokens
 
 
@@ -150,8 +151,7 @@ def _completions(pieces: NDArray[np.int32], counts: NDArray[np.int32], width: in
     last = pieces[starts[tokens] + counts[tokens] - 1].astype(np.int64)
     _, kept = np.unique(node * width + last, return_index=True)  # the lowest token of each
     kept = kept[np.lexsort((tokens[kept], node[kept]))]
-    bounds = np.zeros(offset + 3, np.int64)
-    np.cumsum(np.bincount(node[kept], minlength=offset + 2), out=bounds[1:])
+    bounds = bounds_of(np.bincount(node[kept], minlength=offset + 2))
     return Completions(
         keys=torch.from_numpy(np.concatenate([*keys, np.zeros(0, np.int64)])),
         bounds=torch.from_numpy(bounds),
