@@ -9,8 +9,9 @@ from itertools import chain
 
 import xtok
 from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
-from xtok.counting.encode import EncodedBatch, TextEncoder
+from xtok.counting.encode import TextEncoder
 from xtok.counting.pair_text import TextCounter, Wanted
+from xtok.counting.texts import Batch
 from xtok.pairs import Pair
 from xtok.threads import available_cores
 
@@ -51,6 +52,5 @@ def count(pair: Pair, encoder: TextEncoder, texts: list[str], passes: int = 1) -
     for _ in range(passes):
         for start in range(0, len(texts), 1000):
             part = texts[start : start + 1000]
-            batch = EncodedBatch(part, [""] * len(part), 0, encoder.encode(part))
-            counter.add(batch)
+            counter.add(Batch(part, [""] * len(part), 0, 0), encoder.encode(part))
     return counter

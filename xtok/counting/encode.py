@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise, repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 _WAITING = 3
 """Batches that are encoded while one is worked on."""
-
-
-class EncodedBatch(NamedTuple):
-    """Documents that are worked on together, as ids of several tokenizers; see `texts.Batch`."""
-
-    texts: list[str]
-    groups: list[str]
-    shard: int
-    sides: list[FlatIds]
 
 
 class TextEncoder:
@@ -58,8 +49,8 @@ class TextEncoder:
         batches: Iterable[Batch],
         total: int,
         advance: Callable[[int, int], object],
-    ) -> Iterator[EncodedBatch]:
-        """Encode batches of documents, the next ones while one is worked on.
+    ) -> Iterator[tuple[Batch, list[FlatIds]]]:
+        """Encode batches of documents, the next ones while one is worked on; each side's ids.
 
         Args:
             batches: of documents.
@@ -81,7 +72,7 @@ class TextEncoder:
                 sides = encoded()
                 advance(done.consumed - consumed, sides[0].num_tokens)
                 consumed = done.consumed
-                yield EncodedBatch(done.texts, done.groups, done.shard, sides)
+                yield done, sides
         advance(total - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[FlatIds]:

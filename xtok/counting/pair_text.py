@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.alignment.sequences import FlatIds
 from xtok.config import Target
 from xtok.counting.aligned import AlignedTexts, Difference, TextAligner
 from xtok.counting.counts import (
@@ -23,9 +24,9 @@ from xtok.counting.counts import (
     is_too_long,
     pair_edges,
 )
-from xtok.counting.encode import EncodedBatch, TextEncoder
+from xtok.counting.encode import TextEncoder
 from xtok.counting.smoothing import EPSILON
-from xtok.counting.texts import Columns, find_texts, little_text, read_batches
+from xtok.counting.texts import Batch, Columns, find_texts, little_text, read_batches
 from xtok.errors import XtokError
 from xtok.files.shards import Paths, Source, shards, source_of
 from xtok.maps.edges import Edges, heaviest
@@ -228,8 +229,8 @@ class PairText:
             TextEncoder(*tokenizers, num_threads=num_threads) as encoder,
             progress("counting", size) as advance,
         ):
-            for batch in encoder.read(read_batches(parts, columns), size, advance):
-                counter.add(batch)
+            for batch, sides in encoder.read(read_batches(parts, columns), size, advance):
+                counter.add(batch, sides)
         text = counter.result(tuple(map(source_of, files)), field)
         if len(tokenizers) > 1:
             text.require_starts()
@@ -312,15 +313,15 @@ class TextCounter:
         self._excerpts: list[tuple[str, str]] = []
         self._characters, self._shard, self._of_shard = 0, -1, 0
 
-    def add(self, batch: EncodedBatch) -> None:
-        """Count documents."""
-        for count, side in zip(self.tokens, batch.sides, strict=True):
+    def add(self, batch: Batch, sides: Sequence[FlatIds]) -> None:
+        """Count documents, as ids of each tokenizer."""
+        for count, side in zip(self.tokens, sides, strict=True):
             count += np.bincount(side.ids, minlength=len(count))
         if self.wanted.excerpts:
             self._add_excerpts(batch)
         if self._aligner is None:
             return
-        aligned = self._aligner.align(*batch.sides)
+        aligned = self._aligner.align(*sides)
         if self._documents is not None:
             self._documents.add(aligned, batch.groups)
         tables = self._aligner.tables
@@ -357,7 +358,7 @@ class TextCounter:
             is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
         return is_held
 
-    def _add_excerpts(self, batch: EncodedBatch) -> None:
+    def _add_excerpts(self, batch: Batch) -> None:
         if batch.shard != self._shard:
             self._shard, self._of_shard = batch.shard, 0
         if self._characters >= EXCERPTS:

@@ -25,13 +25,9 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainedEntry:
+class ExplainedEntry(RowEntry):
     """An entry of a row, and what its token has to do with the row's."""
 
-    teacher_id: int
-    token: str | None
-    weight: float
-    is_slot: bool
     relation: str  # empty if the map carries no tokens
 
 

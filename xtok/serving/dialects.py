@@ -15,18 +15,11 @@ import numpy as np
 from xtok.config import MAX_ENTRIES
 from xtok.predictions import sglang, vllm
 from xtok.predictions.ranked import Scores, chosen
+from xtok.vocab.table import Vocabulary
 
 
 class BadRequest(Exception):
     """A request that cannot be answered; the message names the field."""
-
-
-@dataclass(frozen=True)
-class About:
-    """What answers say of the server."""
-
-    model: str
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -35,16 +28,18 @@ class Asked:
 
     sequences: list[list[int]]
     top_k: int
-    write: Callable[[Sequence[Scores], About, int], bytes]  # with the number of the request
+    write: Callable[
+        [Sequence[Scores], Vocabulary, int], bytes
+    ]  # the student's, the request's number
     chosen: int = 0  # how many ids of each place are chosen by the request itself
     temperature: float | None = None
 
 
-def model_cards(about: About, teacher: str, max_model_len: int | None) -> dict[str, Any]:
+def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
     """Return what `GET /v1/models` answers."""
     card = {
-        "id": about.model, "object": "model", "created": 0, "owned_by": "xtok", "root": teacher,
-        "parent": None, "max_model_len": max_model_len,
+        "id": student.model_id, "object": "model", "created": 0, "owned_by": "xtok",
+        "root": teacher, "parent": None, "max_model_len": max_model_len,
     }  # fmt: skip
     return {"object": "list", "data": [card]}
 
@@ -81,9 +76,9 @@ def completions(body: bytes) -> Asked:
     sequences, _ = _split(asked.prompt, "prompt")
     top_k = _needed(asked.prompt_logprobs, asked)
 
-    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         size = sum(map(len, sequences))
-        rows = [vllm.response_rows(one, top_k, about.vocab_size) for one in scores]
+        rows = [vllm.response_rows(one, top_k, student.vocab_size) for one in scores]
         choices = [
             {
                 "index": n, "text": "", "logprobs": None, "finish_reason": "length",
@@ -94,7 +89,7 @@ def completions(body: bytes) -> Asked:
         usage = {"prompt_tokens": size, "total_tokens": size, "completion_tokens": 0}
         return msgspec.json.encode({
             "id": f"cmpl-{number}", "object": "text_completion", "created": 0,
-            "model": about.model, "choices": choices, "usage": usage,
+            "model": student.model_id, "choices": choices, "usage": usage,
         })  # fmt: skip
 
     return Asked(sequences, top_k, write, temperature=asked.temperature)
@@ -134,7 +129,7 @@ def inference(body: bytes) -> Asked:
         top_k = _needed(sampling.prompt_logprobs or 0, sampling)
         wanted = _wanted(sampling, len(ids))
 
-    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         [one] = scores
         answer: dict[str, Any] = {
             "request_id": f"generate-tokens-{number}", "prompt_logprobs": None,
@@ -143,9 +138,9 @@ def inference(body: bytes) -> Asked:
             ],
         }  # fmt: skip
         if sampling.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = vllm.response_rows(one, top_k, about.vocab_size)
+            answer["prompt_logprobs"] = vllm.response_rows(one, top_k, student.vocab_size)
         if sampling.prompt_logprob_token_ids is not None:
-            answer["prompt_token_id_logprobs"] = _npy(one, wanted, about)
+            answer["prompt_token_id_logprobs"] = _npy(one, wanted, student)
         return msgspec.json.encode(answer)
 
     width = max(map(len, wanted), default=0)
@@ -166,10 +161,10 @@ def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
     return [*repeat([], start + 1), *rows]
 
 
-def _npy(one: Scores, wanted: list[list[int]], about: About) -> str:
+def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary) -> str:
     """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`."""
     first = next((n for n, row in enumerate(wanted) if row), len(wanted))
-    rows = _chosen_values(one, wanted, about, lowest=-1)[first:]  # -1 fills rows
+    rows = _chosen_values(one, wanted, student, lowest=-1)[first:]  # -1 fills rows
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
     for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
         matrix[n, : len(row)] = np.where([i < 0 for i in ids], -np.inf, row)
@@ -179,15 +174,15 @@ def _npy(one: Scores, wanted: list[list[int]], about: About) -> str:
 
 
 def _chosen_values(
-    one: Scores, wanted: list[list[int]], about: About, lowest: int = 0
+    one: Scores, wanted: list[list[int]], student: Vocabulary, lowest: int = 0
 ) -> list[list[float]]:
-    outside = [i for row in wanted for i in row if not lowest <= i < about.vocab_size]
+    outside = [i for row in wanted for i in row if not lowest <= i < student.vocab_size]
     if outside:
         raise BadRequest(
-            f"the chosen id {outside[0]} is outside the vocabulary of {about.model}, "
-            f"0..{about.vocab_size - 1}"
+            f"the chosen id {outside[0]} is outside the vocabulary of {student.model_id}, "
+            f"0..{student.vocab_size - 1}"
         )
-    return chosen(one, wanted, about.vocab_size)
+    return chosen(one, wanted, student.vocab_size)
 
 
 # SGLang
@@ -229,9 +224,9 @@ def generate(body: bytes) -> Asked:
     top_k = _checked_k(asked.top_logprobs_num, "top_logprobs_num")
     rows = _chosen(asked, sequences)
 
-    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         answers = [
-            _sglang_answer(f"{number}-{n}", one, about, asked, wanted)
+            _sglang_answer(f"{number}-{n}", one, student, asked, wanted)
             for n, (one, wanted) in enumerate(zip(scores, rows, strict=True))
         ]
         return msgspec.json.encode(answers[0] if is_one else answers)
@@ -256,7 +251,7 @@ def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]
 
 
 def _sglang_answer(
-    name: str, one: Scores, about: About, asked: _Generate, wanted: list[list[int]] | None
+    name: str, one: Scores, student: Vocabulary, asked: _Generate, wanted: list[list[int]] | None
 ) -> dict[str, Any]:
     ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
     top_k, start = asked.top_logprobs_num, asked.logprob_start_len
@@ -269,11 +264,11 @@ def _sglang_answer(
         "output_token_logprobs": [],
     }  # fmt: skip
     if top_k:
-        rows = sglang.response_rows(one, top_k, about.vocab_size)
+        rows = sglang.response_rows(one, top_k, student.vocab_size)
         meta["input_top_logprobs"] = [None, *rows[start + 1 :]]
         meta["output_top_logprobs"] = []
     if wanted is not None:
-        values_of = _chosen_values(one, wanted, about)
+        values_of = _chosen_values(one, wanted, student)
         meta["input_token_ids_logprobs"] = [
             None,
             *(
@@ -292,10 +287,10 @@ def _demo(body: bytes) -> Asked:
         raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
     top_k = _needed(asked.prompt_logprobs, asked)
 
-    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         rows = [
             {i: entry.logprob for i, entry in (row or {}).items()} or None
-            for row in vllm.response_rows(scores[0], top_k, about.vocab_size)
+            for row in vllm.response_rows(scores[0], top_k, student.vocab_size)
         ]
         return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
 

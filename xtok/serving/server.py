@@ -33,7 +33,6 @@ from xtok.pairs import Pair
 from xtok.predictions.ranked import Scores
 from xtok.progress import Note, silent_note
 from xtok.serving.dialects import (
-    About,
     Asked,
     BadRequest,
     completions,
@@ -163,8 +162,7 @@ class Proxy:
         note: Note = silent_note,
     ) -> None:
         self.scorer, self.teacher, self.metrics = scorer, teacher, Metrics()
-        student = scorer.student.vocabulary
-        self.about = About(student.model_id, student.vocab_size)
+        self.student = scorer.student.vocabulary
         self._longest = int(scorer.teacher.table.lengths.max())
         self._queue = ProjectionQueue(scorer, self.metrics)
         self._key, self._note = api_key, note
@@ -214,7 +212,7 @@ class Proxy:
     async def _models(self, request: Request) -> Response:
         if problem := self._refused(request):
             return problem
-        cards = model_cards(self.about, self.teacher.model, self._max_model_len())
+        cards = model_cards(self.student, self.teacher.model, self._max_model_len())
         return JSONResponse(cards)
 
     async def _scored(self, request: Request, parse: Parser) -> Response:
@@ -261,7 +259,7 @@ class Proxy:
         finally:
             for task in tasks:
                 task.cancel()
-        content = await asyncio.to_thread(asked.write, scores, self.about, next(self._numbers))
+        content = await asyncio.to_thread(asked.write, scores, self.student, next(self._numbers))
         return Response(content, media_type="application/json")
 
     def _spelled(self, sequences: Sequence[Sequence[int]]) -> list[StudentSequence]:
@@ -270,11 +268,11 @@ class Proxy:
         for ids in sequences:
             if not ids:
                 raise BadRequest("the sequence is empty: give at least one token id")
-            outside = [i for i in ids if not 0 <= i < self.about.vocab_size]
+            outside = [i for i in ids if not 0 <= i < self.student.vocab_size]
             if outside:
                 raise BadRequest(
-                    f"the id {outside[0]} is outside the vocabulary of {self.about.model}, "
-                    f"0..{self.about.vocab_size - 1}"
+                    f"the id {outside[0]} is outside the vocabulary of {self.student.model_id}, "
+                    f"0..{self.student.vocab_size - 1}"
                 )
             most = self.teacher.max_model_len
             if most is not None and len(ids) > most * self._longest:  # before any work
