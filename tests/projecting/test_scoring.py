@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from xtok.predictions.ranked import Scores, entries
 from xtok.predictions.topk import TopK
 from xtok.projecting.scoring import Scorer
 from xtok.ragged import bounds_of
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import Entry, TokenType
 
 
@@ -56,6 +57,28 @@ def check(of: Scorer, ids: Sequence[int]) -> list[int]:
     told = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
     assert values.sum(dtype=np.float64) == pytest.approx(told, abs=1e-4 * len(ids))
     return teacher_ids
+
+
+def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -> None:
+    """What it says of ids that the student does not have is in the rest."""
+    width = len(digits.table)
+    wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
+    of = scorer(xtok.pair(digits, wide))
+    spelled = of.spell([5, 6, 7])
+    none, n = np.float32(np.nan), np.log
+    topk = TopK(
+        np.array([5, 6, 7], np.int32), np.array([0, 3]), np.array([0, 0, 2, 4]),
+        np.array([width + 3, 6, 7, 8], np.int32),
+        n([0.5, 0.25, 0.5, 0.25]).astype(np.float32),
+        np.array([none, n(0.25), n(0.25)], np.float32),
+        np.array([none, n(0.25), n(0.5)], np.float32),
+    )  # fmt: skip
+    [scores] = of.score([spelled], [Scores(topk, np.array([0, 2, 1]))], 8)
+    assert scores.topk.starts.tolist() == [0, 0, 1, 3]
+    assert scores.topk.ids.tolist() == [6, 7, 8]
+    assert scores.topk.rest_logprob[1:].tolist() == pytest.approx([n(0.75), n(0.25)])
+    assert scores.topk.realized_logprob[1:].tolist() == topk.realized_logprob[1:].tolist()
+    assert scores.ranks[1:].tolist() == [1, 1]
 
 
 class Calls(Small):

@@ -105,6 +105,17 @@ def without_impossible(topk: TopK) -> TopK:
     return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
 
 
+def within(topk: TopK, width: int) -> TopK:
+    """Return predictions without candidates of ids beyond a width, which are in the rest."""
+    kept = topk.ids < width
+    lost = masses(topk._replace(logprobs=np.where(kept, -np.inf, topk.logprobs)))
+    rest, more = topk.rest_logprob.copy(), lost > 0
+    rest[more] = np.log(np.exp(rest[more], dtype=np.float64) + lost[more])
+    starts = bounds_of(kept)[topk.starts]
+    ids, logprobs = topk.ids[kept], topk.logprobs[kept]
+    return topk._replace(starts=starts, ids=ids, logprobs=logprobs, rest_logprob=rest)
+
+
 def masses(topk: TopK) -> NDArray[np.float64]:
     """Return the probability of each row's candidates together."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)

@@ -12,7 +12,7 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.predictions.ranked import LEAST_REST, Scores
-from xtok.predictions.topk import TopK, chosen_rows, joined, rows_of
+from xtok.predictions.topk import TopK, chosen_rows, joined, rows_of, within
 from xtok.projecting.project import Projector
 from xtok.projecting.rows import StudentSequence, Templates, of_conversation
 from xtok.ragged import bounds_of
@@ -130,13 +130,19 @@ class Scorer:
     ) -> list[Scores]:
         """Project a teacher's answers to some sequences; of equal tokenizers they stay the same.
 
+        But for ids beyond the student's width, which a wider teacher's padding has.
+
         Args:
             spelled: the sequences.
             answers: what the teacher says of the `teacher_ids` of each.
             top_k: the most candidates of a row.
         """
         if self.is_same:
-            return list(answers)
+            width = self.student.vocabulary.vocab_size
+            if all((answer.topk.ids < width).all() for answer in answers):
+                return list(answers)
+            cut = [within(answer.topk, width) for answer in answers]
+            return [Scores(topk, _ranks(topk)) for topk in cut]
         bounds = bounds_of([len(one.plain) for one in spelled])
         plain = np.concatenate([one.plain for one in spelled])
         given = joined([answer.topk for answer in answers])
