@@ -192,11 +192,11 @@ from xtok.counting import pair_text, texts
 texts.BATCH_CHARACTERS = 1000
 stop = getattr(signal, sys.argv.pop())
 add, calls = pair_text.TextCounter.add, []
-def interrupted(self, batch):
+def interrupted(self, *batch):
     calls.append(batch)
     if len(calls) == 3:
         os.kill(os.getpid(), stop)
-    add(self, batch)
+    add(self, *batch)
 pair_text.TextCounter.add = interrupted
 from xtok.__main__ import program
 program()

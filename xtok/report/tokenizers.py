@@ -34,7 +34,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         for command in () if advice is None else advice.commands:
             console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
         for other in () if advice is None else advice.others:
-            console.print(cell(f"also: {other}"), soft_wrap=True)
+            console.print(cell(f"also: {other}"))
         if advice is not None and advice.note:
             console.print(cell(advice.note))
         if diagnosis.failed:

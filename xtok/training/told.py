@@ -134,10 +134,10 @@ def candidates_of(
     """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
     lists = [columns.get(name, [[]] * num_tokens) for name in ("topk_ids", "topk_logprobs")]
     counts, others = ([len(best) for best in column] for column in lists)
-    if counts != others:
-        raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
     if any(counts[:1]):
         raise ValueError(f"topk_ids begin with candidates {LAYOUT}")
+    if counts != others:
+        raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
     ids, logprobs = map(chain.from_iterable, lists)
     return np.array(counts, np.int64), np.fromiter(ids, np.int64), np.fromiter(logprobs, np.float32)
 
