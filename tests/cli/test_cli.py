@@ -20,7 +20,7 @@ from make import HEAVY, run_python, two_files
 from typer.testing import CliRunner
 
 import xtok
-from xtok.cli import COMMANDS, make_app
+from xtok.cli import COMMANDS, HELP, make_app
 from xtok.cli.command import expanded
 from xtok.cli.options import output_path
 from xtok.maps.projection_map import ProjectionMap
@@ -359,6 +359,12 @@ def test_debug_shows_the_traceback(cli: Cli) -> None:
     done = cli("inspect", "none.pt", env={"XTOK_DEBUG": "1"})
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
+    for name, part in COMMANDS.items():
+        [command] = typer.main.get_group(make_app([name])).commands.values()
+        assert str(command.help).partition("\n\n")[0].replace("\n", " ") == HELP[part][name]
 
 
 def test_help_names_every_option_in_full_at_80_columns() -> None:

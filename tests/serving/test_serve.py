@@ -699,6 +699,27 @@ def test_a_teacher_that_comes_back_as_another_is_found_out(
             assert again.json()["choices"] == right
 
 
+def test_a_teacher_that_is_away_again_while_it_is_checked(
+    pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = teachers.Teacher._post
+
+    async def after_a_break(self: Any, *request: Any) -> httpx.Response:
+        self._was_away = True
+        return await post(self, *request)
+
+    async def away(*_: Any) -> str:
+        raise httpx.ConnectError("gone")
+
+    with running(Model(digits).app) as behind, proxied(pair, behind) as url:
+        monkeypatch.setattr(teachers.Teacher, "_post", after_a_break)
+        monkeypatch.setattr(teachers.Teacher, "_differs", away)
+        body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 502
+    assert response.json()["error"]["message"].endswith("ConnectError: gone")
+
+
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
 ODD: list[tuple[Any, str]] = [
     ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it says nothing of token 1"),

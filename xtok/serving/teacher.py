@@ -231,7 +231,11 @@ class Teacher:
     async def _check_again(self) -> None:
         """Check the tokenizer of a server that was away, before its first answer is used."""
         async with self._checking:
-            if self._was_away and (problem := await self._differs(self.tokenizer)):
+            try:
+                problem = await self._differs(self.tokenizer) if self._was_away else ""
+            except httpx.RequestError as error:  # it is away again
+                raise TeacherError(_reason(error)) from error
+            if problem:
                 teacher = self.tokenizer.vocabulary.model_id
                 raise TeacherError(f"it came back with another tokenizer than {teacher}: {problem}")
             self._was_away = False
