@@ -45,20 +45,30 @@ def test_both_credits_are_trained_and_reported(
     monkeypatch.setattr("sys.argv", arguments)
     live_trl.main()
     with serving(ModelAnswers(Path(teacher))) as url:
-        monkeypatch.setattr("sys.argv", [*arguments, "--credit=equal", f"--teacher-url={url}"])
-        live_trl.main()
+        for more in (
+            ["--credit=equal"],
+            ["--writer=text", "--beta=0"],
+            ["--text-weight=1"],
+            ["--weight=0", "--text-weight=1", "--writer=text"],
+        ):
+            monkeypatch.setattr("sys.argv", [*arguments, *more, f"--teacher-url={url}"])
+            live_trl.main()
     out = capsys.readouterr().out
-    assert out.count("student tokens, ") == 2
+    assert out.count("student tokens, ") == 5
     table = out[out.rindex("| credit |") :].splitlines()
-    assert [row.split(" | ")[:3] for row in table[2:]] == [
-        ["| prefix", "1", "0, 1, 2"],
-        ["| equal", "1", "0, 1, 2"],
+    assert [row.split(" | ")[:7] for row in table[2:7]] == [
+        ["| prefix", "student", "1", "1", "0", "0.01", "0, 1, 2"],
+        ["| equal", "student", "1", "1", "0", "0.01", "0, 1, 2"],
+        ["| prefix", "text", "0", "1", "0", "0.01", "0, 1, 2"],
+        ["| prefix", "student", "1", "1", "1", "0.01", "0, 1, 2"],
+        ["| prefix", "text", "1", "0", "1", "0.01", "0, 1, 2"],
     ]
     lines_of = (tmp_path / "work" / "results.jsonl").read_text().splitlines()
-    before, _, after, equal_before, _, equal_after = map(json.loads, lines_of)
-    assert before["bits"] == equal_before["bits"]
-    assert before["bits"] != after["bits"] != equal_after["bits"]
-    assert sum(before["kl_bytes"]) > 0
+    lines = [*map(json.loads, lines_of)]
+    assert all(line["bits"] == lines[0]["bits"] for line in lines[::3])  # before
+    assert len({str(line["bits"]) for line in [lines[0], *lines[2::3]]}) == 6  # after
+    assert sum(lines[0]["kl_bytes"]) > 0
+    assert all(len(line["greedy"]) == len(line["repeated"]) > 0 for line in lines)
 
 
 def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:

@@ -5,12 +5,15 @@
 
 The student writes on from the beginnings of texts, and learns from what the teacher says of its
 tokens. The teacher's server is the one at `--teacher-url`, or one of Transformers, started here.
-`--credit equal` shares a chunk's log-probability equally among the student's tokens instead, to see
-what the shares of `xtok serve` are worth.
+To compare: `--writer text` is off policy, the texts themselves go on; `--text-weight 1` puts
+cross-entropy on the whole texts beside it, and `--weight 0` leaves that alone. `--credit equal`
+shares a chunk's log-probability equally among the student's tokens, to see what the shares of
+`xtok serve` are worth.
 
-Before training, half-way and at the end: bits per byte of held-out texts, and the reverse KL
-on what the student samples from their beginnings, in bits per byte of that. `results.jsonl` in the
-work folder has a line for each measurement; `--report` shows the table of those that are there.
+Before training, half-way and at the end: bits per byte of held-out texts; the reverse KL on what
+the student samples from their beginnings, in bits per byte of that; and what it writes greedily,
+with the share of its tokens that end three which were there before. `results.jsonl` in the work
+folder has a line for each measurement; `--report` shows the table of those that are there.
 """
 
 from __future__ import annotations
@@ -26,19 +29,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import distill
 import httpx
 import numpy as np
 import study
 import torch
 from study_data import beginning, sides, texts_of
 
-from xtok.training.collator import DistillationCollator
+from xtok.training.collator import DistillationCollator, prepare
 
 TEXT = "The lighthouse was built in 1852 — its lamp, 201 steps up, burned whale oil until 1886."
 NEW_TOKENS = 32
 SAMPLES = 2  # of each held-out prompt
 MEASUREMENTS = 2  # of a run, evenly
-OF_RUN = ("credit", "beta", "learning_rate", "batch_size", "seed")
+OF_RUN = (
+    "credit", "writer", "beta", "weight", "text_weight", "learning_rate", "batch_size", "seed"
+)  # fmt: skip
 
 # The command with equal shares: nothing is known of how the teacher goes on inside a chunk.
 EQUAL = """
@@ -59,6 +65,9 @@ def main() -> None:
         add(f"--{name}", default=str(study.DATA / folder), help="default: %(default)s")
     add("--teacher-url", help="its server; default: one of Transformers, started here")
     add("--credit", choices=("prefix", "equal"), default="prefix")
+    add("--writer", choices=("student", "text"), default="student", help="of what is scored")
+    add("--weight", type=float, default=1.0, help="of TRL's loss")
+    add("--text-weight", type=float, default=0.0, help="of cross-entropy on the whole texts")
     add("--beta", type=float, default=1.0, help="TRL's: 1 is reverse KL, 0 forward KL of 16")
     add("--steps", type=int, default=100)
     add("--batch-size", type=int, default=4)
@@ -131,35 +140,16 @@ def own(url: str, sequences: list[list[int]]) -> list[list[float]]:
 
 
 def train(args: argparse.Namespace, url: str) -> None:
-    """Train on what the student writes, and append the measurements."""
-    from datasets import Dataset
+    """Train on what the student or the texts write, and append the measurements."""
     from transformers import AutoTokenizer, TrainerCallback
-    from trl.experimental.server_distillation import (
-        ServerDistillationConfig,
-        ServerDistillationTrainer,
-    )
-    from trl.generation import vllm_client
 
-    vllm_client.is_vllm_available = lambda *_: True  # it moves weights, which is not asked for
     tokenizer = AutoTokenizer.from_pretrained(args.student)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    config = ServerDistillationConfig(
-        output_dir=str(args.work / "trl"), teacher_model_server_url=url, beta=args.beta,
-        loss_top_k=1 if args.beta else 16, max_steps=args.steps, logging_steps=1,
-        per_device_train_batch_size=args.batch_size, max_completion_length=NEW_TOKENS,
-        learning_rate=args.learning_rate, lr_scheduler_type="constant", seed=args.seed,
-        bf16=args.autocast, use_cpu=not torch.cuda.is_available(), gradient_checkpointing=False,
-        report_to="none", disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
-    texts = texts_of(args.texts, args.seed, args.steps * args.batch_size)
-    trainer: Any = ServerDistillationTrainer(
-        args.student, args=config, processing_class=tokenizer,
-        train_dataset=Dataset.from_list([{"prompt": beginning(text)} for text in texts]),
-    )  # fmt: skip
-    held_out = texts_of(args.held_out, 0, study.HELD_OUT, one_each=True)
     collate = DistillationCollator(*sides(args.student, args.teacher).tokenizers, bos=False)
+    trainer = trainer_of(args, url, tokenizer, collate)
+    held_out = texts_of(args.held_out, 0, study.HELD_OUT, one_each=True)
+    prompts = [*map(beginning, held_out)]
     measured_at = [args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)]
-    lengths = collate.student.table.lengths
     begun, seconds = 0.0, list[float]()
 
     def measure(step: int) -> None:
@@ -168,7 +158,8 @@ def train(args: argparse.Namespace, url: str) -> None:
             "seconds": float(np.median(seconds)) if seconds else 0.0,
             "bits": study.bits(trainer.model, held_out, collate),
             "bytes": [len(text.encode()) for text in held_out],
-            **reverse_kl(trainer.model, tokenizer, url, [*map(beginning, held_out)], lengths),
+            **reverse_kl(trainer.model, tokenizer, url, prompts, collate.student.table.lengths),
+            **greedy(trainer.model, tokenizer, prompts),
         }  # fmt: skip
         with (args.work / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -192,6 +183,55 @@ def train(args: argparse.Namespace, url: str) -> None:
     print("losses:", " ".join(f"{loss:.3f}" for loss in losses))
     if not all(map(math.isfinite, losses)):
         raise SystemExit("a loss is not finite")
+
+
+def trainer_of(
+    args: argparse.Namespace, url: str, tokenizer: Any, collate: DistillationCollator
+) -> Any:
+    """Return TRL's trainer: off policy the texts write, and cross-entropy may stand beside it."""
+    from datasets import Dataset
+    from trl.experimental.server_distillation import (
+        ServerDistillationConfig,
+        ServerDistillationTrainer,
+    )
+    from trl.generation import vllm_client
+
+    vllm_client.is_vllm_available = lambda *_: True  # it moves weights, which is not asked for
+    texts = texts_of(args.texts, args.seed, args.steps * args.batch_size)
+    begun_by = {tuple(tokenizer(beginning(text)).input_ids): text for text in texts}
+
+    class Trainer(ServerDistillationTrainer):  # type: ignore[misc]
+        def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **more: Any) -> Any:
+            if args.writer == "student":
+                return super()._generate_single_turn(prompt_ids, *rest, **more)
+            whole = [begun_by[tuple(ids)] for ids in prompt_ids]
+            ends = [text.removeprefix(beginning(text)) for text in whole]
+            return [tokenizer(end).input_ids[:NEW_TOKENS] for end in ends]
+
+        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+            loss = 0.0
+            if args.weight:
+                loss = args.weight * super().compute_loss(model, inputs, *rest, **more)
+            if args.text_weight:
+                both = zip(inputs["prompt_ids"], inputs["prompt_mask"].bool(), strict=True)
+                whole = [begun_by[tuple(ids[mask].tolist())] for ids, mask in both]
+                batch = prepare(collate(whole), model.device)
+                own = distill.own_loss(distill.logits_of(model, batch), batch["targets"])
+                loss = loss + args.text_weight * own / (batch["targets"] >= 0).sum()
+            return loss
+
+    config = ServerDistillationConfig(
+        output_dir=str(args.work / "trl"), teacher_model_server_url=url, beta=args.beta,
+        loss_top_k=1 if args.beta else 16, max_steps=args.steps, logging_steps=1,
+        per_device_train_batch_size=args.batch_size, max_completion_length=NEW_TOKENS,
+        learning_rate=args.learning_rate, lr_scheduler_type="constant", seed=args.seed,
+        bf16=args.autocast, use_cpu=not torch.cuda.is_available(), gradient_checkpointing=False,
+        report_to="none", disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    return Trainer(
+        args.student, args=config, processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": beginning(text)} for text in texts]),
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -227,6 +267,27 @@ def reverse_kl(
     return {"kl": bits.tolist(), "kl_bytes": num_bytes.tolist()}
 
 
+@torch.no_grad()
+def greedy(model: Any, tokenizer: Any, prompts: list[str]) -> dict[str, Any]:
+    """Return what the student's most probable tokens say after prompts.
+
+    Returns:
+        `greedy`, the texts, and `repeated`, the share of the tokens of each that end three which
+        were there before.
+    """
+    model.eval()
+    texts, shares = [], []
+    for prompt in prompts:
+        given = tokenizer(prompt, return_tensors="pt").to(model.device)
+        made = model.generate(**given, max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist()
+        new = made[given["input_ids"].shape[1] :]
+        threes = [*zip(new, new[1:], new[2:], strict=False)]
+        shares.append(1 - len(set(threes)) / max(1, len(threes)))
+        texts.append(tokenizer.decode(until(new, tokenizer.eos_token_id)))
+    model.train()
+    return {"greedy": texts, "repeated": shares}
+
+
 def until(ids: list[int], end: int | None) -> list[int]:
     """Return ids up to the first that ends a text."""
     return ids[: ids.index(end) + 1] if end in ids else ids
@@ -241,27 +302,35 @@ def rate(line: dict[str, Any], what: str = "bits", drawn: Any = slice(None)) -> 
 def report(work: Path) -> None:
     """Print a table: a row for each run, and what it has less at its end than at its start.
 
-    Brackets: 95 % over held-out texts (bootstrap).
+    Brackets: 95 % over held-out texts (bootstrap). Then what three texts' beginnings led to.
     """
     lines = [json.loads(line) for line in (work / "results.jsonl").open(encoding="utf-8")]
     runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in lines:
         runs.setdefault(tuple(line[name] for name in OF_RUN), []).append(line)
-    print("| credit | beta | steps | bits per byte | less | reverse KL | less | seconds a step |")
-    print("|---" * 8 + "|")
+    print("| credit | writer | beta | weight | text | rate | steps | bits per byte | less | "
+          "reverse KL | less | repeated | seconds a step |\n" + "|---" * 13 + "|")  # fmt: skip
     for measured in runs.values():
         first, last = measured[0], measured[-1]
         drawn = np.random.default_rng(0).integers(
             len(first["bits"]), size=(2000, len(first["bits"]))
         )
-        shown = [last["credit"], f"{last['beta']:g}", ", ".join(str(x["step"]) for x in measured)]
+        names = ("credit", "writer", "beta", "weight", "text_weight", "learning_rate")
+        shown = [f"{last[name]:g}" if name in names[2:] else last[name] for name in names]
+        shown.append(", ".join(str(x["step"]) for x in measured))
         for what in ("bits", "kl"):
             less = rate(first, what, drawn) - rate(last, what, drawn)
             low, high = np.quantile(less, (0.025, 0.975))
             shown.append(", ".join(f"{rate(line, what):.3f}" for line in measured))
             gain = rate(first, what) - rate(last, what)
             shown.append(f"{gain:.3f} ({low:.3f} to {high:.3f})")
+        shown.append(", ".join(f"{np.mean(line['repeated']):.2f}" for line in measured))
         print(f"| {' | '.join(shown)} | {last['seconds']:.1f} |")
+    for measured in runs.values():
+        print("\n" + " ".join(f"{measured[-1][name]}" for name in OF_RUN[:6]))
+        for line in (measured[0], measured[-1]):
+            for text in line["greedy"][:3]:
+                print(f"  {line['step']}: {text!r}")
 
 
 if __name__ == "__main__":
