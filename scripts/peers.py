@@ -23,7 +23,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from peer_checks.report import Check, commit_of, guarded
+from peer_checks.report import PAIRS, Check, commit_of, guarded
 
 SCRIPTS = Path(__file__).resolve().parent
 PAGE = SCRIPTS.parent / "docs" / "guides" / "compatibility.md"
@@ -85,14 +85,23 @@ def said_once(note: str, title: str, first: dict[str, str]) -> str:
 
 
 def table(title: str, note: str, checks: list[Check]) -> str:
-    """Return a Markdown table under a heading."""
+    """Return Markdown tables under a heading: one of what was checked of several pairs."""
     agreed = sum(check.holds for check in checks)
-    lines = [f"### {title}", "", f"{agreed} of {len(checks)} agree. {note}".rstrip(), ""]
-    lines += ["| what | result | |", "|---|---|---|"]
+    pairs = [pair for pair in PAIRS if any(check.what.endswith(f", {pair}") for check in checks)]
+    rows: dict[str, dict[str, str]] = {}  # of what is checked: figures by pair, or one for ""
     for check in checks:
         what, figure = (cell.replace("|", "\\|") for cell in (check.what, check.figure))
-        lines.append(f"| {what} | {figure} | {'' if check.holds else '**no**'} |")
-    return "\n".join(lines) + "\n"
+        pair = what.rpartition(", ")[2]
+        pair = pair if pair in pairs and len(pairs) > 1 else ""
+        cells = rows.setdefault(what.removesuffix(f", {pair}"), {})
+        cells[pair] = figure if check.holds else f"**no**: {figure}"
+    text = f"### {title}\n\n{agreed} of {len(checks)} agree. {note}".rstrip() + "\n"
+    for columns in dict.fromkeys(map(tuple, rows.values())):
+        text += f"\n| what | {' | '.join(x or 'result' for x in columns)} |\n"
+        text += "|---" * (len(columns) + 1) + "|\n"
+        some = [(what, cells) for what, cells in rows.items() if tuple(cells) == columns]
+        text += "".join(f"| {what} | {' | '.join(cells.values())} |\n" for what, cells in some)
+    return text
 
 
 if __name__ == "__main__":

@@ -64,11 +64,11 @@ def test_both_credits_are_trained_and_reported(
         ["| prefix", "text", "1", "0", "1", "0.01", "0, 1, 2"],
     ]
     lines_of = (tmp_path / "work" / "results.jsonl").read_text().splitlines()
-    lines = [*map(json.loads, lines_of)]
-    assert all(line["bits"] == lines[0]["bits"] for line in lines[::3])  # before
-    assert len({str(line["bits"]) for line in [lines[0], *lines[2::3]]}) == 6  # after
-    assert sum(lines[0]["kl_bytes"]) > 0
-    assert all(len(line["greedy"]) == len(line["repeated"]) > 0 for line in lines)
+    measured = [*map(json.loads, lines_of)]
+    assert all(line["bits"] == measured[0]["bits"] for line in measured[::3])  # before
+    assert len({str(line["bits"]) for line in [measured[0], *measured[2::3]]}) == 6  # after
+    assert sum(measured[0]["kl_bytes"]) > 0
+    assert all(len(line["greedy"]) == len(line["repeated"]) > 0 for line in measured)
 
 
 def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:

@@ -58,3 +58,20 @@ def test_a_note_that_several_tables_have_is_said_once() -> None:
     assert peers.said_once("", "TRL", first) == ""
     assert peers.said_once("No GPU.", "slime, commit 1 (as stated)", first) == "No GPU."
     assert peers.said_once("No GPU.", "miles, commit 2", first) == "Run like slime, commit 1."
+
+
+def test_pairs_are_columns_of_a_table() -> None:
+    """Of one pair, its name stays in the line; what does not agree is marked."""
+    first, second = report.PAIRS
+    checks = [
+        report.Check(f"KL, float32, {first}", "1e-07", holds=True),
+        report.Check(f"KL, float32, {second}", "2 | 3", holds=False),
+        report.Check("a file", "read", holds=True),
+    ]
+    assert peers.table("A", "No GPU.", checks).split("\n") == [
+        "### A", "", "2 of 3 agree. No GPU.", "",
+        f"| what | {first} | {second} |", "|---|---|---|",
+        "| KL, float32 | 1e-07 | **no**: 2 \\| 3 |", "",
+        "| what | result |", "|---|---|", "| a file | read |", "",
+    ]  # fmt: skip
+    assert f"| KL, float32, {first} | 1e-07 |" in peers.table("A", "", checks[:1])

@@ -153,7 +153,7 @@ class Pair:
             their_loss = partial(made, aligned=localized)
             our_loss = self._our_loss(loss, changed, aligned)
             errors = report.errors(our_loss, report.value_and_gradient(their_loss, *logits), logits)
-            figure = "value {:.0e}, gradient {:.0e} apart".format(*errors)
+            figure = "{:.0e}, {:.0e} apart".format(*errors)
             yield Check(f"{name}, float32, {self.label}", figure, holds=max(errors) < 1e-5)
             if changed.get("temperature") or changed.get("reverse_kl"):
                 continue
@@ -164,10 +164,7 @@ class Pair:
             ours, own = (
                 report.errors(run, exact, rounded, columns) for run in (our_loss, their_loss)
             )
-            figure = (
-                f"from its float32: xtok's value {ours[0]:.0e}, gradient {ours[1]:.0e}; "
-                f"its own {own[0]:.0e}, {own[1]:.0e}"
-            )
+            figure = f"{ours[0]:.0e}, {ours[1]:.0e} apart; its own {own[0]:.0e}, {own[1]:.0e}"
             holds = ours[0] <= own[0] and ours[1] <= own[1]
             yield Check(f"{name}, bfloat16, {self.label}", figure, holds=holds)
 
@@ -224,8 +221,8 @@ class Pair:
                 for one in collated
             )
             same = tensors[0] == tensors[1]
-            figure = f"{len(tensors[0])} tensors, same keys and dtypes" if same else "keys differ"
-            figure += f"; correct chunks: xtok {ours}, NeMo-RL {theirs}"
+            figure = f"{len(tensors[0])} tensors alike" if same else "keys differ"
+            figure += f"; {ours} and {theirs} chunks"
             what = f"`CrossTokenizerCollator`, {language}, {self.label}"
             yield Check(what, figure, holds=same and ours >= theirs)
 

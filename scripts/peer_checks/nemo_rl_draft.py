@@ -165,8 +165,8 @@ class _Draft:
             chunks = int(used["num_common_chunks"]), int(used["num_mismatch_chunks"])
             ours, own = (report.errors(run, exact, logits) for run in (our_loss, their_loss))
             figure = (
-                f"from its float64: xtok's value {ours[0]:.0e}, gradient {ours[1]:.0e}; "
-                f"its own {own[0]:.0e}, {own[1]:.0e}; {chunks[0]} + {chunks[1]} chunks"
+                f"{ours[0]:.0e}, {ours[1]:.0e} apart; its own {own[0]:.0e}, {own[1]:.0e}; "
+                f"{chunks[0]} + {chunks[1]} chunks"
             )
             what = f"{name}, float32, {self.label}"
             limit = _LIMITS.get(name, 1e-6)
