@@ -1,7 +1,8 @@
 """Hugging Face folders and repos with a `tokenizer.json`: what AutoTokenizer loads from them.
 
-Importing Transformers takes seconds, so the `tokenizers` library reads `tokenizer.json` alone where
-AutoTokenizer would not change what it says; else Transformers decides. All of this must hold:
+Importing Transformers takes seconds (a map of two folders 2.5 s without it, 5 with it, on two busy
+cores), so the `tokenizers` library reads `tokenizer.json` alone where AutoTokenizer would not
+change what it says; else Transformers decides. All of this must hold:
 
 - By the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer takes
   `tokenizer.json` as it is; or it builds a class around its vocabulary and merges, and everything
