@@ -88,6 +88,7 @@ def test_masked_tokens_and_tokens_without_a_prediction(collator: DistillationCol
 
 
 def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
     from tiny_models import logged, tiny_model
     from transformers import TrainingArguments
 
