@@ -6,9 +6,9 @@
 The student writes on from the beginnings of texts, and learns from what the teacher says of its
 tokens. The teacher's server is the one at `--teacher-url`, or one of Transformers, started here.
 To compare: `--writer text` is off policy, the texts themselves go on; `--text-weight 1` puts
-cross-entropy on the whole texts beside it, and `--weight 0` leaves that alone. `--credit equal`
-shares a chunk's log-probability equally among the student's tokens, to see what the shares of
-`xtok serve` are worth.
+cross-entropy on the whole texts beside TRL's loss, and `--weight 0` leaves TRL's out. `--credit
+equal` shares a chunk's log-probability equally among the student's tokens, to see what the shares
+of `xtok serve` are worth.
 
 Before training, half-way and at the end: bits per byte of held-out texts; the reverse KL on what
 the student samples from their beginnings, in bits per byte of that; and what it writes greedily,
@@ -315,8 +315,7 @@ def report(work: Path) -> None:
         drawn = np.random.default_rng(0).integers(
             len(first["bits"]), size=(2000, len(first["bits"]))
         )
-        names = ("credit", "writer", "beta", "weight", "text_weight", "learning_rate")
-        shown = [f"{last[name]:g}" if name in names[2:] else last[name] for name in names]
+        shown = [last["credit"], last["writer"], *(f"{last[name]:g}" for name in OF_RUN[2:6])]
         shown.append(", ".join(str(x["step"]) for x in measured))
         for what in ("bits", "kl"):
             less = rate(first, what, drawn) - rate(last, what, drawn)
