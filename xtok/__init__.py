@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.alignment.text import align as align
     from xtok.config import BuildConfig as BuildConfig
-    from xtok.config import EventsConfig as EventsConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import ProjectConfig as ProjectConfig
@@ -61,7 +60,6 @@ _MODULE_OF = {
     "Retokenizer": "xtok.alignment.retokenize",
     "align": "xtok.alignment.text",
     "BuildConfig": "xtok.config",
-    "EventsConfig": "xtok.config",
     "GenerateConfig": "xtok.config",
     "MultitokenConfig": "xtok.config",
     "ProjectConfig": "xtok.config",
