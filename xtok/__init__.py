@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from xtok.inspection.evaluate import evaluate as evaluate
     from xtok.inspection.explain import explain as explain
     from xtok.inspection.verify import verify as verify
-    from xtok.maps.admit import pair as pair
     from xtok.maps.convert import convert as convert
     from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from xtok.stages.sort_cut import sort_cut as sort_cut
     from xtok.tokenizers import Tokenizer as Tokenizer
     from xtok.tokenizers import load_tokenizer as load_tokenizer
+    from xtok.tokenizers import pair as pair
     from xtok.training.collator import DistillationCollator as DistillationCollator
     from xtok.training.module import ProjectionModule as ProjectionModule
 
@@ -74,7 +74,7 @@ _MODULE_OF = {
     "evaluate": "xtok.inspection.evaluate",
     "explain": "xtok.inspection.explain",
     "verify": "xtok.inspection.verify",
-    "pair": "xtok.maps.admit",
+    "pair": "xtok.tokenizers",
     "convert": "xtok.maps.convert",
     "EventMap": "xtok.maps.events",
     "ProjectionMap": "xtok.maps.projection_map",

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import EventLoss, check_loss
-from xtok.maps.admit import pair as pair_of
 from xtok.maps.events import EventMap
 from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
@@ -18,6 +17,7 @@ from xtok.pairs import Pair
 from xtok.progress import Progress, silent
 from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import ModelLike
+from xtok.tokenizers import pair as pair_of
 
 Ids = NDArray[np.int64]
 
