@@ -61,13 +61,9 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "teacher-to-student-kl", "alm"])
+@pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "alm"])
 def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss: LossName) -> None:
-    if loss == "teacher-to-student-kl":
-        path = tmp_path / "own.safetensors"
-        xtok.build(*pair.tokenizers).save(path)
-        setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
-    elif loss == "csd":
+    if loss == "csd":
         path = tmp_path / "spellings.safetensors"
         spellings_of_pair(pair.reversed).save(path)
         setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]

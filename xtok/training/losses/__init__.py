@@ -27,7 +27,6 @@ from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
-from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.losses.topk_kl import topk_kl
 
 __all__ = [
@@ -58,6 +57,5 @@ __all__ = [
     "select_teacher",
     "spelling_index",
     "sum_teachers",
-    "teacher_to_student_kl",
     "topk_kl",
 ]
