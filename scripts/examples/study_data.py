@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import distill
 import numpy as np
 import torch
+from projected import ProjectedTeacher
 
 import xtok
 from xtok.projecting.back_map import BACK_MAP
@@ -25,7 +26,6 @@ from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK
 from xtok.training.losses import BatchLoss, make_loss
 from xtok.training.losses.named import LOSSES
-from xtok.training.projected import ProjectedTeacher
 
 CHARACTERS = 450  # of a text
 BEGINNING = 100  # characters that the teacher writes on from

@@ -13,7 +13,6 @@ from typing import Any
 import hf_trainer
 import numpy as np
 import pytest
-import stored_teachers
 import torch
 from conftest import ROOT
 from datasets import Dataset
@@ -407,25 +406,6 @@ def test_the_example_trains_from_stored_predictions(
     one = hf_trainer.main([
         *kept, f"--dataset={tmp_path / 'rows.parquet'}", "--loss=topk-kl", "--max_steps=4",
         f"--output_dir={tmp_path / 'run'}",
-    ])  # fmt: skip
-    assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
-
-
-@pytest.mark.parametrize("loss", ["alm", "csd"])
-def test_the_example_trains_from_a_teachers_own_cache(
-    models: list[str], collator: Collator, tmp_path: Path, loss: LossName
-) -> None:
-    [teacher] = collator.teachers
-    rows = stored_teachers.rows_of(teacher, [row["text"] for row in ROWS])
-    answers = [stored_teachers.vllm_answer(row) for row in rows]
-    dataset = stored_teachers.write_lines(tmp_path / "answers.jsonl", answers)
-    spellings_of_pair(collator.pairs[0]).save(tmp_path / "spellings.safetensors")
-    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--dataset"))]
-    [name] = [o.removeprefix("--teacher=") for o in models if o.startswith("--teacher=")]
-    options = [*kept, f"--teacher_tokenizer={name}", f"--loss={loss}", f"--dataset={dataset}"]
-    options += [f"--map={tmp_path / 'spellings.safetensors'}"] if loss == "csd" else []
-    one = hf_trainer.main([
-        *options, "--cross_entropy_weight=0", "--max_steps=8", f"--output_dir={tmp_path / 'run'}",
     ])  # fmt: skip
     assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
 

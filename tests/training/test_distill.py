@@ -145,6 +145,17 @@ def test_averaged_logits_of_teachers_of_the_same_tokenizer(
     assert log[1]["distillation"] > 2 * log[0]["distillation"]
 
 
+def test_averaged_logits() -> None:
+    a, b = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 8.0, 0.0]]])
+    assert distill.averaged_logits([a, b], [1, 1]).tolist() == [[[2.0, 5.0]]]
+    assert distill.averaged_logits([a, b], [3, 1]).tolist() == [[[1.5, 3.5]]]
+    masked = torch.tensor([[[-torch.inf, 4.0]]])
+    assert distill.averaged_logits([a, masked], [1, 0]).tolist() == [[[1.0, 2.0]]]
+    assert distill.averaged_logits([a, masked], [1, 1]).tolist() == [[[-torch.inf, 3.0]]]
+    with pytest.raises(XtokError, match="weights are all 0"):
+        distill.averaged_logits([a, b], [0, 0])
+
+
 def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) -> None:
     log = run(setting, tmp_path / "run", "--autocast", "--plot", "--measure-every=4")
     assert [line["step"] for line in log if "bits_per_byte" in line] == [3, 5]

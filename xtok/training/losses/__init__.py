@@ -6,7 +6,6 @@ All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts
 from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import (
-    averaged_logits,
     combine,
     same_tokenizer_kl,
     select_teacher,
@@ -43,7 +42,6 @@ __all__ = [
     "SameTokenizerConfig",
     "SpellingIndex",
     "alm",
-    "averaged_logits",
     "combine",
     "count_chunks",
     "csd",

@@ -139,22 +139,16 @@ def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, confi
 
 
 def _alm(s: Tensor, t: Any, batch: Batch, side: Batch, _: Any, config: Any) -> Tensor:
-    told = {} if t is not None else {"teacher_logprobs": _told(side)["teacher_logprobs"]}
-    return alm(s, t, _targets(batch, side), side["shifted"], config, **told)
+    logprobs = side.get("teacher_logprobs") if t is None else None
+    if t is None and logprobs is None:
+        hint = "give a model as the teacher, or rows of its log-probabilities to the collator"
+        raise XtokError("there is no teacher, and no prediction of one", hint=hint)
+    targets = _targets(batch, side)
+    return alm(s, t, targets, side["shifted"], config, teacher_logprobs=logprobs)
 
 
 def _csd(s: Tensor, t: Any, batch: Batch, side: Batch, index: Any, config: Any) -> Tensor:
-    told = {} if t is not None else _told(side)
-    return csd(s, t, index, _targets(batch, side), side["shifted"], config, **told)
-
-
-def _told(side: Batch) -> dict[str, Tensor]:
-    """Return what a teacher said of the text, where it does not run."""
-    if "told" not in side:
-        hint = "give a model as the teacher, or rows of a cache to a DistillationCollator"
-        raise XtokError("there is no teacher, and no prediction of one", hint=hint)
-    told: dict[str, Tensor] = side["told"]
-    return told
+    return csd(s, t, index, _targets(batch, side), side["shifted"], config)
 
 
 def _top_k(s: Tensor, t: None, batch: Batch, side: Batch, *_: Any) -> Tensor:
