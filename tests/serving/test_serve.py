@@ -723,7 +723,14 @@ def test_a_teacher_that_is_away_again_while_it_is_checked(
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
 ODD: list[tuple[Any, str]] = [
     ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it says nothing of token 1"),
-    ({"choices": [{"prompt_logprobs": [{"5": {"logprob": -1}}] * 3}]}, "it says something, with"),
+    (
+        {
+            "choices": [
+                {"prompt_logprobs": [{str(i): {"logprob": -1}} for i in (5, 6, 7)]}
+            ]
+        },
+        "position 0: it has a prediction",
+    ),
     ({"choices": [{"prompt_logprobs": [None, {str(2**40): {"logprob": -1}}, None]}]}, "token 2"),
     (
         {"choices": [{"prompt_logprobs": [None, *[{str(2**40): {"logprob": -1}}] * 2]}]},
@@ -737,7 +744,7 @@ ODD: list[tuple[Any, str]] = [
         {
             "meta_info": {
                 "input_token_logprobs": [*OWN[:2], [None, 7, None]],
-                "input_top_logprobs": [None, [], [[-1.0, 8, None]]],
+                "input_top_logprobs": [None, [], []],
             }
         },
         "it says nothing of token 2",
@@ -758,6 +765,20 @@ ODD: list[tuple[Any, str]] = [
             }
         },
         "a candidate of token 1 stands twice",
+    ),
+    (
+        {
+            "meta_info": {
+                "input_token_logprobs": OWN,
+                "input_top_logprobs": [None, [[-1.5, 6, None]], []],
+            }
+        },
+        "position 1: the log-probability of its own token, 6, is not the candidate's",
+    ),
+    (
+        b'{"meta_info": {"input_token_logprobs": [[null, 5, null]], "input_token_logprobs": '
+        b'[[null, 5, null], [-1, 6, null], [-1, 7, null]], "input_top_logprobs": [null, [], []]}}',
+        "the key 'input_token_logprobs' stands twice in one object",
     ),
     (b"<html>", "/v1/completions answered without log-probabilities of the prompt: "),
     ({"choices": []}, "without log-probabilities of the prompt: no prompt_logprobs"),

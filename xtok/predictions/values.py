@@ -5,13 +5,14 @@ All formats go through `numbers`: JSON's lists become Arrow arrays as Parquet's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.files.opening import need
+from xtok.predictions.known import STAND_IN
 from xtok.predictions.topk import AGAIN, TopK, cache_error
 from xtok.ragged import bounds_of
 
@@ -73,8 +74,9 @@ def json_document(
     logprobs: Sequence[Any],
     place: object,
     hint: str,
+    own: Sequence[Any] | None = None,
 ) -> TopK:
-    """Return a document's predictions, whose values are as JSON has them.
+    """Return a document's predictions, whose values are as JSON has them: null stands for −∞.
 
     Args:
         token_ids: a list of the document's.
@@ -83,6 +85,7 @@ def json_document(
         logprobs: of the candidates.
         place: the document's, as errors name it.
         hint: for an answer without ids, or with others.
+        own: log-probabilities of its tokens, if they are apart from the candidates.
 
     Raises:
         XtokError: as `numbers`, and for another number of ids than counts.
@@ -92,12 +95,20 @@ def json_document(
         raise cache_error(place, f"{told} prompt_token_ids for {len(counts)} rows", hint)
     bounds, starts = np.array([0, len(counts)]), bounds_of(counts)
     unknown = np.full(len(counts), np.nan, np.float32)
+    name, within = "log-probabilities", [bounds, starts]
     return TopK(
         _json_numbers(token_ids, "prompt_token_ids", np.int32, place, [bounds]), bounds, starts,
-        _json_numbers(ids, "candidates", np.int32, place, [bounds, starts]),
-        _json_numbers(logprobs, "log-probabilities", np.float32, place, [bounds, starts]),
-        unknown, unknown,
+        _json_numbers(ids, "candidates", np.int32, place, within),
+        _json_numbers(without_null(logprobs), name, np.float32, place, within),
+        unknown,
+        unknown if own is None
+        else _json_numbers(without_null(own), name, np.float32, place, [bounds]),
     )  # fmt: skip
+
+
+def without_null(logprobs: Iterable[Any]) -> list[Any]:
+    """Return log-probabilities of JSON, which has no −∞: null is what stands for it."""
+    return [STAND_IN if value is None else value for value in logprobs]
 
 
 def _json_numbers(
