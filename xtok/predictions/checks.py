@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.known import NEXT, is_of_nothing, own_logprobs
+from xtok.predictions.known import NEXT, ROUNDING, is_of_nothing, own_logprobs
 from xtok.predictions.topk import (
     Documents,
     TopK,
@@ -17,9 +17,6 @@ from xtok.predictions.topk import (
     without_padding,
 )
 from xtok.vocab.table import TokenType, Vocabulary
-
-_ROUNDING = 0.01
-"""What half precision may add to a sum of probabilities, and to a log-probability."""
 
 _WHOSE = "give the model whose ids these are"
 
@@ -79,7 +76,7 @@ def checked(
     candidate = _logprobs_of(topk, row_of, 0)
     firsts = firsts_of(topk.bounds)
     told, own = (own_logprobs(values, firsts) for values in (topk.realized_logprob, candidate))
-    differs = np.abs(told - own) > _ROUNDING
+    differs = np.abs(told - own) > ROUNDING
     if is_projected or (not is_answer and 2 * differs.sum() < (~np.isnan(told)).sum()):
         differs[:] = False
     if is_answer:
@@ -154,11 +151,11 @@ def _check_used(given: Documents, vocabulary: Vocabulary) -> None:
 def _check_values(given: Documents, row_of: NDArray[np.int64]) -> None:
     """Raise an error for what is no log-probability; the rest may be −inf, and both others NaN."""
     topk = given.topk
-    wrong = ~(topk.logprobs <= _ROUNDING) | np.isneginf(topk.logprobs)
+    wrong = ~(topk.logprobs <= ROUNDING) | np.isneginf(topk.logprobs)
     _check(given, wrong, topk.logprobs, "a candidate", row_of)
     realized = topk.realized_logprob
-    _check(given, (realized > _ROUNDING) | np.isneginf(realized), realized, "its own token")
-    _check(given, topk.rest_logprob > _ROUNDING, topk.rest_logprob, "the rest")
+    _check(given, (realized > ROUNDING) | np.isneginf(realized), realized, "its own token")
+    _check(given, topk.rest_logprob > ROUNDING, topk.rest_logprob, "the rest")
 
 
 def _check(
@@ -187,7 +184,7 @@ def _check_sums(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None
     rest = np.exp(topk.rest_logprob, dtype=np.float64)
     is_told = topk.valid & ~np.isnan(rest)
     sums = sums + np.where(is_told, rest, 0)
-    wrong = (sums > 1 + _ROUNDING) | (is_told & (sums < 1 - _ROUNDING))
+    wrong = (sums > 1 + ROUNDING) | (is_told & (sums < 1 - ROUNDING))
     if wrong.any():
         index = int(np.argmax(wrong))
         raise cache_error(
@@ -199,7 +196,7 @@ def _check_sums(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None
 
 def _check_own(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None:
     """Raise an error where a text's own token, which is no candidate, has more than they leave."""
-    wrong = topk.valid & (sums > 1 + _ROUNDING)
+    wrong = topk.valid & (sums > 1 + ROUNDING)
     if wrong.any():
         index = int(np.argmax(wrong))
         problem = f"its candidates and its own token, which is none, sum to {sums[index]:.4g}"

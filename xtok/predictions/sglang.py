@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from xtok.files.keys import unique_keys
+from xtok.predictions.known import without_null
 from xtok.predictions.ranked import Scores, entries, scores_of
 from xtok.predictions.topk import TopK, cache_error
-from xtok.predictions.values import MALFORMED, json_document, without_null
+from xtok.predictions.values import MALFORMED, json_document
 
 ROUTE = "/generate"
 MORE = "let it give {}"

@@ -5,14 +5,14 @@ All formats go through `numbers`: JSON's lists become Arrow arrays as Parquet's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.files.opening import need
-from xtok.predictions.known import STAND_IN
+from xtok.predictions.known import without_null
 from xtok.predictions.topk import AGAIN, TopK, cache_error
 from xtok.ragged import bounds_of
 
@@ -104,11 +104,6 @@ def json_document(
         unknown if own is None
         else _json_numbers(without_null(own), name, np.float32, place, [bounds]),
     )  # fmt: skip
-
-
-def without_null(logprobs: Iterable[Any]) -> list[Any]:
-    """Return log-probabilities of JSON, which has no −∞: null is what stands for it."""
-    return [STAND_IN if value is None else value for value in logprobs]
 
 
 def _json_numbers(

@@ -8,9 +8,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from xtok.files.keys import unique_keys
+from xtok.predictions.known import without_null
 from xtok.predictions.ranked import Scores, entries, scores_of
 from xtok.predictions.topk import Documents, TopK, cache_error
-from xtok.predictions.values import MALFORMED, json_document, without_null
+from xtok.predictions.values import MALFORMED, json_document
 
 if TYPE_CHECKING:
     from xtok.predictions.structs import Entry
