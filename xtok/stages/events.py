@@ -138,8 +138,7 @@ def events_of_pair(
         about["measures"] = measures
     options = {"max_leak": config.max_leak} if pairs is not None else {}
     result = EventMap(
-        student=pair.student,
-        teacher=pair.teacher,
+        **pair.sides,
         student_event=labels[: len(s_link)],
         teacher_event=labels[len(s_link) :],
         student_link=s_link.astype(np.int32),

@@ -75,6 +75,18 @@ class HuggingFaceBackend(Backend):
                 i, kind, self._decode(display) if content is None else content, display.encode()
             )
 
+    def definition(self) -> Iterable[bytes]:
+        """Return the components, the added tokens with their flags, and the model with its merges.
+
+        The library writes the model in one order, whatever that of the file: 70 ms of the 600 that
+        DeepSeek's 128,000 tokens take to load.
+        """
+        rust = self._hf.backend_tokenizer
+        parts = rust.normalizer, rust.pre_tokenizer, rust.post_processor, rust.decoder
+        added = sorted((i, repr(token)) for i, token in self._added.items())
+        options = [*map(_spec, parts), added, getattr(self._hf, "split_special_tokens", False)]
+        return [json.dumps(options, sort_keys=True).encode(), rust.model.__getstate__()]
+
     def _unknown_id(self) -> int | None:
         """Return the id that the model emits for what it does not know, if it has one."""
         name = getattr(self._rust.model, "unk_token", None)
