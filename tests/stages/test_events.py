@@ -403,7 +403,8 @@ def test_mutants_of_event_maps(pair: Pair, corpus: Path, tmp_path: Path) -> None
         else:
             path.write_bytes(mutant(data, chance))
         with within(10), contextlib.suppress(MapFileError):
-            sound = not verify(path).failed
+            # The name of a role may be one that a later version knows: it loads.
+            sound = not {*verify(path).failed} - {"student roles", "teacher roles"}
             try:
                 EventMap.load(path)
                 assert sound, number

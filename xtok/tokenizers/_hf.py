@@ -82,10 +82,13 @@ class HuggingFaceBackend(Backend):
         DeepSeek's 128,000 tokens take to load.
         """
         rust = self._hf.backend_tokenizer
-        parts = rust.normalizer, rust.pre_tokenizer, rust.post_processor, rust.decoder
+        parts = [_spec(part) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)]
         added = sorted((i, repr(token)) for i, token in self._added.items())
-        options = [*map(_spec, parts), added, getattr(self._hf, "split_special_tokens", False)]
-        return [json.dumps(options, sort_keys=True).encode(), rust.model.__getstate__()]
+        around = rust.encode("").ids  # all that the post-processor adds
+        options = [*parts, added, around, getattr(self._hf, "split_special_tokens", False)]
+        head, name, vocab = rust.model.__getstate__().partition(b'"vocab":')
+        head = head.replace(b'""', b"null")  # no prefix, no suffix, in either way of writing it
+        return [json.dumps(options, sort_keys=True).encode(), head + name, vocab]
 
     def _unknown_id(self) -> int | None:
         """Return the id that the model emits for what it does not know, if it has one."""
