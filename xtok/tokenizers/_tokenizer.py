@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -253,6 +255,20 @@ class Tokenizer:
         with no_panic(self.vocabulary.model_id):
             first = self._backend.ids_before()[:1]
         return next((i for i in first if i in self._declared_roles.get("bos", ())), None)
+
+    @functools.cached_property
+    def definition_sha256(self) -> str:
+        """A digest of all that decides which ids a text becomes, and which of them are special.
+
+        Files that differ in the order of their JSON keys have the same; another merge, flag,
+        normalizer or split pattern gives another.
+        """
+        roles = {role: list(ids) for role, ids in self._declared_roles.items()}
+        known = [self.vocabulary.backend, self.table.sha256(), roles]
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+        for part in self._backend.definition():
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
 
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
