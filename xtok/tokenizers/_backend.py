@@ -40,6 +40,11 @@ class Backend(ABC):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode stretches from the middle of a text: no dummy prefix, control tokens are text."""
 
+    @property
+    def drops_text(self) -> bool:
+        """Whether the library leaves out, in silence, what it has no token for."""
+        return False
+
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
         return None
