@@ -145,6 +145,18 @@ class HuggingFaceBackend(Backend):
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
         return [list(ids) for ids in self._called(list(texts))["input_ids"]] if texts else []
 
+    @property
+    def drops_text(self) -> bool:
+        """So does BPE without an unknown token, if it does not have all bytes."""
+        if type(self._rust.model).__name__ != "BPE" or self._rust.model.unk_token is not None:
+            return False
+        every: list[str] = []
+        if self._byte_level:
+            every = [chr(char) for char in _TO_DISPLAY.values()]
+        elif self._byte_fallback:
+            every = [f"<0x{byte:02X}>" for byte in range(256)]
+        return not every or any(self._rust.token_to_id(name) is None for name in every)
+
     def ids_before(self) -> Sequence[int]:
         """Return the first special token of an empty text."""
         ids: list[int] = self._hf.backend_tokenizer.encode("").ids

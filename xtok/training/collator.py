@@ -37,11 +37,16 @@ IGNORED = -100
 
 
 class _Row(NamedTuple):
-    """One sample on one side: ids int64 `[T]`, which are targets, and its conversation."""
+    """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
+
+    That is a conversation, or a text and how many control tokens stand before it.
+    """
 
     ids: NDArray[np.int64]
     is_target: NDArray[np.bool_]
     conversation: Conversation | None = None
+    text: str | None = None
+    num_before: int = 0
 
 
 Part = tuple[list[int], bool]
@@ -136,7 +141,10 @@ class DistillationCollator:
             self.teachers, self.teacher_templates, self.aligners, strict=True
         ):
             theirs = self._rows(teacher, template, read)
-            alignments = [self._align(aligner, *rows) for rows in zip(own, theirs, strict=True)]
+            sides = (self.student, teacher)
+            alignments = [
+                self._align(aligner, sides, *rows) for rows in zip(own, theirs, strict=True)
+            ]
             side = _pad(theirs, teacher, self.max_length)
             side["alignment"] = _in_batch(alignments, batch, side)
             batch["teachers"].append(side)
@@ -281,7 +289,8 @@ class DistillationCollator:
         for sample in samples:
             if isinstance(sample, str):
                 ids = np.array([*begin, *next(encoded), *end], np.int64)
-                rows.append(_Row(ids, np.ones(len(ids), np.bool_)))
+                is_target = np.ones(len(ids), np.bool_)
+                rows.append(_Row(ids, is_target, text=sample, num_before=len(begin)))
             else:
                 tools = sample.get("tools")
                 shown = render(tokenizer, sample["messages"], tools=tools, template=template)
@@ -290,10 +299,16 @@ class DistillationCollator:
                 rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 
-    def _align(self, aligner: TokenAligner, ours: _Row, theirs: _Row) -> FlatAlignment:
+    def _align(
+        self, aligner: TokenAligner, sides_of: tuple[Tokenizer, Tokenizer], ours: _Row, theirs: _Row
+    ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            alignment = aligner.align_document(ours.ids, theirs.ids)
+            if ours.text is not None and aligner.may_lack_text(ours.ids, theirs.ids):
+                places = (_places(*one) for one in zip(sides_of, (ours, theirs), strict=True))
+                alignment = aligner.align_spans(ours.ids, next(places), theirs.ids, next(places))
+            else:
+                alignment = aligner.align_document(ours.ids, theirs.ids)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
         sides = (
@@ -490,6 +505,18 @@ def _row_of(parts: Sequence[Part]) -> _Row:
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
     return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
+
+
+def _places(tokenizer: Tokenizer, row: _Row) -> NDArray[np.int64]:
+    """Return where the tokens of a text begin in its bytes, and the last one ends.
+
+    Control tokens around it have a place each, outside.
+    """
+    encoding = tokenizer.encode(row.text or "")
+    before = np.arange(-row.num_before, 0)
+    num_behind = len(row.ids) - row.num_before - len(encoding.ids)
+    behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
+    return np.concatenate([before, encoding.bounds, behind])
 
 
 def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
