@@ -46,6 +46,9 @@ class Arguments:
     loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
     max_length: int = field(default=1024, metadata={"help": "tokens of a sample, on each side"})
     cross_entropy_weight: float = field(default=1.0, metadata={"help": "0: distillation only"})
+    dynamic_scaling: bool = field(
+        default=False, metadata={"help": "scale the distillation to the size of the cross-entropy"}
+    )
 
 
 def read(name: str | None) -> Any:
@@ -78,7 +81,10 @@ def main(argv: Sequence[str] | None = None) -> Any:
         or None,
         loss=options.loss,
         projection=options.map or None,
-        combine=CombineConfig(cross_entropy_weight=options.cross_entropy_weight),
+        combine=CombineConfig(
+            cross_entropy_weight=options.cross_entropy_weight,
+            dynamic_scaling=options.dynamic_scaling,
+        ),
         train_dataset=read(options.dataset),
         eval_dataset=read(options.eval_dataset),
     )
