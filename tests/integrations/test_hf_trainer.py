@@ -432,29 +432,7 @@ def test_the_example_trains_from_stored_predictions(
     assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("loss", ["alm", "csd"])
-def test_the_example_trains_from_a_teachers_own_cache(
-    models: list[str], collator: Collator, tmp_path: Path, loss: LossName
-) -> None:
-    [teacher] = collator.teachers
-    rows = stored_teachers.rows_of(teacher, [row["text"] for row in ROWS])
-    answers = [stored_teachers.vllm_answer(row) for row in rows]
-    dataset = stored_teachers.write_lines(tmp_path / "answers.jsonl", answers)
-    spellings_of_pair(collator.pairs[0]).save(tmp_path / "spellings.safetensors")
-    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--dataset"))]
-    [name] = [o.removeprefix("--teacher=") for o in models if o.startswith("--teacher=")]
-    options = [*kept, f"--teacher_tokenizer={name}", f"--loss={loss}", f"--dataset={dataset}"]
-    options += [f"--map={tmp_path / 'spellings.safetensors'}"] if loss == "csd" else []
-    one = hf_trainer.main([
-        *options, "--cross_entropy_weight=0", "--max_steps=8", f"--output_dir={tmp_path / 'run'}",
-    ])  # fmt: skip
-    assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
-
-
 @pytest.mark.parametrize("more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"]])
->>>>>>> gpu
 def test_two_processes_are_one_with_twice_the_batch(
     models: list[str], tmp_path: Path, forks: Forks, more: list[str]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xtok.counting.pair_text import PairText
 from xtok.inspection import Check, Level
-from xtok.inspection.advice import Advice, advise
+from xtok.inspection.advice import WORTH, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.maps.results import examples_of
@@ -102,7 +102,7 @@ class Diagnosis:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
             result = f"no check failed, {plural(warnings, 'warning')}"
-        advice = "" if self.advice is None else f". {self.advice.sentence}"
+        advice = "" if self.advice is None else f". {self.advice.sentence} {WORTH}"
         if self.pair is not None and self.advice is None:
             advice = ". No loss is recommended for text that does not come back."
         return f"{'failed' if self.failed else 'ok'}: {who}: {result}{advice}"
