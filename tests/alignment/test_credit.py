@@ -94,7 +94,7 @@ def test_shares_are_those_of_the_plain_twin(
     text = data.draw(st.text("ab", min_size=1, max_size=24)).encode()
     s, t = student.segment(text), teacher.segment(text)
     width = len(teacher.table)
-    rows, own = [], []
+    rows, own = list[dict[int, float]](), []
     for i in t:
         least = 0 if rows else 1  # a first token that is certain is nobody's prediction
         weights = data.draw(st.lists(st.integers(least, 9), min_size=width, max_size=width))
