@@ -104,7 +104,7 @@ def test_shares_are_those_of_the_plain_twin(
         best = np.argsort(-p, kind="stable")[: data.draw(st.integers(1, 4))]
         rows.append({k: float(p[k]) for k in best.tolist() if p[k]})
     size = max(map(len, rows))
-    topk = [[[*row, *[-1] * (size - len(row))] for row in rows]]
+    topk: list[Any] = [[[*row, *[-1] * (size - len(row))] for row in rows]]
     topk += [[[*np.log([*row.values()]), *[-np.inf] * (size - len(row))] for row in rows]]
     aligner = TokenAligner(xtok.pair(student, teacher))
     found = xtok.project_logprobs(
