@@ -295,7 +295,7 @@ def test_mistral_with_its_own_library(small: Path, tmp_path: Path) -> None:
     (tmp_path / "mistral_common" / "__init__.py").write_text("")
     metadata = tmp_path / "mistral_common-1.13.1.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mistral-common\nVersion: 1.13.1")
+    (metadata / "METADATA").write_text("Name: mistral-common\nVersion: 1.13.1\n")
     folder = copied(small / "small-hf", tmp_path / "folder", model(model_type="mistral"))
     shutil.copy(folder / "config.json", folder / "tekken.json")
     by_library = copied(folder, tmp_path / "unknown", tokens(some_key=1))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-from make import check, texts
-from small_tokenizers import CORPUS
+from make import copied, texts
+from small_tokenizers import CORPUS, byte_level_bpe
 from transformers import AutoTokenizer
 
 from xtok.errors import TokenizerError
 from xtok.inspection.doctor import doctor
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers._backend import SPECIAL_NAMES
+from xtok.vocab.table import TokenType
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 ADDED = {name: 1000 + i for i, name in enumerate(SPECIAL)}
@@ -31,7 +31,6 @@ LISTED = {
 }  # fmt: skip
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 LLAMA = {"tokenizer_class": "LlamaTokenizer", **NAMED}
-UNIGRAM = dict.fromkeys(("spiece.model", "sentencepiece.bpe.model", "spm.model"), "unigram")
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,13 @@ def vocabularies(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of vocabularies: SentencePiece, with and without bytes; GPT-2's two; BERT's."""
     folder = tmp_path_factory.mktemp("vocabularies")
     shutil.copy(small / "small.model", folder / "bpe")
-    for name, byte_fallback in (("unigram", False), ("unigram-bytes", True)):
+    t5: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    for name, options in {"unigram": {}, "t5": t5, "bytes": {**t5, "byte_fallback": True}}.items():
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter("".join(CORPUS).splitlines()), model_writer=model,
             model_type="unigram", vocab_size=600, num_threads=1, minloglevel=2,
-            character_coverage=0.98, byte_fallback=byte_fallback,
+            character_coverage=0.98, **options,
         )  # fmt: skip
         (folder / name).write_bytes(model.getvalue())
     model = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())["model"]
@@ -69,33 +69,41 @@ def folder_of(vocabularies: Path, folder: Path, files: dict[str, str], **configs
     return folder
 
 
+Layout = tuple[dict[str, str], dict[str, Any]]
 BPE = {"tokenizer.model": "bpe"}
 WIDE = {"model_type": "llama", "vocab_size": 1024}
 GPT2 = {"vocab.json": "vocab.json", "merges.txt": "merges.txt"}
 
 
-def spm(name: str, tokenizer_class: str | None, model_type: str, **config: Any) -> tuple[Any, ...]:
+def spm(name: str, tokenizer_class: str | None, model_type: str, **config: Any) -> Layout:
+    """A SentencePiece file under a name that a class looks for."""
     named = {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
     model = {"model_type": model_type, "vocab_size": 1024}
-    return {name: UNIGRAM.get(name, "bpe")}, {"tokenizer_config": named | config, "config": model}
+    source = {"tokenizer.model": "bpe", "spiece.model": "t5"}.get(name, "unigram")
+    if config.pop("of_bytes", False):
+        source = "bytes"
+    return {name: source}, {"tokenizer_config": named | config, "config": model}
 
 
-LAYOUTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+def llama(model_type: str = "llama", **config: Any) -> Layout:
+    return spm("tokenizer.model", "LlamaTokenizer", model_type, **NAMED | config)
+
+
+LAYOUTS: dict[str, Layout] = {
     "a file alone": (BPE, {}),
     "a file and config.json": (BPE, {"config": WIDE}),
     "a file and a class": (BPE, {"tokenizer_config": LLAMA}),
-    "legacy": spm("tokenizer.model", "LlamaTokenizer", "llama", **NAMED, legacy=True),
-    "not legacy": spm("tokenizer.model", "LlamaTokenizer", "llama", **NAMED, legacy=False),
-    "legacy not said": spm("tokenizer.model", "LlamaTokenizer", "llama", **NAMED),
-    "mistral": spm("tokenizer.model", "LlamaTokenizer", "mistral", **NAMED),
-    "mistral, legacy": spm("tokenizer.model", "LlamaTokenizer", "mistral", **NAMED, legacy=True),
-    "mistral, not legacy": spm(
-        "tokenizer.model", "LlamaTokenizer", "mistral", **NAMED, legacy=False),
+    "legacy": llama(legacy=True),
+    "not legacy": llama(legacy=False),
+    "legacy not said": llama(),
+    "mistral": llama("mistral"),
+    "mistral, legacy": llama("mistral", legacy=True),
+    "mistral, not legacy": llama("mistral", legacy=False),
+    "no prefix": llama(add_prefix_space=False),
+    "a prefix": llama(add_prefix_space=True),
     "the general class": spm("tokenizer.model", "PreTrainedTokenizerFast", "llama", **NAMED),
     "gemma": spm("tokenizer.model", "GemmaTokenizer", "gemma"),
     "no class": spm("tokenizer.model", None, "llama", **NAMED),
-    "no prefix": spm("tokenizer.model", "LlamaTokenizer", "llama", add_prefix_space=False),
-    "a prefix": spm("tokenizer.model", "LlamaTokenizer", "llama", add_prefix_space=True),
     "added_tokens.json": (BPE, {
         "config": WIDE, "added_tokens": ADDED,
         "tokenizer_config": {**LLAMA, "eos_token": "<|im_end|>", "legacy": False}}),
@@ -104,14 +112,11 @@ LAYOUTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         "special_tokens_map": {
             **NAMED, "pad_token": {**LISTED["1001"], "content": "<|im_start|>"},
             "additional_special_tokens": ["<|im_end|>", "<extra>"]}}),
-    "tokens in the config": spm(
-        "tokenizer.model", "LlamaTokenizer", "llama", **NAMED, pad_token="<pad>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"]),
-    "tokens of a model's own": spm(
-        "tokenizer.model", "LlamaTokenizer", "llama", image_token="<image>",
-        extra_special_tokens={"audio_token": "<audio>"}),
-    "added_tokens_decoder": spm(
-        "tokenizer.model", "LlamaTokenizer", "llama", **NAMED, added_tokens_decoder=LISTED),
+    "tokens in the config": llama(
+        pad_token="<pad>", additional_special_tokens=["<|im_start|>", "<|im_end|>"]),
+    "tokens of a model's own": llama(
+        image_token="<image>", extra_special_tokens={"audio_token": "<audio>"}),
+    "added_tokens_decoder": llama(added_tokens_decoder=LISTED),
     "xlm-r": spm("sentencepiece.bpe.model", "XLMRobertaTokenizer", "xlm-roberta"),
     "xlm-r, no class": spm("sentencepiece.bpe.model", None, "xlm-roberta"),
     "mbart": spm("sentencepiece.bpe.model", "MBartTokenizer", "mbart"),
@@ -123,11 +128,11 @@ LAYOUTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "t5, extra ids listed": spm(
         "spiece.model", "T5Tokenizer", "t5", extra_ids=2,
         additional_special_tokens=["<extra_id_0>", "<extra_id_1>"]),
-    "albert": spm("spiece.model", "AlbertTokenizer", "albert"),
     "xlnet": spm("spiece.model", "XLNetTokenizer", "xlnet"),
-    "pegasus": spm("spiece.model", "PegasusTokenizer", "pegasus"),
     "big bird": spm("spiece.model", "BigBirdTokenizer", "big_bird"),
     "deberta 2": spm("spm.model", "DebertaV2Tokenizer", "deberta-v2"),
+    "t5 over bytes": spm("spiece.model", "T5Tokenizer", "t5", of_bytes=True),
+    "deberta 2 over bytes": spm("spm.model", "DebertaV2Tokenizer", "deberta-v2", of_bytes=True),
     "gpt 2": (GPT2, {"config": {"model_type": "gpt2", "vocab_size": 1197}}),
     "gpt 2, a prefix": (GPT2, {
         "config": {"model_type": "gpt2", "vocab_size": 1197},
@@ -143,27 +148,41 @@ LAYOUTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def assert_as_the_library(ours: Tokenizer, auto: Any, number: int = 100) -> None:
-    """Compare ids, special tokens and roles with AutoTokenizer's, and look at the bytes."""
+def assert_as_the_library(ours: Tokenizer, auto: Any) -> None:
+    """Compare ids, special tokens and roles with AutoTokenizer's, and look at bytes and places."""
+    table = ours.table
     added = auto.added_tokens_decoder
     special = {i: token.content for i, token in added.items() if token.special}
-    assert special.items() <= ours.table.control_names.items()
-    roles = {role: str(name) for role, name in auto.special_tokens_map.items()}
+    assert special.items() <= table.control_names.items()
     assert ours.special_token_names == {
-        role: name for role, name in roles.items() if isinstance(name, str) and "extra" not in role
+        f"{role}_token": str(name)
+        for role in SPECIAL_NAMES
+        if (name := getattr(auto, f"{role}_token", None)) is not None
     }
+    for role, name in ours.special_token_names.items():
+        if role != "unk_token":  # byte-level tokenizers name one that they never give
+            i = auto.convert_tokens_to_ids(name)
+            assert i in table.roles[role.removesuffix("_token")]
     assert ours.vocabulary.tokenizer_vocab_size == max(auto.get_vocab().values()) + 1
-
-    def library(text: str) -> list[int]:
-        return list(auto(text, add_special_tokens=False)["input_ids"])
-
     own = f"{SPECIAL[0]}user\n{CORPUS[0][:40]}{SPECIAL[1]} </s>a <s>b<pad>[INST] c<extra_id_0>"
-    for text in (own, "", " ", "  a  b\n\nc ", *texts(ours, number=number)):
-        check(ours, library, text)
-    for text in (" the words", "2024", *CORPUS[0].split()[:20]):
-        [ids] = ours.segment_batch([text.encode()])
-        if ids is not None:
-            assert b"".join([ours.table[i] for i in ids]) == text.encode()
+    samples = [own, "", " ", "  a  b\n\nc ", *texts(ours, number=100)]
+    expected = [list(ids) for ids in auto(samples, add_special_tokens=False)["input_ids"]]
+    assert ours.encode_batch(samples) == expected
+    for text, ids in zip(samples, expected, strict=True):
+        encoding, data = ours.encode(text), text.encode()
+        assert encoding.ids.tolist() == ids
+        bounds = encoding.bounds.tolist()
+        assert bounds == sorted(bounds)
+        assert bounds[0] == (0 if ids else len(data))
+        assert bounds[-1] == len(data)
+        for i, start, end in zip(ids, bounds, bounds[1:], strict=False):
+            if i in special and table.types[i] == TokenType.CONTROL:
+                assert special[i].encode() in data[start:end]
+            elif not encoding.num_changed:
+                assert data[start:end].strip() == (table[i] or b"").strip()
+    for word in (" the", "lighthouse", " 2024,", *(f" {word}" for word in CORPUS[0].split()[:20])):
+        [pieces] = ours.segment_batch([word.encode()])
+        assert pieces is None or b"".join([table[i] for i in pieces]) == word.encode()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -173,3 +192,82 @@ def test_a_folder_is_read_as_autotokenizer_reads_it(
     files, configs = LAYOUTS[name]
     folder = folder_of(vocabularies, tmp_path / "model", files, **configs)
     assert_as_the_library(load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder)))
+
+
+def test_stretches_of_a_folder_are_without_its_prefix(
+    vocabularies: Path, tmp_path: Path, sentencepiece: Tokenizer
+) -> None:
+    for i, layout in enumerate((LAYOUTS["a file alone"], llama(legacy=True))):
+        files, configs = layout
+        folder = load_tokenizer(folder_of(vocabularies, tmp_path / str(i), files, **configs))
+        assert not folder.text_changes
+        for text in (" the words", "the words", "  two\n", CORPUS[3]):
+            assert folder.library_ids([text]) == sentencepiece.library_ids([text])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        spm("spiece.model", "LlamaTokenizer", "llama"),
+        spm("other.model", "T5Tokenizer", "t5"),
+        ({"vocab.txt": "vocab.txt"}, {"config": {"model_type": "llama", "vocab_size": 80}}),
+    ],
+)  # fmt: skip
+def test_a_file_that_the_class_does_not_read_is_named(
+    vocabularies: Path, tmp_path: Path, layout: Layout
+) -> None:
+    files, configs = layout
+    [name] = files
+    folder = folder_of(vocabularies, tmp_path / "model", files, **configs)
+    with pytest.raises(TokenizerError) as error:
+        load_tokenizer(folder)
+    assert name in str(error.value)
+
+
+# With a tokenizer.json
+
+
+def backend_notes(folder: Path) -> list[str]:
+    [diagnosis] = doctor(folder).tokenizers
+    return [check.message for check in diagnosis.checks if check.name == "backend"][1:]
+
+
+def test_doctor_says_where_the_library_reads_a_file_otherwise(small: Path, tmp_path: Path) -> None:
+    split = byte_level_bpe(tmp_path / "split", vocab_size=1200, digits=3)
+    parts = {
+        "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"},
+        "config": {"model_type": "gpt2"},
+    }
+    folder = copied(split, tmp_path / "gpt2", **parts)
+    tokenizer, auto = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
+    alone = shutil.copy(folder / "tokenizer.json", tmp_path / "alone.json")
+    text = "2024"
+    assert tokenizer.encode(text).ids.tolist() == auto(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.encode(text).ids.tolist() != load_tokenizer(alone).encode(text).ids.tolist()
+    [note] = backend_notes(folder)
+    assert note.startswith("tokenizer.json alone gives other ids for ")
+    assert not backend_notes(small / "small-digits")
+
+
+def test_doctor_compares_folders_with_their_file(vocabularies: Path, tmp_path: Path) -> None:
+    for name, file in {"xlm-r": "sentencepiece.bpe.model", "legacy": "tokenizer.model"}.items():
+        files, configs = LAYOUTS[name]
+        [note] = backend_notes(folder_of(vocabularies, tmp_path / name, files, **configs))
+        assert note.startswith(f"{file} alone gives other ids for ")
+
+
+def with_dropout(small: Path, folder: Path) -> Path:
+    model = json.loads((small / "small-digits" / "tokenizer.json").read_text())["model"]
+    parts = {"model": {**model, "dropout": 0.5}}
+    return copied(small / "small-digits", folder, tokenizer=parts)
+
+
+def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: Tokenizer) -> None:
+    folder = with_dropout(small, tmp_path / "dropout")
+    auto = AutoTokenizer.from_pretrained(str(folder))
+    for model in (folder, folder / "tokenizer.json", auto):
+        tokenizer = load_tokenizer(model)
+        assert tokenizer.encode_batch(CORPUS) == digits.encode_batch(CORPUS)
+        assert ["dropout of 0.5" in note for note in tokenizer.notes] == [True]
+    assert auto.backend_tokenizer.model.dropout == 0.5  # what was given is not changed
+    assert ["dropout" in note for note in backend_notes(folder)] == [True]

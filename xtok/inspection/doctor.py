@@ -275,8 +275,12 @@ def _other_reading(tokenizer: Tokenizer) -> str:
     text, ours, theirs = min(differing, key=lambda one: len(one[0]))
     return (
         f"{name} gives other ids for {len(differing)} of {len(texts)} texts: "
-        f"{quoted(escape(text.encode()))} is {ours} here, and {theirs} there"
+        f"{quoted(escape(text.encode()))} is {_beginning(ours)} here, {_beginning(theirs)} there"
     )
+
+
+def _beginning(ids: Sequence[int]) -> str:
+    return f"[{listed(ids, 6)}]"
 
 
 def _duplicates(table: TokenTable) -> Check:

@@ -126,6 +126,7 @@ def load_tokenizer(
 
 _OWN = "tokenizer.json"  # stands for its folder
 _CONFIG = "tokenizer_config.json"
+_WORDS = ("merges.txt", "vocab.txt")  # of GPT-2's and BERT's
 
 
 class _Name(NamedTuple):
@@ -235,36 +236,44 @@ def _kind(head: bytes) -> str:
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
-    """Read tiktoken and tekken files with their own libraries, and all others as AutoTokenizer."""
-    own = path = files.find(_OWN)
-    if own is not None:
-        _head(own)
-    elif (path := files.first(NAMES)) is not None:
-        _check_alone(path, files)
-        kind = "tekken" if path.suffix == ".json" else _kind(_head(path))
-        if kind != "spm":
-            backend = FolderBackend(_from_file(path, kind, pattern), files)
-            backend.other = "AutoTokenizer", partial(load_folder, files)
-            return backend
-    elif (words := files.first(("merges.txt", "vocab.txt"))) is not None:
+    """Read tiktoken and tekken files by themselves, and whatever else as AutoTokenizer reads it."""
+    path = files.first((_OWN, *NAMES, *_WORDS))
+    if path is None:
+        raise _nothing_in(files)
+    head = _head(path)
+    if path.name in _WORDS:
         if files.find("config.json") is None and files.find(_CONFIG) is None:
             raise TokenizerError(
-                f"{files} has {words.name}, and no config.json that names the tokenizer's class",
+                f"{files} has {path.name}, and no config.json that names the tokenizer's class",
                 hint="fetch the model's config.json or tokenizer_config.json into it",
             )
-    else:
-        if isinstance(files.model, Path) and files.model.is_file():
-            _head(files.model)
-        files.find(_OWN, required=True)  # raises if the local cache does not tell
-        raise TokenizerError(
-            f"{files} has no tokenizer.json, so no fast tokenizer",
-            hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
-            "give the .model or .tiktoken file itself",
-        )
+    elif path.name != _OWN:
+        _check_alone(path, files)
+        kind = "tekken" if path.suffix == ".json" else _kind(head)
+        if kind != "spm":
+            backend = FolderBackend(_from_file(path, kind, pattern), files)
+            backend.other = "AutoTokenizer", partial(load_folder, files, path)
+            return backend
     read = load_folder(files, path, trust_remote_code=trust_remote_code)
-    if own is None:
+    if path.name != _OWN:
         _check_read(read, files)
     return read
+
+
+def _nothing_in(files: ModelFiles) -> TokenizerError:
+    """Return the error for a model without a file that is read.
+
+    Raises:
+        TokenizerError: if it is not known whether it has one, or it is a file.
+    """
+    if isinstance(files.model, Path) and files.model.is_file():
+        _head(files.model)
+    files.find(_OWN, required=True)
+    return TokenizerError(
+        f"{files} has no tokenizer.json, so no fast tokenizer",
+        hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
+        "give the .model or .tiktoken file itself",
+    )
 
 
 def _check_read(backend: Backend, files: ModelFiles) -> None:

@@ -39,8 +39,8 @@ class HuggingFaceBackend(Backend):
     def __init__(self, tokenizer: Any, model: str) -> None:
         if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
             self.notes = (
-                f"{model} has a dropout of {dropout:g}, with which its library draws ids at random; "
-                "xtok reads without it",
+                f"{model} has a dropout of {dropout:g}, with which its library draws ids at "
+                "random; xtok reads it without",
             )
             tokenizer = copy.deepcopy(tokenizer)  # the one given is not changed
             tokenizer.backend_tokenizer.model.dropout = None
@@ -232,7 +232,8 @@ def _without_prefix(spec: Spec) -> Spec | None:
 
 def _is_at_start(spec: Spec) -> bool:
     """Whether it replaces what a text begins with, as the dummy prefix of a SentencePiece file."""
-    return spec["type"] == "Replace" and spec["pattern"].get("Regex", "").startswith(r"\A")
+    pattern: str = spec.get("pattern", {}).get("Regex", "") if spec["type"] == "Replace" else ""
+    return pattern.startswith(r"\A")
 
 
 _MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character

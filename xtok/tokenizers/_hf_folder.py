@@ -38,24 +38,19 @@ if TYPE_CHECKING:
 
 
 def load_folder(
-    files: ModelFiles, path: Path | None = None, *, trust_remote_code: bool = False
+    files: ModelFiles, path: Path, *, trust_remote_code: bool = False
 ) -> HuggingFaceBackend:
-    """Load what `AutoTokenizer` loads from a folder or repo.
-
-    Args:
-        files: the folder or repo.
-        path: its file, to compare with where AutoTokenizer decides: a `tokenizer.json`, or one of
-            SentencePiece.
-        trust_remote_code: allow custom tokenizer code.
+    """Load what `AutoTokenizer` loads from a folder or repo, whose tokenizer is in `path`.
 
     Raises:
         TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
     """
     plain = None if trust_remote_code else _read_alone(files)
-    backend = HuggingFaceBackend(plain or _by_transformers(files, trust_remote_code), str(files))
-    if plain is None and path is not None:
-        reader = load_json if path.suffix == ".json" else SentencePieceBackend.from_file
-        backend.other = f"{path.name} alone", partial(reader, path)
+    loaded = plain or _by_transformers(files, path.name, trust_remote_code)
+    backend = HuggingFaceBackend(loaded, str(files))
+    readers = {".json": load_json, ".model": SentencePieceBackend.from_file}
+    if plain is None and path.suffix in readers:
+        backend.other = f"{path.name} alone", partial(readers[path.suffix], path)
     notes = []
     if trust_remote_code and runs_code(files):
         revision = files.commit or files.revision
@@ -68,20 +63,20 @@ def load_folder(
         )
     if _is_of_mistral_common(files) and files.find("tekken.json"):
         notes.append(
-            f"{files} is read from its tokenizer.json; AutoTokenizer takes its tekken.json, because "
+            f"{files} is read from its {path.name}; AutoTokenizer takes its tekken.json, as "
             "mistral-common is installed"
         )
     backend.notes = (*backend.notes, *notes)
     return backend
 
 
-def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
+def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     files.json("tokenizer_config.json")  # raises if it is not a JSON object
     local = files.offline or (isinstance(files.model, str) and files.is_local)
     # For these types AutoTokenizer takes the general class, unless mistral-common is installed.
-    loader = PreTrainedTokenizerFast if _is_of_mistral_common(files) else AutoTokenizer
+    loader: Any = PreTrainedTokenizerFast if _is_of_mistral_common(files) else AutoTokenizer
     try:
         with quiet_hub():
             tokenizer = loader.from_pretrained(
@@ -103,7 +98,8 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
             ) from error
         raise TokenizerError(
             f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
-            hint="check its tokenizer.json and tokenizer_config.json, or fetch them again",
+            hint=f"check its {file} and tokenizer_config.json, or fetch them again"
+            + "; or give that file itself" * file.endswith(".model"),
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(

@@ -140,7 +140,7 @@ class ModelFiles:
 
     @functools.cached_property
     def is_local(self) -> bool:
-        """Whether only the local cache is read; once for all files, so that they are of one state."""
+        """Whether only the local cache is read; one answer for all files."""
         return not (self._may_ask() and hub_reachable())
 
     def _options(self) -> dict[str, Any]:
