@@ -14,6 +14,7 @@ from make import copied, texts
 from small_tokenizers import CORPUS, byte_level_bpe
 from transformers import AutoTokenizer
 
+import xtok
 from xtok.errors import TokenizerError
 from xtok.inspection.doctor import doctor
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -271,3 +272,69 @@ def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: 
         assert ["dropout of 0.5" in note for note in tokenizer.notes] == [True]
     assert auto.backend_tokenizer.model.dropout == 0.5  # what was given is not changed
     assert ["dropout" in note for note in backend_notes(folder)] == [True]
+
+
+# More ids than the model has rows
+
+
+@pytest.fixture(scope="module")
+def narrow(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 798 rows, whose tokenizer has `<|pad|>` and `<think>` at 798 and 799."""
+    folder = tmp_path_factory.mktemp("narrow") / "model"
+    return copied(small / "small-digits", folder, config={"vocab_size": 798})
+
+
+def test_a_model_of_fewer_rows_than_ids(narrow: Path, digits: Tokenizer) -> None:
+    tokenizer = load_tokenizer(narrow)
+    vocabulary = tokenizer.vocabulary
+    assert (vocabulary.vocab_size, vocabulary.tokenizer_vocab_size) == (798, 798)
+    assert vocabulary.width_source == "config"
+    [note] = tokenizer.notes
+    assert "'<|pad|>' (id 798), '<think>' (id 799)" in note
+    assert note in backend_notes(narrow)
+    assert tokenizer.table.tokens() == digits.table.tokens()[:798]
+    assert "pad" not in tokenizer.table.roles
+    assert tokenizer.special_token_names["pad_token"] == "<|pad|>"
+    assert tokenizer.encode_batch(CORPUS) == digits.encode_batch(CORPUS)
+    for text in ("a <think> b", "<|pad|>"):
+        for encodes in (tokenizer.encode, lambda text: tokenizer.encode_batch(["a", text])):
+            with pytest.raises(TokenizerError, match=r"798 rows"):
+                encodes(text)
+        spelled = tokenizer.segment(text)
+        assert [spelled] == tokenizer.library_ids([text])
+        assert [spelled] == [ids.tolist() for ids in tokenizer.library_arrays([text])]
+        assert max(spelled) < 798
+        assert b"".join([tokenizer.table[i] for i in spelled]) == text.encode()
+    raw = tokenizer.table_as("raw", ignore=[5])
+    assert (len(raw), raw[5]) == (798, b"")
+
+
+def test_other_widths_of_a_narrow_model(narrow: Path, digits: Tokenizer) -> None:
+    tokenizer = load_tokenizer(narrow)
+    wide = tokenizer.at_width(900)
+    assert wide.table.sha256() == digits.table.sha256()
+    assert not wide.notes
+    assert wide.at_width(798).table.sha256() == tokenizer.table.sha256()
+    assert load_tokenizer(narrow, vocab_size=799).table.control_names[798] == "<|pad|>"
+    with pytest.raises(TokenizerError) as error:
+        load_tokenizer(narrow, vocab_size=600)  # of another model
+    assert error.value.parameter == "vocab_size"
+
+
+def test_maps_events_and_losses_of_a_narrow_model(narrow: Path, byte_level: Tokenizer) -> None:
+    import torch
+
+    pair = xtok.pair(load_tokenizer(narrow), byte_level)
+    projection = xtok.build(pair.student_tokenizer, pair.teacher_tokenizer)
+    assert projection.shape == (798, 1280)
+    back = xtok.build(pair.teacher_tokenizer, pair.student_tokenizer)
+    assert back.teacher_ids.max() < 798
+    events = xtok.events(pair.student_tokenizer, pair.teacher_tokenizer)
+    assert (events.student.vocab_size, events.teacher.vocab_size) == (798, 1280)
+    module = xtok.ProjectionModule(projection)
+    assert module(torch.full((2, 798), 1 / 798)).shape == (2, 1280)
+    collator = xtok.DistillationCollator(pair.student_tokenizer, pair.teacher_tokenizer)
+    batch = collator(["the words of 2024", "two"])
+    assert batch["input_ids"].max() < 798
+    with pytest.raises(TokenizerError, match="<think>"):
+        collator(["the <think>"])

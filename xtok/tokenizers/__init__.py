@@ -240,20 +240,20 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     path = files.first((_OWN, *NAMES, *_WORDS))
     if path is None:
         raise _nothing_in(files)
-    head = _head(path)
-    if path.name in _WORDS:
-        if files.find("config.json") is None and files.find(_CONFIG) is None:
-            raise TokenizerError(
-                f"{files} has {path.name}, and no config.json that names the tokenizer's class",
-                hint="fetch the model's config.json or tokenizer_config.json into it",
-            )
-    elif path.name != _OWN:
+    if path.name in _WORDS and not any(map(files.find, ("config.json", _CONFIG))):
+        raise TokenizerError(
+            f"{files} has {path.name}, and no config.json that names the tokenizer's class",
+            hint="fetch the model's config.json or tokenizer_config.json into it",
+        )
+    is_loose = path.name not in (_OWN, *_WORDS)
+    if is_loose:
         _check_alone(path, files)
-        kind = "tekken" if path.suffix == ".json" else _kind(head)
-        if kind != "spm":
-            backend = FolderBackend(_from_file(path, kind, pattern), files)
-            backend.other = "AutoTokenizer", partial(load_folder, files, path)
-            return backend
+    head = _head(path)
+    kind = "tekken" if path.suffix == ".json" else _kind(head)
+    if is_loose and kind != "spm":
+        backend = FolderBackend(_from_file(path, kind, pattern), files)
+        backend.other = "AutoTokenizer", partial(load_folder, files, path)
+        return backend
     read = load_folder(files, path, trust_remote_code=trust_remote_code)
     if path.name != _OWN:
         _check_read(read, files)
