@@ -14,7 +14,7 @@ from xtok.cli.options import (
     ModelArguments,
     StrictOutput,
     map_option,
-    needs_nothing,
+    note_one_vocabulary,
     report_written,
     text_option,
 )
@@ -92,8 +92,7 @@ def build(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    if needs_nothing(pair, output.output):
-        return
+    note_one_vocabulary(pair)
 
     def make() -> xtok.ProjectionMap:
         projection = map_of_pair(

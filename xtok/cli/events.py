@@ -9,7 +9,7 @@ from xtok.cli.options import (
     TEXT_FIELD,
     ModelArguments,
     Widths,
-    needs_nothing,
+    note_one_vocabulary,
     output_option,
     output_path,
     report_written,
@@ -62,9 +62,7 @@ def events(
     name = names.default_name(student_id, teacher_id, kind, names.text_word(text))
     path = output_path(output, name)
     pair = models.pair(widths)
-    if needs_nothing(pair, output):
-        return
-
+    note_one_vocabulary(pair)
     result = (
         spellings_of_pair(pair, report.progress_bar)
         if for_csd

@@ -7,7 +7,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_option, needs_nothing
+from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_option, note_one_vocabulary
 from xtok.cli.spellings import nemo_name
 from xtok.config import MAIN, MAKING, MultitokenConfig, option
 from xtok.maps.names import map_name
@@ -31,8 +31,7 @@ def multitoken(
     """Map each student token to the teacher tokens that spell it, and back."""
     output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    if needs_nothing(pair, output.output):
-        return
+    note_one_vocabulary(pair)
     projection = xtok.multitoken(pair, config=config, initial=initial, progress=report.progress_bar)
     if exact_match:
         projection = xtok.reapply_exact(projection, pair)

@@ -279,14 +279,12 @@ class Output(Config):
         report_written(projection.reports, path, json=self.json)
 
 
-def needs_nothing(pair: Pair, output: str | None) -> bool:
-    """Say where both have one vocabulary; return whether to stop, as no file was asked for."""
+def note_one_vocabulary(pair: Pair) -> None:
+    """Print a note where both models have one vocabulary, which needs no file; it is made."""
     if pair.is_same:
         from xtok.inspection.advice import SAME
 
-        end = "" if output else " Nothing was written; --output FILE makes a file all the same."
-        report.print_note(SAME + end)
-    return pair.is_same and not output
+        report.print_note(SAME)
 
 
 def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
