@@ -392,7 +392,6 @@ def test_the_commands(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> No
         (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
     ):
         fails(cli(*words), message)
-    assert cli("events", *pair, "--for", "csd", "--text", pair[0]).returncode == 2
     named = cli("events", *pair, "--for", "csd", "--quiet")
     assert named.stdout == "small_to_small-byte-level_spellings.safetensors\n"
 
@@ -403,8 +402,6 @@ def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
     assert isinstance(xtok.events(byte_level, digits), EventMap)
     with pytest.raises(ValueError, match="loss is 'kl'"):
         xtok.events(byte_level, digits, for_loss="kl")  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="takes neither text nor options"):
-        xtok.events(byte_level, digits, "a.txt", for_loss="csd")  # type: ignore[call-overload]
 
 
 # What commands say of them

@@ -54,4 +54,4 @@ def generate(
         progress=report.progress_bar,
     )
     name = nemo_name(context, models, config) or map_name(projection, "generate")
-    output.write(projection, name)
+    output.write_of_stage(projection, name)

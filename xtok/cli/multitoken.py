@@ -9,7 +9,7 @@ from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_option, note_one_vocabulary
 from xtok.cli.spellings import nemo_name
-from xtok.config import MAIN, MAKING, MultitokenConfig, option
+from xtok.config import MAIN, MAKING, OUTPUT, MultitokenConfig, option
 from xtok.maps.names import map_name
 
 
@@ -26,6 +26,9 @@ def multitoken(
     exact_match: bool = option(
         False, "Then give tokens that both sides have a single entry of weight 1.", panel=MAKING
     ),
+    num_examples: int = option(
+        0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT
+    ),
     map_options: MapOptions,
 ) -> None:
     """Map each student token to the teacher tokens that spell it, and back."""
@@ -37,3 +40,7 @@ def multitoken(
         projection = xtok.reapply_exact(projection, pair)
     name = nemo_name(context, models, config) or map_name(projection, "multitoken")
     output.write(projection, name)
+    if num_examples:
+        from xtok.report.maps import print_examples
+
+        print_examples(xtok.describe(projection, num_examples=num_examples).examples)

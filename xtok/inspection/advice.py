@@ -1,8 +1,8 @@
 """The one place that recommends a loss, an artefact, a direction, and the next command.
 
 docs/guides/choosing.md says the same, and why: beside cross-entropy, no loss did better than event
-KL, unless its events leak; a map does better in the direction that leaves less open. The share of
-the vocabularies that is the same decides nothing.
+KL; a map does better in the direction that leaves less open. The share of the vocabularies that is
+the same decides nothing.
 """
 
 from __future__ import annotations
@@ -88,9 +88,6 @@ def advise(
     loss, map_loss, direction, measured = "event KL", "P-KL", None, ""
     if pair.text is not None and pair.events is not None and pair.events.leak is not None:
         leak, (forward, back) = pair.events.leak, pair.text.conditional_entropy
-        if leak > MOST_LEAK:
-            loss = "event KL with events merged on text"
-            events += on_text
         direction = "student → teacher"
         if forward > back:
             map_loss, direction = "teacher → student KL", "teacher → student"
@@ -218,8 +215,5 @@ def _event_kl(pair: PairFacts) -> Judgement:
     what = f"It needs no map: xtok events cuts the vocabularies into {events.num_events:,} events"
     if events.leak is None or events.kept is None:
         return "good", f"{what}. With text, their leak is measured."
-    if events.leak > MOST_LEAK:
-        why = f"It needs no map but events merged on text: {events.leak:.1%} leak by bytes alone."
-        return "good", why
     why = f"{what}, which leak {events.leak:.1%} and keep {events.kept:.0%} of the bits here."
     return "good", why

@@ -13,13 +13,13 @@ from xtok.inspection import Check, Level
 from xtok.inspection.advice import Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
-from xtok.maps.admit import pair as pair_of
 from xtok.maps.results import examples_of
 from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events_of_pair
 from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import escape, listed, plural, quoted
 from xtok.vocab.table import TokenTable, TokenType, utf8_text
 

@@ -26,6 +26,7 @@ from xtok.maps.edges import (
 )
 from xtok.maps.parts import InvariantError, RowKind
 from xtok.maps.pt import own_tensors, require, strided
+from xtok.vocab.display import listed
 from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
@@ -161,9 +162,14 @@ def _read_entries(loaded: Any, size: int) -> Entries:
         else:
             entries = _coo(_sparse(loaded.detach(), size))
         return entries._replace(shape=(loaded.shape[0], loaded.shape[1]))
-    if isinstance(loaded, dict) and loaded:
+    if isinstance(loaded, dict) and any(type(key) is tuple for key in loaded):
         return _coo(_counted(loaded))
-    raise ValueError("it has neither indices and likelihoods, nor counts of pairs, nor a matrix")
+    what = type(loaded).__name__
+    if isinstance(loaded, dict):
+        what = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
+    raise ValueError(
+        f"it holds {what}, and not indices and likelihoods, counts of pairs, or a matrix"
+    )
 
 
 def _sparse(matrix: torch.Tensor, size: int) -> Edges:

@@ -11,10 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from xtok.errors import XtokError, install_hint
-from xtok.maps.admit import pair as pair_of
 from xtok.progress import TextProgress
 from xtok.projecting.parts import Job, digest_of, make_part
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 
 if TYPE_CHECKING:
     from xtok.pairs import Pair

@@ -18,7 +18,6 @@ from xtok.files.shards import Paths, source_of
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
-from xtok.maps.admit import pair as pair_of
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import Recipe, difference, recipe_of
@@ -31,6 +30,7 @@ from xtok.stages.matches import exact_matches
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike
+from xtok.tokenizers import pair as pair_of
 
 
 def build(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
+from xtok.pairs import Pair
 from xtok.tokenizers._backend import Backend, no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
@@ -29,6 +30,7 @@ __all__ = [
     "from_transformers",
     "load_tokenizer",
     "model_id",
+    "pair",
 ]
 
 
@@ -124,6 +126,36 @@ def load_tokenizer(
 
 _OWN = "tokenizer.json"  # stands for its folder
 _CONFIG = "tokenizer_config.json"
+
+
+def pair(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    *,
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> Pair:
+    """Return two models as a `Pair`, which functions of both take.
+
+    What is known of a pair is computed once, however many functions it is given to.
+
+    >>> xtok.pair("bytes", "bytes").shape
+    (256, 256)
+
+    Args:
+        student_model: the model of the rows, as `load_tokenizer` takes it.
+        teacher_model: the model of the columns.
+        offline: as `load_tokenizer` takes it.
+        trust_remote_code: likewise.
+
+    Raises:
+        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+    """
+    student, teacher = (
+        load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
+        for model in (student_model, teacher_model)
+    )
+    return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
 class _Name(NamedTuple):

@@ -22,9 +22,9 @@ from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
-from xtok.maps.admit import pair as pair_of
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.training.told import Told, candidates_of, columns_of, pad_candidates
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
