@@ -257,6 +257,20 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: 
         assert same(load_bytes(to_nemo(projection), tmp_path), projection)
 
 
+def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> None:
+    """Such rows are counted and cosines: 1 − 10⁻⁹ is 1 in float32."""
+    entries = [1, 1 - 2**-24, 1e-9, 1e-9]
+    rounded = tiny_map({0: [(3, entries[0]), (1, entries[2])], 1: [(2, entries[1]), (0, 1e-9)]})
+    found = nemo(rounded)
+    assert found["likelihoods"][:2, 0].tolist() == [1 - 2**-24] * 2
+    assert found["xtok"]["tensors"]["lowered_rows"].tolist() == [0]
+    assert same(load_bytes(to_nemo(rounded), tmp_path), rounded)
+    del found["xtok"]["tensors"]["lowered_rows"]  # as an earlier version wrote it
+    torch.save(found, tmp_path / "earlier.pt")
+    earlier = ProjectionMap.load(tmp_path / "earlier.pt")
+    assert earlier.reports[-1].counts == {"file that another program changed": 1}
+
+
 def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:
     found = read_pt(tmp_path, FOREIGN, teacher_vocab_size=4)
     found.check()

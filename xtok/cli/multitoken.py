@@ -7,7 +7,13 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_option, note_one_vocabulary
+from xtok.cli.options import (
+    MapOptions,
+    ModelArguments,
+    StrictOutput,
+    map_option,
+    note_one_vocabulary,
+)
 from xtok.cli.spellings import nemo_name
 from xtok.config import MAIN, MAKING, OUTPUT, MultitokenConfig, option
 from xtok.maps.names import map_name

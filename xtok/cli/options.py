@@ -258,7 +258,7 @@ def loss_option(known: Any, default: str | None, help: str) -> Any:
         name="for",
         metavar="LOSS",
         parser=partial(read_loss, known=known),
-        autocompletion=lambda start: [loss for loss in get_args(known) if loss.startswith(start)],
+        autocompletion=lambda incomplete: [x for x in get_args(known) if x.startswith(incomplete)],
         panel=MAIN,
     )
 

@@ -57,9 +57,10 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
     -1 and 0; a scale slot is in the last column. Two things that the layout cannot say: a weight
     of 1 that is no exact match is written just below 1, which a reader takes for no exact pair
-    (xtok's own finds it listed as `lowered_rows`), and an empty last row has an id of weight 0, so that its reader sizes the matrix right. A map
-    for P-KL, counted and without exact rows, has no exact pairs at all, so that what compares exact
-    pairs finds none: NeMo-RL's draft 4177 then stops, and would train on its special tokens alone.
+    (xtok's own finds its row in `lowered_rows`), and an empty last row has an id of weight 0, so
+    that its reader sizes the matrix right. A map for P-KL, counted and without exact rows, has no
+    exact pairs at all, so that what compares exact pairs finds none: NeMo-RL's draft 4177 then
+    stops, and would train on its special tokens alone.
 
     Args:
         projection: the map.
