@@ -569,8 +569,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
      "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
      "move it away, or give the output another name than t.pt"),
-    (lambda: (tables("t.pt"), check_reverse(Path("t.pt"), "a", "b")),
-     "t.reverse.pt exists, and is the table of bytes in bytes: the teacher's table would replace it",
+    (lambda: check_reverse(Path(tables("t.pt")), "a", "b"),
+     "t.reverse.pt exists, and is the table of bytes in bytes: the teacher's table would replace "
+     "it",
      "move it away, or give the output another name than t.pt"),
     # A teacher's cache
     (lambda: told(tokenizer_sha256="0" * 64),
