@@ -29,7 +29,8 @@ from safetensors.torch import save as safetensors
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
-from xtok.cli.build import read_loss
+from xtok.cli.options import read_loss
+from xtok.config import EventLoss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
@@ -39,6 +40,7 @@ from xtok.files.shards import shards
 from xtok.integrations import nemo_rl
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_output, to_nemo, to_safetensors
+from xtok.maps.nemo_tables import check_reverse
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.objective import make_objective
@@ -226,6 +228,8 @@ WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes on
 FETCH = "the checkpoint is damaged: fetch it again"
 EACH = "give one for each teacher, as projection= of a trainer or module= of make_loss"
 COLLATE = "topk-kl goes with a TopKCollator, every other loss with a DistillationCollator"
+
+NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
 ERRORS: list[tuple[Cause, str, str]] = [
     # Tokenizers
@@ -443,7 +447,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_map(b""), "the map map.safetensors is empty", MAP),
     (lambda: ProjectionMap.load("none.pt"),
      "the map none.pt cannot be read: No such file or directory",
-     "give the path of a .safetensors or .pt map; xtok build makes one of two models"),
+     NO_MAP),
     (lambda: ProjectionMap.load(there("folder", os.mkdir)),
      "the map folder cannot be read: Is a directory",
      "give the path of a .safetensors or .pt map; xtok build makes one of two models, xtok "
@@ -452,7 +456,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_map(b"not a map"), "map.safetensors is not a whole safetensors file: …", MAP),
     (lambda: read_map(b"PK", "map.pt"), "map.pt is not a whole .pt file: …", MAP),
     (lambda: read_map(safetensors({"weights": torch.zeros(3)})),
-     "map.safetensors is a safetensors file, but not an xtok map", MAP),
+     "map.safetensors is a safetensors file, but not an xtok map: it holds 'weights'", MAP),
+    (lambda: read_map(b'{"model_type": "llama"}', "config.json"),
+     "config.json is neither a .safetensors nor a .pt", NO_MAP),
+    (lambda: read_map(pt_bytes({"step": 3, "model": {}}), "a.pt"),
+     "a.pt is not a valid map: it holds a dict with the keys 'step', 'model', and not indices and "
+     "likelihoods, counts of pairs, or a matrix", MAP),
+    (lambda: read_map(pt_bytes([1]), "a.pt"),
+     "a.pt is not a valid map: it holds list, and not indices and likelihoods, counts of pairs, or "
+     "a matrix", MAP),
     (lambda: read_map(edited({"weights": None})),
      "map.safetensors is not a valid map: it lacks 'weights'", MAP),
     (lambda: read_map(edited({"weights": np.full(7, 0.5, np.float32)})),
@@ -569,6 +581,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
     (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
      "t.reverse.pt is not the teacher's table", TABLES),
+    (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
+     "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
+     "move it away, or give the output another name than t.pt"),
+    (lambda: check_reverse(Path(tables("t.pt")), "a", "b"),
+     "t.reverse.pt exists, and is the table of bytes in bytes: the teacher's table would replace "
+     "it",
+     "move it away, or give the output another name than t.pt"),
     # Embeddings
     (lambda: generate("small/small-digits"),
      "the embedding model small/small-digits does not say what to take of it",
@@ -635,7 +654,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "null:5 cannot spell 'The keeper', which the student has written",
      "use a teacher whose tokenizer has byte tokens or is byte-level"),
     # Training
-    (lambda: read_loss("event-kl"), "event KL takes no map", "xtok events STUDENT TEACHER"),
+    (lambda: read_loss("event-kl"), "event-kl takes no map", "xtok events STUDENT TEACHER"),
+    (lambda: read_loss("event_kl"), "event-kl takes no map", "xtok events STUDENT TEACHER"),
+    (lambda: read_loss("csd"), "csd takes no map", "xtok events STUDENT TEACHER --for csd"),
+    (lambda: read_loss("alm"), "alm takes no map",
+     "train with it as it is: it needs the teacher's log-probabilities alone"),
+    (lambda: read_loss("topk-kl"), "topk-kl takes no map",
+     "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
+    (lambda: read_loss("p_kl", EventLoss), "p-kl takes no event map",
+     "xtok build STUDENT TEACHER --for p-kl"),
     (lambda: losses.make_loss("p-kl"), "p-kl needs a map", EACH),
     (lambda: losses.make_loss("event-kl", module=ProjectionModule(GOOD)),
      "event-kl needs an event map", EACH),
