@@ -154,6 +154,7 @@ class PlainTokenizer:
     """
 
     chat_template: Mapping[str, str] = {}
+    special_tokens_map: Mapping[str, str] = {}
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as RustTokenizer
@@ -272,6 +273,11 @@ def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
     ):
         return None
     plain.chat_template = templates
+    extra = config.get("extra_special_tokens")
+    plain.special_tokens_map = {
+        **{k: v for k, v in config.items() if _is_token(k, v) and k not in _ROLES},
+        **(extra if isinstance(extra, dict) else {}),
+    }
     for key, token in roles.items():
         setattr(plain, f"{key}_id", rust.token_to_id(token))
     return plain

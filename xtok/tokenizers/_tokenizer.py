@@ -330,7 +330,7 @@ class Tokenizer:
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
         """The names of the special tokens by `bos_token` and the like, as chat templates use."""
-        names = {}
+        names = dict(self._backend.special_names())
         for role, ids in self._declared_roles.items():
             for i in ids[:1]:
                 name = self._control_names.get(i) or self._without_row.get(i) or self.table[i]
