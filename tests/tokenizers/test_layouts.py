@@ -321,16 +321,16 @@ def test_other_widths_of_a_narrow_model(narrow: Path, digits: Tokenizer) -> None
 def test_maps_events_and_losses_of_a_narrow_model(narrow: Path, byte_level: Tokenizer) -> None:
     import torch
 
-    pair = xtok.pair(load_tokenizer(narrow), byte_level)
-    projection = xtok.build(pair.student_tokenizer, pair.teacher_tokenizer)
+    student = load_tokenizer(narrow)
+    projection = xtok.build(student, byte_level)
     assert projection.shape == (798, 1280)
-    back = xtok.build(pair.teacher_tokenizer, pair.student_tokenizer)
+    back = xtok.build(byte_level, student)
     assert back.teacher_ids.max() < 798
-    events = xtok.events(pair.student_tokenizer, pair.teacher_tokenizer)
+    events = xtok.events(student, byte_level)
     assert (events.student.vocab_size, events.teacher.vocab_size) == (798, 1280)
     module = xtok.ProjectionModule(projection)
     assert module(torch.full((2, 798), 1 / 798)).shape == (2, 1280)
-    collator = xtok.DistillationCollator(pair.student_tokenizer, pair.teacher_tokenizer)
+    collator = xtok.DistillationCollator(student, byte_level)
     batch = collator(["the words of 2024", "two"])
     assert batch["input_ids"].max() < 798
     with pytest.raises(TokenizerError, match="<think>"):

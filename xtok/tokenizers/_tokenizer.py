@@ -496,7 +496,7 @@ def _width(
     hint = "give the width of the model's logits with {option}"
     if 0 < width < (1 - _MOST_WITHOUT_ROW) * (largest + 1):
         problem += f" does not hold its largest token id {largest}"
-        hint = f"give the width of the model's logits, at least {largest + 1}, with {{option}}"
+        hint += f"; all but a few of the {largest + 1:,} ids have a row"
     elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
         problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({says})"
         hint = "its files may be damaged; if the model is as wide as that, give {option}"
