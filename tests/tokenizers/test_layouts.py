@@ -183,6 +183,7 @@ def assert_as_the_library(ours: Tokenizer, auto: Any) -> None:
         assert pieces is None or b"".join([table[i] for i in pieces]) == word.encode()
 
 
+@pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0")  # of older versions of tokenizers
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_folder_is_read_as_autotokenizer_reads_it(
     vocabularies: Path, tmp_path: Path, name: str
