@@ -291,7 +291,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give bytes alone; for more ids than 256 give vocab_size="),
     (lambda: load_tokenizer("bytes", vocab_size=10),
      "the vocabulary size 10 of bytes (as given) does not hold its largest token id 255",
-     "give the width of the model's logits, at least 256, with vocab_size="),
+     "give the width of the model's logits with vocab_size=; all but a few of the 256 ids have a "
+     "row"),
     (lambda: load_tokenizer("bytes", vocab_size=2**24 + 1),
      "the vocabulary size 16777217 of bytes (as given) is not in 1..16777216", WIDTH),
     (lambda: load_tokenizer(small_one(), vocab_size=3000),

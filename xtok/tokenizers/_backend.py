@@ -89,6 +89,10 @@ class Backend(ABC):
         """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
         return {}
 
+    def special_names(self) -> Mapping[str, str]:
+        """Return the texts of special tokens that chat templates know by name, as `image_token`."""
+        return {}
+
     def chat_templates(self) -> Mapping[str, str]:
         """Return the Jinja chat templates by name; `default` is the usual one."""
         return {}
