@@ -16,9 +16,31 @@ import xtok
 from xtok.errors import TokenizerError
 from xtok.tokenizers import load_tokenizer
 
-WORDS = (
-    "<unk> a b ▁a ▁ab ab , . ... ## ##a ##.. 's n't ' #a a▁b <0x0A> <0x41> do\u2581not é ?! x,"
-).split()
+WORDS = [
+    "<unk>",
+    "a",
+    "b",
+    "▁a",
+    "▁ab",
+    "ab",
+    ",",
+    ".",
+    "...",
+    "##",
+    "##a",
+    "##..",
+    "'s",
+    "n't",
+    "'",
+    "#a",
+    "a▁b",
+    "<0x0A>",
+    "<0x41>",
+    "do▁not",
+    "é",
+    "?!",
+    "x,",
+]
 BPE: dict[str, Any] = {"vocab": {word: i for i, word in enumerate(WORDS)}, "merges": []}
 
 

@@ -138,7 +138,8 @@ def events_of_pair(
         about["measures"] = measures
     options = {"max_leak": config.max_leak} if pairs is not None else {}
     result = EventMap(
-        **pair.sides,
+        student=pair.sides[0],
+        teacher=pair.sides[1],
         student_event=labels[: len(s_link)],
         teacher_event=labels[len(s_link) :],
         student_link=s_link.astype(np.int32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,18 @@ _FIRST_SPECIAL_TOKENS = (
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
     "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
+FAULTS = ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError
+"""What reading JSON raises that is not what it should be."""
+
 _ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
-def is_tekken(head: bytes) -> bool:
-    """Whether a file that begins so may be one: an object with `config` or `vocab`."""
-    start = b"".join(head[:200].split())
-    return start.startswith((b'{"config":{"pattern"', b'{"vocab":[{"rank"'))
+_TOKEN = re.compile(rb'"token_bytes"\s*:\s*"')
+
+
+def is_tekken(path: Path) -> bool:
+    """Whether a JSON file may be one: its tokens have `token_bytes`, wherever its keys stand."""
+    return _TOKEN.search(path.read_bytes()) is not None
 
 
 def load_tekken(path: Path) -> RankBackend:
@@ -47,14 +53,11 @@ def load_tekken(path: Path) -> RankBackend:
             {"rank": i, "token_str": name} for i, name in names
         ]
         special = _special_tokens(listed, reserved)
-        ranks = _ranks(document["vocab"][: size - reserved], reserved, path)
+        ranks = ranks_of(document["vocab"][: size - reserved], reserved, path)
         if len(ranks) < size - reserved:
             raise ValueError(f"its vocab has {len(ranks)} entries of {size - reserved}")
         return RankBackend("tekken", ranks, config["pattern"], special, _ROLES)
-    except (
-        *(ValueError, LookupError, TypeError, AttributeError),
-        *(OverflowError, RecursionError),
-    ) as error:
+    except FAULTS as error:
         raise damaged(f"{path} is not a tekken file: {error!r}") from error
 
 
@@ -72,7 +75,7 @@ def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[
     return sorted(entries.values())
 
 
-def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[bytes, int]:
+def ranks_of(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[bytes, int]:
     """Return the ids of the tokens, which begin behind the special ones."""
     ranks: dict[bytes, int] = {}
     for place, entry in enumerate(vocab):

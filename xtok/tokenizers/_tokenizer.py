@@ -423,8 +423,9 @@ def _width(
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer."""
     width, source, says = vocab_size, "option", "as given"
-    if width is None and files is not None:
-        width, source, says = model_vocab_size(files), "config", "from its config"
+    if width is None and files is not None and (of_model := model_vocab_size(files)):
+        width, source = of_model
+        says = "from its config" if source == "config" else "the default of its model type"
     if width is None:
         width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
     problem = f"the vocabulary size {width} of {model_id} ({says})"
