@@ -313,7 +313,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "model has no decoder: what bytes its tokens stand for is not said",
      "use a byte-level or SentencePiece-style tokenizer"),
     (lambda: load_tokenizer(folder("tokenizer", decoder=CTC)),
-     "model has a CTC decoder: its text is not the concatenation of its tokens",
+     "model has a CTC decoder of each token: its text is not the concatenation of its tokens",
      "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
     (lambda: load_tokenizer(folder("config", "{}")),
      "the config.json of model has no vocabulary size: …", WIDTH),

@@ -27,12 +27,14 @@ FAULTS = ValueError, LookupError, TypeError, AttributeError, OverflowError, Recu
 _ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
+_START = re.compile(rb'\s*\{\s*"config"\s*:\s*\{\s*"pattern"')
 _TOKEN = re.compile(rb'"token_bytes"\s*:\s*"')
 
 
 def is_tekken(path: Path) -> bool:
     """Whether a JSON file may be one: its tokens have `token_bytes`, wherever its keys stand."""
-    return _TOKEN.search(path.read_bytes()) is not None
+    data = path.read_bytes()
+    return _TOKEN.search(data) is not None or _START.match(data) is not None
 
 
 def load_tekken(path: Path) -> RankBackend:

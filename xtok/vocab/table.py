@@ -213,9 +213,8 @@ class Vocabulary:
     revision: str | None  # the repo's commit, if known; else what was given
     backend: str | None  # the reader of the tokenizer: hf, sentencepiece, tiktoken, tekken …
     vocab_size: int  # V, the width of the model's logits
-    width_source: (
-        str  # option, config, model type, tokenizer, map; or ids: the largest of a map without one
-    )
+    # option, config, model type, tokenizer, map; or ids: the largest of a map without one
+    width_source: str
     tokenizer_vocab_size: int | None  # the tokenizer's largest id + 1
     table: TokenTable | None  # None for a map from elsewhere that carries no tokens
     # `Tokenizer.definition_sha256` of what a map was made of; None where it is not known.
