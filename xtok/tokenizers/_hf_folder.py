@@ -70,6 +70,21 @@ def load_folder(
     return backend
 
 
+def hint_without_fast(files: ModelFiles) -> str | None:
+    """Return what to do about a tokenizer that no fast one can be made of; None for others."""
+    config = files.json("config.json")
+    name = files.json("tokenizer_config.json").get("tokenizer_class")
+    name = str(name or config.get("tokenizer_class") or config.get("model_type")).lower()
+    if name.startswith("byt5"):
+        return (
+            "its tokens are bytes: give bytes, whose ids are 3 less, as ByT5's begin with "
+            "3 special tokens"
+        )
+    if name.startswith("canine"):
+        return "its tokens are code points, for which there is no fast one: give another model"
+    return None
+
+
 def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -104,7 +119,8 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
             f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
-            hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            hint=hint_without_fast(files)
+            or "save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
     return tokenizer
 
