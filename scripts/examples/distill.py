@@ -52,7 +52,7 @@ def distillation(
     """Return the distillation loss from all teachers."""
     sides, weights = batch["teachers"], options.teacher_weight
     if options.teachers == "averaged-logits":
-        mean = losses.averaged_logits(teacher_logits, weights)
+        mean = averaged_logits(teacher_logits, weights or [1.0] * len(teacher_logits))
         return functions[0](logits, mean, batch, sides[0])
     if options.teachers == "selected":
         best = losses.select_teacher(teacher_logits, [side["targets"] for side in sides])
@@ -61,6 +61,18 @@ def distillation(
     return losses.sum_teachers(
         [f(logits, theirs, batch, side) for f, theirs, side in teachers], weights
     )
+
+
+def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the weighted mean of logits of one tokenizer, as wide as the narrowest."""
+    if sum(weights) <= 0:
+        raise XtokError("the teachers' weights are all 0", hint="give a --teacher-weight above 0")
+    width = min(logits.shape[-1] for logits in teacher_logits)
+    mean = torch.zeros((), device=teacher_logits[0].device)
+    for logits, weight in zip(teacher_logits, weights, strict=True):
+        if weight > 0:  # 0 · −∞ is no number
+            mean = mean + logits[..., :width].float() * (weight / sum(weights))
+    return mean
 
 
 def logits_of(model: torch.nn.Module, side: dict[str, Any]) -> Tensor:
@@ -134,6 +146,16 @@ def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -
     if from_scratch:
         return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def save_tokenizer(tokenizer: Tokenizer, name: str, folder: Path) -> None:
+    """Save the student's tokenizer beside its weights, or say that it is a file of its own."""
+    from transformers import AutoTokenizer
+
+    if tokenizer.vocabulary.backend == "hf":
+        AutoTokenizer.from_pretrained(name).save_pretrained(folder)
+    else:
+        print(f"note: {folder} has no tokenizer: load {name} with it", file=sys.stderr)
 
 
 def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
@@ -307,6 +329,9 @@ def train(options: argparse.Namespace) -> None:
             save_checkpoint(checkpoint, step + 1, parts)
         started = time.monotonic()
     student.save_pretrained(options.output / "student")
+    save_tokenizer(
+        tokenizer, options.student_tokenizer or options.student, options.output / "student"
+    )
     for number, projection in enumerate(of_maps if options.learn_map else ()):
         projection.to_map().save(options.output / f"map-{number}.safetensors")
 
@@ -344,6 +369,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         count = len(getattr(options, name.replace("-", "_")) or options.teacher)
         if count != len(options.teacher) and (name, count) != ("loss", 1):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
+    for loss in options.loss or ["p-kl"]:
+        if options.teacher and not options.map and (artefact := LOSSES[loss].artefact):
+            parser.error(f"--loss {loss} needs {artefact.name}: give it as --map")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     train(options)
@@ -353,4 +381,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except XtokError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

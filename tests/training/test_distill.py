@@ -61,13 +61,18 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "teacher-to-student-kl", "alm"])
+def test_the_student_is_saved_with_its_tokenizer(
+    setting: list[str], digits: Tokenizer, tmp_path: Path
+) -> None:
+    run(setting, tmp_path / "run", steps=1)
+    student = str(tmp_path / "run" / "student")
+    assert not xtok.doctor(student).failed
+    assert xtok.pair(student, digits).is_same
+
+
+@pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "alm"])
 def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss: LossName) -> None:
-    if loss == "teacher-to-student-kl":
-        path = tmp_path / "own.safetensors"
-        xtok.build(*pair.tokenizers).save(path)
-        setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
-    elif loss == "csd":
+    if loss == "csd":
         path = tmp_path / "spellings.safetensors"
         spellings_of_pair(pair.reversed).save(path)
         setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
@@ -149,6 +154,17 @@ def test_averaged_logits_of_teachers_of_the_same_tokenizer(
     assert log[1]["distillation"] > 2 * log[0]["distillation"]
 
 
+def test_averaged_logits() -> None:
+    a, b = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 8.0, 0.0]]])
+    assert distill.averaged_logits([a, b], [1, 1]).tolist() == [[[2.0, 5.0]]]
+    assert distill.averaged_logits([a, b], [3, 1]).tolist() == [[[1.5, 3.5]]]
+    masked = torch.tensor([[[-torch.inf, 4.0]]])
+    assert distill.averaged_logits([a, masked], [1, 0]).tolist() == [[[1.0, 2.0]]]
+    assert distill.averaged_logits([a, masked], [1, 1]).tolist() == [[[-torch.inf, 3.0]]]
+    with pytest.raises(XtokError, match="weights are all 0"):
+        distill.averaged_logits([a, b], [0, 0])
+
+
 def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) -> None:
     log = run(setting, tmp_path / "run", "--autocast", "--plot", "--measure-every=4")
     assert [line["step"] for line in log if "bits_per_byte" in line] == [3, 5]
@@ -164,13 +180,16 @@ def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) ->
     assert found == pytest.approx(num_tokens * math.log2(width) / len(text), rel=1e-5)
 
 
-def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path) -> None:
+def test_from_scratch_and_bad_input(
+    setting: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = run(setting, tmp_path / "a", "--from-scratch", "--seed=1", steps=1)
     assert first == run(setting, tmp_path / "b", "--from-scratch", "--seed=1", steps=1)
     assert first != run(setting, tmp_path / "c", "--from-scratch", "--seed=2", steps=1)
     without = [o for o in setting if not o.startswith("--map")]
-    with pytest.raises(XtokError, match="needs a map"):
+    with pytest.raises(SystemExit):
         run(without, tmp_path / "d")
+    assert capsys.readouterr().err.endswith("--loss p-kl needs a map: give it as --map\n")
     (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     texts = [o for o in setting if not o.startswith("--texts")]
     with pytest.raises(XtokError, match="there are no texts"):
