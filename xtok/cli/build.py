@@ -26,6 +26,7 @@ from xtok.errors import XtokError
 
 def read_loss(text: str) -> str:
     """Return the name of a loss that takes a map."""
+    text = text.replace("_", "-")
     if text == "event-kl":
         raise XtokError("event KL takes no map", hint="xtok events STUDENT TEACHER")
     if text not in get_args(Loss):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import EventLoss, EventsConfig, check_loss
+from xtok.config import EventLoss, EventsConfig, loss_name
 from xtok.counting.measures import entropy_of, share_of
 from xtok.counting.pair_text import TextLike, counts_of
 from xtok.maps.admit import pair as pair_of
@@ -93,7 +93,7 @@ def events(
         XtokError: if a text cannot be read, or there is nothing to count in it.
         ValueError: if `csd` is given text or options, or there is no such loss.
     """
-    check_loss(for_loss, EventLoss)
+    for_loss = loss_name(for_loss, EventLoss)
     if for_loss == "csd" and (texts or config is not None):
         raise ValueError("csd takes neither text nor options: spellings are of the bytes alone")
     pair = pair_of(student_model, teacher_model)
