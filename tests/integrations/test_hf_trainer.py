@@ -168,10 +168,12 @@ def test_every_loss_trains(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("dynamic_scaling", [False, True])
 @pytest.mark.parametrize("loss", ["p-kl", "event-kl", "csd", "alm", "topk-kl"])
 def test_accumulated_gradients_are_those_of_one_batch(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName
-) -> None:
+    collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName,
+    dynamic_scaling: bool,
+) -> None:  # fmt: skip
     found = []
     for batch_size, steps in ((4, 1), (1, 4)):
         gradients = FirstGradients()
@@ -181,6 +183,7 @@ def test_accumulated_gradients_are_those_of_one_batch(
                       gradient_accumulation_steps=steps),
             loss=loss,
             projection=artefact(loss, collator, projection),
+            combine=CombineConfig(dynamic_scaling=dynamic_scaling),
             callbacks=[gradients],
         )  # fmt: skip
         one.train()
@@ -190,6 +193,25 @@ def test_accumulated_gradients_are_those_of_one_batch(
     assert other_loss == pytest.approx(first, rel=1e-6)
     for name, gradient in whole.items():
         torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_dropout_is_that_of_the_pass_for_dynamic_scaling(
+    collator: Collator, tmp_path: Path
+) -> None:
+    """Else the distillation would be scaled to a cross-entropy of other random numbers."""
+    width = collator.student.vocabulary.vocab_size
+    one = DistillationTrainer(
+        tiny_model(width, seed=0, sharp=0.5, dropout=0.5),
+        arguments(tmp_path, gradient_accumulation_steps=2, max_steps=2),
+        collator,
+        teachers=tiny_model(collator.teachers[0].vocabulary.vocab_size, seed=1, sharp=0.5),
+        loss="alm",
+        combine=CombineConfig(dynamic_scaling=True),
+        train_dataset=ROWS,
+    )
+    one.train()
+    twice = [2 * own for own in logged(one, "cross_entropy")]
+    assert logged(one) == pytest.approx(twice, rel=1e-5)
 
 
 def test_a_batch_is_prepared_and_counted_once(
@@ -396,6 +418,13 @@ def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
     assert logged(cut) == logged(whole)
     saved = sorted(path.name for path in (tmp_path / "cut").iterdir())
     assert "model.safetensors" in saved
+    assert not xtok.doctor(str(tmp_path / "cut")).failed
+
+
+def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Path) -> None:
+    without = [o for o in models if not o.startswith("--map")]
+    with pytest.raises(SystemExit, match=r"^--loss p-kl needs a map: give it as --map$"):
+        hf_trainer.main([*without, f"--output_dir={tmp_path}"])
 
 
 def test_the_example_trains_from_stored_predictions(
@@ -410,10 +439,11 @@ def test_the_example_trains_from_stored_predictions(
     assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
 
 
+@pytest.mark.parametrize("more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"]])
 def test_two_processes_are_one_with_twice_the_batch(
-    models: list[str], tmp_path: Path, forks: Forks
+    models: list[str], tmp_path: Path, forks: Forks, more: list[str]
 ) -> None:
-    options = [*models, "--max_steps=3", "--gradient_accumulation_steps=2", "--save_strategy=no"]
+    options = [*models, *more, "--max_steps=3", "--save_strategy=no"]
     # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
     one = hf_trainer.main(
         [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]
