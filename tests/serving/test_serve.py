@@ -31,7 +31,7 @@ from xtok.conversation import render
 from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.scoring import Scorer
+from xtok.projecting.translator import Translator
 from xtok.serving import teacher as teachers
 from xtok.serving.server import Proxy
 from xtok.serving.teacher import Teacher, TeacherError
@@ -965,7 +965,7 @@ def test_gzip_and_large_bodies(pair: Pair, digits: Tokenizer) -> None:
         async with aclosing(Teacher(url, digits)) as teacher:
             await teacher.begin()
             await ask_from_both(
-                Proxy(Scorer(pair, map_of_pair(pair.reversed, BACK_MAP), 1), teacher).app()
+                Proxy(Translator(pair, map_of_pair(pair.reversed, BACK_MAP)), teacher).app()
             )
 
     async def ask_from_both(app: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,7 @@ class Cache:
         config = [self.path.with_name(distillkit.CONFIG)] * ("compression" in self.about)
         return [self.path, *config]
 
-    @property
+    @functools.cached_property
     def shards(self) -> list[Shard]:
         """Its shards: row groups, or ranges of lines, whatever its name ends in."""
         is_parquet = self.kind in _COLUMNS

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from xtok.predictions.topk import AGAIN, PER_TOKEN, Documents, TopK, cache_error, candidates_of
 from xtok.predictions.values import Bounds, lists, place_of
+from xtok.ragged import bounds_of
 
 PAD = -1e4
 """What fills a row for readers that want rows of one width, and make NaN of −inf."""
@@ -43,12 +44,21 @@ class Columns:
         """Return a column as `values.lists` does."""
         return lists(self.batch.column(name), name, depth, dtype, self.places, optional=optional)
 
-    def per_token(self, name: str, dtype: type) -> NDArray[Any] | None:
-        """Return an optional column of a value per token; None if there is none."""
+    def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
+        """Return an optional column of a value per token; None if there is none.
+
+        Documents may be without, if `absent` is what they have then.
+        """
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
             return None
         [of], values = self.lists(name, 1, dtype, optional=dtype is np.float32)
+        is_null = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        if absent is not None and is_null.any():
+            sizes = np.where(is_null, np.diff(self.bounds), np.diff(of))
+            told, of = values, bounds_of(sizes)
+            values = np.full(of[-1], absent, told.dtype)
+            values[np.repeat(~is_null, sizes)] = told
         self.check_lengths(self.bounds, of, ("tokens", name))
         return values
 
@@ -82,8 +92,8 @@ class Columns:
 
     def documents(self, topk: TopK) -> Documents:
         """Return predictions with the columns that are carried through, and the loss mask."""
-        mask = self.per_token("loss_mask", np.bool_)
-        labels = None if mask is not None else self.per_token("labels", np.int64)
+        mask = self.per_token("loss_mask", np.bool_, absent=True)
+        labels = None if mask is not None else self.per_token("labels", np.int64, absent=0)
         mask = mask if labels is None else labels != -100
         return Documents(topk, self._others(), self.places, mask)
 

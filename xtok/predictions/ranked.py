@@ -75,6 +75,15 @@ def completed(scores: Scores, vocab_size: int) -> Scores:
     return scores._replace(topk=topk._replace(realized_logprob=realized.astype(np.float32)))
 
 
+def ranked(topk: TopK) -> Scores:
+    """Return a document's predictions with the rank of each token among the candidates."""
+    row_of = rows_of(topk.starts)
+    is_better = topk.logprobs > topk.realized_logprob[row_of]
+    is_better &= topk.ids != topk.token_ids[row_of]
+    ranks = np.bincount(row_of, is_better, len(topk.token_ids)).astype(np.int64) + 1
+    return Scores(topk, ranks)
+
+
 class Entries(NamedTuple):
     """Candidates as servers write them: the token itself first, then the best by rank."""
 

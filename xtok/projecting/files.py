@@ -27,17 +27,19 @@ from xtok.predictions.columns import Target
 from xtok.predictions.topk import Documents, cache_error
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.projecting.back_map import BACK_MAP, admitted
-from xtok.projecting.parts import (
-    Job,
+from xtok.projecting.checkpoint import (
+    PartSummary,
+    ProjectJob,
     Totals,
     folder_of,
-    has_part,
     holding,
     identity_of,
     make_part,
+    one_schema,
     tables_of,
 )
-from xtok.projecting.rows import RowProjector, notes_on
+from xtok.projecting.rows import notes_on
+from xtok.projecting.translator import Templates, Translator
 from xtok.ragged import bounds_of
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
@@ -99,8 +101,16 @@ class Projected:
         return lines
 
 
+@dataclass(frozen=True)
+class FoundCaches:
+    """The files that are projected, and where the output goes: found before models are loaded."""
+
+    paths: tuple[Path, ...]
+    target: Path
+
+
 def project(
-    teacher_topk: str | Path | Sequence[str | Path],
+    teacher_topk: str | Path | Sequence[str | Path] | FoundCaches,
     pair: Pair,
     output: str | Path,
     config: ProjectConfig | None = None,
@@ -121,7 +131,8 @@ def project(
     bytes.
 
     Args:
-        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed.
+        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed. Or what
+            `find_caches` found of them and the output.
         pair: the student and the teacher whose ids the files have, with their tokenizers.
         output: `.parquet`, or `.jsonl` for vLLM's answers.
         config: the options; the defaults if None.
@@ -141,7 +152,10 @@ def project(
             run writes it.
     """
     config = ProjectConfig.or_default(config)
-    target, paths = find_caches(teacher_topk, output, config)
+    found = teacher_topk
+    if not isinstance(found, FoundCaches):
+        found = find_caches(found, output, config)
+    target, paths = found.target, found.paths
     pair, given = admitted(pair, back_map)
     side_file = _side_file(target, pair, config)
     for path in side_file:
@@ -150,14 +164,14 @@ def project(
                 f"{path} is of other predictions, and would be replaced",
                 hint="give an output in a folder of its own",
             )
-    templates = {"student_template": student_template, "teacher_template": teacher_template}
+    templates = student_template, teacher_template
     inputs = _opened(paths, config, pair, templates, note)
     projection = given or map_of_pair(pair.reversed, BACK_MAP, progress=progress)
     stamps = _stamps(paths)
-    job = Job(
+    job = ProjectJob(
         identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
         caches=inputs,
-        shards=tuple((n, s) for n, cache in enumerate(inputs) for s in cache.shards),
+        shards=tuple((n, shard) for n, cache in enumerate(inputs) for shard in cache.shards),
         back_map=projection,
         config=config,
         templates=templates,
@@ -167,23 +181,26 @@ def project(
         if sources:
             from xtok.projecting.ray import make_parts_on_ray
 
-            make_parts_on_ray(job, _worker_of, sources, address, text_progress)
+            parts = make_parts_on_ray(job, _translator_of, sources, address, text_progress)
         else:
-            _make_parts(job, pair, text_progress)
+            parts = _make_parts(job, pair, text_progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
                 hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
                 raise cache_error(path, "it changed while it was read", hint)
-        totals = _write(job, target, pair)
+        _write(job, target, pair, one_schema([part.schema for part in parts]))
         for path, content in side_file.items():
             write(path, [content])
+    totals = Totals()
+    for part in parts:
+        totals.add(part.totals)
     return _projected(target, pair, totals)
 
 
 def find_caches(
     teacher_topk: str | Path | Sequence[str | Path], output: str | Path, config: ProjectConfig
-) -> tuple[Path, list[Path]]:
-    """Return the path of the output, and those of the teacher's caches, before any work.
+) -> FoundCaches:
+    """Find the teacher's caches, and check the path of the output, before any work.
 
     Raises:
         XtokError: if there is no such file, the output is one of them or cannot be written, or
@@ -198,7 +215,7 @@ def find_caches(
         if target.exists() and path.samefile(target):
             raise OutputError(f"the output {target} is an input", hint="give another path")
     need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out
-    return target, paths
+    return FoundCaches(tuple(paths), target)
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
@@ -211,7 +228,7 @@ def _opened(
     paths: Sequence[Path],
     config: ProjectConfig,
     pair: Pair,
-    templates: Mapping[str, str | Path | None],
+    templates: Templates,
     note: Note,
 ) -> tuple[Cache, ...]:
     """Open caches, and check them, as far as their first rows tell."""
@@ -229,7 +246,7 @@ def _opened(
                     "over the candidates: the rest is not known, and none is written"
                 )
                 cache = replace(cache, looks_renormalized=True)
-            for text in notes_on(first, pair, **templates):
+            for text in notes_on(first, pair, templates):
                 note(f"{path}: {text}")
             columns.append(neutral.table(first).schema)
             if config.to == "vllm":
@@ -242,7 +259,7 @@ def _opened(
             "the files differ in temperature, or only some are renormalized",
             hint="project them one by one",
         )
-    _one_schema(columns)
+    one_schema(columns)
     return tuple(opened)
 
 
@@ -324,34 +341,18 @@ def _is_json(kind: Any) -> bool:
     return any(is_of(kind) for is_of in (*plain, of.is_large_string))
 
 
-def _one_schema(schemas: Sequence[Any]) -> Any:
-    """Return the schema of all rows: a column of one name is of one type."""
-    import pyarrow
-
-    try:
-        return pyarrow.unify_schemas(schemas)
-    except pyarrow.ArrowException as error:
-        raise XtokError(
-            f"the files have columns of one name and other types: {error}",
-            hint="project them one by one, or leave out the column",
-        ) from error
+def _translator_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Translator:
+    return Translator(pair, job.back_map, templates=job.templates, num_threads=num_threads)
 
 
-def _worker_of(job: Job, pair: Pair, num_threads: int | None = None) -> RowProjector:
-    top_k = job.config.top_k
-    return RowProjector(pair, job.back_map, top_k=top_k, num_threads=num_threads, **job.templates)
-
-
-def _make_parts(job: Job, pair: Pair, progress: TextProgress) -> None:
-    worker = _worker_of(job, pair)
+def _make_parts(job: ProjectJob, pair: Pair, progress: TextProgress) -> list[PartSummary]:
+    translator = _translator_of(job, pair)
     with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
-        for shard in range(len(job.shards)):
-            make_part(job, shard, worker, advance)
+        return [make_part(job, n, translator, advance) for n in range(len(job.shards))]
 
 
-def _write(job: Job, target: Path, pair: Pair) -> Totals:
-    """Join all parts to the output; return their totals."""
-    schema, totals = _one_schema([*_schemas(job)]), Totals()
+def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
+    """Join all parts, whose tables have columns of this schema, to the output."""
     meaningless = slot_candidates(pair.tables[0])
     of_student = Target(
         model=pair.student.model_id,
@@ -359,30 +360,21 @@ def _write(job: Job, target: Path, pair: Pair) -> Totals:
         pad_id=meaningless[0] if meaningless else 0,
     )
     arrow = need("pyarrow", target)
-
-    def tables() -> Iterator[Any]:
-        for shard in range(len(job.shards)):
-            if not has_part(job, shard):
-                raise XtokError(
-                    f"the part {job.part(shard)} was changed after it was written",
-                    hint="run the same again: it is made anew, the others are kept",
-                )
-            for table, counted in tables_of(job.part(shard)):
-                totals.add(counted)
-                table = [schema.empty_table(), table]
-                yield arrow.concat_tables(table, promote_options="default")
-
+    parts = chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards)))
+    tables = (
+        arrow.concat_tables([schema.empty_table(), table], promote_options="default")
+        for table in parts
+    )
     if job.config.to == "neutral":
-        _write_tables(target, tables(), _about(job, pair))
-        return totals
+        _write_tables(target, tables, _about(job, pair))
+        return
     width = 1 if job.config.to == "vllm" else job.config.top_k
-    some = chain.from_iterable(_bounded(table, width) for table in tables())
+    some = chain.from_iterable(_bounded(table, width) for table in tables)
     made = (WRITERS[job.config.to](rows, of_student) for rows in some)
     if job.config.to == "vllm":
         write(target, chain.from_iterable(made))
-        return totals
+        return
     _write_tables(target, made, _about(job, pair))
-    return totals
 
 
 def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
@@ -410,12 +402,6 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
         yield neutral.read(batch.slice(start, stop - start))
 
 
-def _schemas(job: Job) -> Iterator[Any]:
-    for shard in range(len(job.shards)):
-        for table, _ in tables_of(job.part(shard)):
-            yield table.schema
-
-
 def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
     parquet = need("pyarrow.parquet", target)
     with writing(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
@@ -428,7 +414,7 @@ def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str])
             writer.write_table(table, row_group_size=len(table) or None)
 
 
-def _about(job: Job, pair: Pair) -> dict[str, str]:
+def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
     """Return the footer of the output."""
     cache, (student, teacher) = job.caches[0], pair.tables
     return {

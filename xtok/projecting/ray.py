@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from xtok.errors import XtokError, install_hint
 from xtok.maps.admit import pair as pair_of
 from xtok.progress import TextProgress
-from xtok.projecting.parts import Job, digest_of, make_part
+from xtok.projecting.checkpoint import PartSummary, ProjectJob, digest_of, make_part
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
 
 if TYPE_CHECKING:
     from xtok.pairs import Pair
-    from xtok.projecting.rows import RowProjector
+    from xtok.projecting.translator import Translator
 
 T = TypeVar("T")
 
@@ -52,26 +52,29 @@ class TokenizerSource:
 
 
 def make_parts_on_ray(
-    job: Job,
-    worker_of: Callable[[Job, Pair, int], RowProjector],
+    job: ProjectJob,
+    translator_of: Callable[[ProjectJob, Pair, int], Translator],
     sources: Sequence[TokenizerSource],
     address: str | None,
     progress: TextProgress,
-) -> None:
-    """Make all parts of a job on a cluster.
+) -> list[PartSummary]:
+    """Make all parts of a job on a cluster; return their summaries.
 
-    All nodes read the files and the tokenizers, and write the parts, under one path. `worker_of`
-    makes of a job, a pair and a number of threads what projects rows.
+    All nodes read the files and the tokenizers, and write the parts, under one path.
+    `translator_of` makes of a job, a pair and a number of threads what projects rows.
 
     Raises:
         XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has another
             tokenizer, or work is lost; also what projecting raises.
     """
-    task = _Task(job.absolute(), worker_of, tuple(source.absolute() for source in sources))
+    task = _Task(job.absolute(), translator_of, tuple(source.absolute() for source in sources))
     size = sum(shard.size for _, shard in job.shards)
     with connected(address) as ray, progress("projecting", size) as advance:
-        for number, tokens in _done_on(ray, _make_part, task, range(len(job.shards))):
+        parts = dict[int, PartSummary]()
+        for number, (tokens, part) in _done_on(ray, _make_part, task, range(len(job.shards))):
+            parts[number] = part
             advance(job.shards[number][1].size, tokens)
+    return [parts[number] for number in range(len(job.shards))]
 
 
 @contextmanager
@@ -112,8 +115,8 @@ def _connect(ray: Any, address: str | None) -> None:
 class _Task(NamedTuple):
     """What each task is told, besides the number of its shard."""
 
-    job: Job
-    worker_of: Callable[[Job, Pair, int], RowProjector]
+    job: ProjectJob
+    translator_of: Callable[[ProjectJob, Pair, int], Translator]
     sources: tuple[TokenizerSource, ...]
 
 
@@ -166,7 +169,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _make_part(task: _Task, shard: int) -> int | _ErrorArguments:
+def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | _ErrorArguments:
     """Make a part on a node; return the student's tokens made, or the arguments of an error."""
     path, tokens = task.job.shards[shard][1].path, list[int]()
     try:
@@ -175,24 +178,24 @@ def _make_part(task: _Task, shard: int) -> int | _ErrorArguments:
                 f"the node {socket.gethostname()} has no file {path}",
                 hint="put the files on a file system that all nodes share",
             )
-        make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
+        part = make_part(task.job, shard, _translator(task), lambda _, more: tokens.append(more))
     except XtokError as error:
         return _ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
-    return sum(tokens)
+    return sum(tokens), part
 
 
-_workers: dict[tuple[str, tuple[TokenizerSource, ...]], RowProjector] = {}
+_translators: dict[tuple[str, tuple[TokenizerSource, ...]], Translator] = {}
 
 
-def _worker(task: _Task) -> RowProjector:
+def _translator(task: _Task) -> Translator:
     """Load the tokenizers once per worker process and job."""
     key = task.job.digest, task.sources
-    if key not in _workers:
+    if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
-        _workers.clear()
+        _translators.clear()
         pair = pair_of(*_load_same(task.sources, task.job.identity["models"]))
-        _workers[key] = task.worker_of(task.job, pair, 1)
-    return _workers[key]
+        _translators[key] = task.translator_of(task.job, pair, 1)
+    return _translators[key]
 
 
 def _load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:

@@ -52,7 +52,7 @@ def serve(
             few candidates; if the address is taken; if a package is missing.
     """
     try:
-        from xtok.projecting import scoring
+        from xtok.projecting.translator import Translator
         from xtok.serving import server
     except ImportError as error:
         raise XtokError(
@@ -63,12 +63,12 @@ def serve(
     with server.bound(config.host, config.port) as opened:
         pair, given = admitted(pair, back_map)
 
-        def make_scorer() -> scoring.Scorer:
-            return scoring.Scorer(
+        def make_translator() -> Translator:
+            return Translator(
                 pair,
                 given or map_of_pair(pair.reversed, BACK_MAP, progress=progress),
-                chat=config.chat,
                 templates=(student_template, teacher_template),
+                chat=config.chat,
             )
 
-        asyncio.run(server.serve(pair, teacher_url, config, opened, make_scorer, note, begun))
+        asyncio.run(server.serve(pair, teacher_url, config, opened, make_translator, note, begun))
