@@ -25,7 +25,7 @@ from xtok.progress import silent_note
 from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.translator import Translator
 from xtok.serving.server import Proxy, bound
-from xtok.serving.teacher import Teacher
+from xtok.serving.teacher import TeacherServer
 from xtok.tokenizers import Tokenizer
 
 
@@ -209,7 +209,7 @@ def proxied(
     servers: list[uvicorn.Server] = []
 
     async def serve(opened: socket.socket) -> None:
-        async with aclosing(Teacher(url, pair.tokenizers[1], **teacher)) as asked:
+        async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as asked:
             await asked.begin(candidates, 0.0, note)
             translator = Translator(pair, made, chat=chat, templates=templates, num_threads=1)
             proxy = Proxy(translator, asked, api_key=api_key, note=note)

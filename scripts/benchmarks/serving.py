@@ -31,7 +31,8 @@ from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.config import ServeConfig
 from xtok.predictions.ranked import Scores
 from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.translator import SharedText, Translator
+from xtok.projecting.shared_text import SharedText
+from xtok.projecting.translator import Translator
 from xtok.serving.server import bound, score
 from xtok.serving.teacher import PROBE
 from xtok.stages.build import map_of_pair

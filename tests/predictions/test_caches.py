@@ -60,7 +60,7 @@ def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
 def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[Documents]:
     cache = open_cache(path)
     return [
-        cache.checked(rows, tokenizer.vocabulary)
+        cache.check(rows, tokenizer.vocabulary)
         for shard in cache.shards
         for rows, _ in read_cache(cache, shard, candidates)
     ]

@@ -12,7 +12,7 @@ from naive_projecting import Small, map_of
 
 import xtok
 from xtok.pairs import Pair
-from xtok.predictions.ranked import Scores, entries
+from xtok.predictions.ranked import Scores, ranked_entries
 from xtok.predictions.topk import TopK
 from xtok.projecting.translator import Translator
 from xtok.ragged import bounds_of
@@ -149,7 +149,7 @@ def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
         np.array([9], np.int32), np.array([np.log(0.9)], np.float32),
         np.array([nan, rest], np.float32), np.array([nan, own], np.float32),
     )  # fmt: skip
-    made = entries(Scores(topk, np.array([1, 2])), 3, 1000)
+    made = ranked_entries(Scores(topk, np.array([1, 2])), 3, 1000)
     by_rank = np.argsort(made.ranks[1])
     assert (np.diff(made.logprobs[1][by_rank]) <= 0).all()
     filler = np.log(0.1 / 999)

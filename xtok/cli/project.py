@@ -64,8 +64,8 @@ def project(
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
+    from xtok.predictions.caches import find_caches
     from xtok.projecting.checkpoint import kept_parts
-    from xtok.projecting.files import find_caches
 
     found = find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -32,10 +32,9 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
 from xtok.predictions import neutral
 from xtok.predictions.caches import Cache, read_cache
-from xtok.predictions.topk import TopK
+from xtok.predictions.topk import Documents, TopK
 from xtok.progress import Note
-from xtok.projecting.rows import project_rows
-from xtok.projecting.translator import Templates, Translator
+from xtok.projecting.shared_text import Templates
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
 
@@ -230,6 +229,13 @@ def _old(folder: Path) -> Path:
     return folder.resolve().with_name(f".{folder.name}.old")
 
 
+class Worker(NamedTuple):
+    """What projects the rows of a job, one call at a time."""
+
+    teacher: Tokenizer
+    project: Callable[[Documents], Documents]  # of rows that are checked
+
+
 @dataclass(frozen=True)
 class PartSummary:
     """What a part holds: the columns of all its tables together, and its totals."""
@@ -241,7 +247,7 @@ class PartSummary:
 def make_part(
     job: ProjectJob,
     shard: int,
-    translator: Translator,
+    worker: Worker,
     advance: Callable[[int, int], object],
 ) -> PartSummary:
     """Make the part of a shard, unless it is there; `advance` takes bytes read and tokens made."""
@@ -252,7 +258,7 @@ def make_part(
     arrow = need("pyarrow", job.part(shard))
     schema, totals, seal = arrow.schema([]), Totals(), _seal(job, shard)
     with writing(job.part(shard)) as temporary, temporary.open("wb") as file:
-        for table, counted, consumed in _projected(job, shard, translator):
+        for table, counted, consumed in _projected(job, shard, worker):
             schema = one_schema([schema, table.schema])
             totals.add(counted)
             _put(file, seal, _streamed(table))
@@ -357,16 +363,14 @@ def one_schema(schemas: Sequence[Any]) -> Any:
         ) from error
 
 
-def _projected(
-    job: ProjectJob, shard: int, translator: Translator
-) -> Iterator[tuple[Any, Totals, int]]:
+def _projected(job: ProjectJob, shard: int, worker: Worker) -> Iterator[tuple[Any, Totals, int]]:
     """Project a shard; yield some rows at a time, what they have, and the bytes they took."""
     number, of_file = job.shards[shard]
-    cache = job.caches[number]
+    cache, teacher = job.caches[number], worker.teacher
     for given, consumed in read_cache(cache, of_file):
-        rows = cache.checked(given, translator.teacher.vocabulary)
-        made = project_rows(translator, rows, job.config.top_k)
-        yield neutral.table(made), _totals(rows.topk, made.topk, translator.teacher.table), consumed
+        rows = cache.check(given, teacher.vocabulary)
+        made = worker.project(rows)
+        yield neutral.table(made), _totals(rows.topk, made.topk, teacher.table), consumed
 
 
 def _totals(given: TopK, made: TopK, table: TokenTable) -> Totals:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,22 +16,30 @@ import numpy as np
 from xtok.config import ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.files.opening import need
-from xtok.files.shards import find_files
-from xtok.io import check_output, write, writing
+from xtok.io import write, writing
 from xtok.maps import file as mapfile
 from xtok.maps.map_like import MapLike
 from xtok.pairs import Pair
 from xtok.predictions import distillkit, neutral
-from xtok.predictions.caches import PROJECTED, WRITERS, Cache, open_cache, read_cache
+from xtok.predictions.caches import (
+    PROJECTED,
+    WRITERS,
+    Cache,
+    FoundCaches,
+    find_caches,
+    open_cache,
+    read_cache,
+)
 from xtok.predictions.checks import is_renormalized
 from xtok.predictions.columns import Target
 from xtok.predictions.topk import Documents, cache_error
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
-from xtok.projecting.back_map import BACK_MAP, admitted
+from xtok.projecting.back_map import BACK_MAP, bind_back_map
 from xtok.projecting.checkpoint import (
     PartSummary,
     ProjectJob,
     Totals,
+    Worker,
     folder_of,
     holding,
     identity_of,
@@ -38,8 +47,9 @@ from xtok.projecting.checkpoint import (
     one_schema,
     tables_of,
 )
-from xtok.projecting.rows import notes_on
-from xtok.projecting.translator import Templates, Translator
+from xtok.projecting.rows import notes_on, project_rows
+from xtok.projecting.shared_text import Templates
+from xtok.projecting.translator import Translator
 from xtok.ragged import bounds_of
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
@@ -48,17 +58,13 @@ from xtok.vocab.roles import slot_candidates
 if TYPE_CHECKING:
     from xtok.projecting.ray import TokenizerSource
 
-_CACHES = (
-    "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
-    "glob in quotes: 'cache/*.parquet'"
-)
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
 
-_CELLS = 1 << 20
+_CANDIDATES_PER_GROUP = 1 << 20
 """Candidates of a row group whose rows are padded to one width: some 40 MB while it is made."""
 
-_MOST_OF_LIST = (1 << 31) - 1
+_MAX_LIST_LENGTH = (1 << 31) - 1
 """What a list of Arrow holds at most."""
 
 _PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
@@ -99,14 +105,6 @@ class Projected:
                 f"{self.teacher_bits_per_byte:.3f}"
             )
         return lines
-
-
-@dataclass(frozen=True)
-class FoundCaches:
-    """The files that are projected, and where the output goes: found before models are loaded."""
-
-    paths: tuple[Path, ...]
-    target: Path
 
 
 def project(
@@ -156,7 +154,7 @@ def project(
     if not isinstance(found, FoundCaches):
         found = find_caches(found, output, config)
     target, paths = found.target, found.paths
-    pair, given = admitted(pair, back_map)
+    pair, given = bind_back_map(pair, back_map)
     side_file = _side_file(target, pair, config)
     for path in side_file:
         if path.exists() and path.read_bytes() != side_file[path]:
@@ -181,7 +179,7 @@ def project(
         if sources:
             from xtok.projecting.ray import make_parts_on_ray
 
-            parts = make_parts_on_ray(job, _translator_of, sources, address, text_progress)
+            parts = make_parts_on_ray(job, _worker_of, sources, address, text_progress)
         else:
             parts = _make_parts(job, pair, text_progress)
         for path, stamp in _stamps(paths).items():
@@ -195,27 +193,6 @@ def project(
     for part in parts:
         totals.add(part.totals)
     return _projected(target, pair, totals)
-
-
-def find_caches(
-    teacher_topk: str | Path | Sequence[str | Path], output: str | Path, config: ProjectConfig
-) -> FoundCaches:
-    """Find the teacher's caches, and check the path of the output, before any work.
-
-    Raises:
-        XtokError: if there is no such file, the output is one of them or cannot be written, or
-            pyarrow is not installed.
-    """
-    target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
-    paths = find_files(teacher_topk, _CACHES)
-    for path in paths:
-        if not path.is_file():
-            hint = "write it to a file first: it is read more than once"
-            raise XtokError(f"{path} is not a regular file", hint=hint)
-        if target.exists() and path.samefile(target):
-            raise OutputError(f"the output {target} is an input", hint="give another path")
-    need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out
-    return FoundCaches(tuple(paths), target)
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
@@ -284,7 +261,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair) -> None:
     if _spells(student, rows) and not _spells(teacher, rows):
         raise _swapped(cache.path, pair)
     try:
-        cache.checked(rows, teacher.vocabulary)
+        cache.check(rows, teacher.vocabulary)
     except XtokError as error:
         if _has_ids(teacher, rows) or not _has_ids(student, rows):
             raise
@@ -341,14 +318,16 @@ def _is_json(kind: Any) -> bool:
     return any(is_of(kind) for is_of in (*plain, of.is_large_string))
 
 
-def _translator_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Translator:
-    return Translator(pair, job.back_map, templates=job.templates, num_threads=num_threads)
+def _worker_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Worker:
+    translator = Translator(pair, job.back_map, templates=job.templates, num_threads=num_threads)
+    project_some = partial(project_rows, translator, top_k=job.config.top_k)
+    return Worker(translator.teacher, project_some)
 
 
 def _make_parts(job: ProjectJob, pair: Pair, progress: TextProgress) -> list[PartSummary]:
-    translator = _translator_of(job, pair)
+    worker = _worker_of(job, pair)
     with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
-        return [make_part(job, n, translator, advance) for n in range(len(job.shards))]
+        return [make_part(job, n, worker, advance) for n in range(len(job.shards))]
 
 
 def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
@@ -389,14 +368,14 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
     """Cut rows so that their candidates, padded to one width, take bounded memory."""
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
-    if sizes.max(initial=0) * width > _MOST_OF_LIST:
+    if sizes.max(initial=0) * width > _MAX_LIST_LENGTH:
         raise XtokError(
             f"a text of {sizes.max():,} tokens with {width:,} candidates each is more than a row "
             "of Parquet holds",
             hint="lower {option}",
             parameter="top_k",
         )
-    group = bounds_of(sizes)[:-1] * width // _CELLS
+    group = bounds_of(sizes)[:-1] * width // _CANDIDATES_PER_GROUP
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(sizes)]):
         yield neutral.read(batch.slice(start, stop - start))

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from xtok.errors import XtokError, install_hint
 from xtok.maps.admit import pair as pair_of
 from xtok.progress import TextProgress
-from xtok.projecting.checkpoint import PartSummary, ProjectJob, digest_of, make_part
+from xtok.projecting.checkpoint import PartSummary, ProjectJob, Worker, digest_of, make_part
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
 
 if TYPE_CHECKING:
     from xtok.pairs import Pair
-    from xtok.projecting.translator import Translator
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ class TokenizerSource:
 
 def make_parts_on_ray(
     job: ProjectJob,
-    translator_of: Callable[[ProjectJob, Pair, int], Translator],
+    worker_of: Callable[[ProjectJob, Pair, int], Worker],
     sources: Sequence[TokenizerSource],
     address: str | None,
     progress: TextProgress,
@@ -61,13 +60,13 @@ def make_parts_on_ray(
     """Make all parts of a job on a cluster; return their summaries.
 
     All nodes read the files and the tokenizers, and write the parts, under one path.
-    `translator_of` makes of a job, a pair and a number of threads what projects rows.
+    `worker_of` makes of a job, a pair and a number of threads what projects rows.
 
     Raises:
         XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has another
             tokenizer, or work is lost; also what projecting raises.
     """
-    task = _Task(job.absolute(), translator_of, tuple(source.absolute() for source in sources))
+    task = _Task(job.absolute(), worker_of, tuple(source.absolute() for source in sources))
     size = sum(shard.size for _, shard in job.shards)
     with connected(address) as ray, progress("projecting", size) as advance:
         parts = dict[int, PartSummary]()
@@ -116,7 +115,7 @@ class _Task(NamedTuple):
     """What each task is told, besides the number of its shard."""
 
     job: ProjectJob
-    translator_of: Callable[[ProjectJob, Pair, int], Translator]
+    worker_of: Callable[[ProjectJob, Pair, int], Worker]
     sources: tuple[TokenizerSource, ...]
 
 
@@ -178,24 +177,24 @@ def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | _ErrorArgum
                 f"the node {socket.gethostname()} has no file {path}",
                 hint="put the files on a file system that all nodes share",
             )
-        part = make_part(task.job, shard, _translator(task), lambda _, more: tokens.append(more))
+        part = make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
     except XtokError as error:
         return _ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
     return sum(tokens), part
 
 
-_translators: dict[tuple[str, tuple[TokenizerSource, ...]], Translator] = {}
+_workers: dict[tuple[str, tuple[TokenizerSource, ...]], Worker] = {}
 
 
-def _translator(task: _Task) -> Translator:
+def _worker(task: _Task) -> Worker:
     """Load the tokenizers once per worker process and job."""
     key = task.job.digest, task.sources
-    if key not in _translators:
+    if key not in _workers:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
-        _translators.clear()
+        _workers.clear()
         pair = pair_of(*_load_same(task.sources, task.job.identity["models"]))
-        _translators[key] = task.translator_of(task.job, pair, 1)
-    return _translators[key]
+        _workers[key] = task.worker_of(task.job, pair, 1)
+    return _workers[key]
 
 
 def _load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:

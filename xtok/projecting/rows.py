@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,11 @@ from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.predictions.topk import Documents, cache_error, firsts_of
-from xtok.projecting.translator import SharedText, Templates, Translator
+from xtok.projecting.shared_text import SharedText, Templates
 from xtok.ragged import bounds_of
+
+if TYPE_CHECKING:
+    from xtok.projecting.translator import Translator
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
 

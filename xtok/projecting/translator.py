@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,38 +18,11 @@ from xtok.conversation import read_back
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.pairs import Pair
-from xtok.predictions.ranked import LEAST_REST
+from xtok.predictions.ranked import MIN_REST
 from xtok.predictions.topk import TopK, chosen_rows, firsts_of, rows_of
 from xtok.projecting.project import Projector
+from xtok.projecting.shared_text import SharedText, Templates
 from xtok.ragged import bounds_of
-
-Templates = tuple[str | Path | None, str | Path | None]
-"""The student's and the teacher's, as `conversation.render` takes them."""
-
-
-class SharedText(NamedTuple):
-    """A text in the student's tokens and in the teacher's."""
-
-    ids: NDArray[np.int32]  # [S], the student's
-    plain: NDArray[np.int32]  # [P], the same with tokens that the teacher lacks as their text
-    begins: NDArray[np.int64]  # [S + 1], where each token's part of `plain` begins
-    teacher_ids: NDArray[np.int32]  # [T]
-    spans: list[tuple[slice, slice]]  # of `plain` and of the teacher's ids, that spell the same
-    mask: NDArray[np.bool_] | None = None  # [S], what the assistant wrote; None: no conversation
-
-    @classmethod
-    def of(
-        cls,
-        ids: Sequence[int] | NDArray[np.int32],
-        teacher_ids: NDArray[np.int32],
-        spans: list[tuple[slice, slice]] | None = None,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> Self:
-        """Return a text whose tokens the teacher reads as they are; without spans, all of it."""
-        own = np.asarray(ids, np.int32)
-        whole = slice(0, len(own)), slice(0, len(teacher_ids))
-        begins = np.arange(len(own) + 1)
-        return cls(own, own, begins, teacher_ids, [whole] if spans is None else spans, mask)
 
 
 class Translator:
@@ -320,7 +292,7 @@ def _at_most_one(topk: TopK) -> TopK:
     p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_of])
     others = 1 - np.bincount(row_of, p, len(topk.token_ids))
     room = 1 - np.exp(topk.realized_logprob, dtype=np.float64)
-    ratio = np.maximum(LEAST_REST, room) / np.maximum(LEAST_REST, others)
+    ratio = np.maximum(MIN_REST, room) / np.maximum(MIN_REST, others)
     factor = np.log(np.nan_to_num(np.minimum(1.0, ratio), nan=1.0))
     return topk._replace(
         logprobs=(topk.logprobs + factor[row_of]).astype(np.float32),

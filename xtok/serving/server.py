@@ -42,10 +42,11 @@ from xtok.serving.dialects import (
     inference,
     model_cards,
 )
-from xtok.serving.teacher import PROBE, Teacher, TeacherError
+from xtok.serving.teacher import PROBE, TeacherError, TeacherServer
 
 if TYPE_CHECKING:
-    from xtok.projecting.translator import SharedText, Translator
+    from xtok.projecting.shared_text import SharedText
+    from xtok.projecting.translator import Translator
 
 LARGEST_BODY = 64 << 20
 AT_ONCE = 1 << 16
@@ -173,7 +174,7 @@ class Proxy:
     def __init__(
         self,
         translator: Translator,
-        teacher: Teacher,
+        teacher: TeacherServer,
         *,
         api_key: str | None = None,
         note: Note = silent_note,
@@ -430,7 +431,7 @@ def bound(host: str, port: int) -> socket.socket:
     return opened
 
 
-async def run(app: Starlette, opened: socket.socket, begun: Callable[[], object]) -> None:
+async def run(app: Starlette, opened: socket.socket, on_ready: Callable[[], object]) -> None:
     """Serve an app until a signal stops it."""
     server = Server(
         uvicorn.Config(
@@ -441,7 +442,7 @@ async def run(app: Starlette, opened: socket.socket, begun: Callable[[], object]
     while not (server.started or task.done()):
         await asyncio.sleep(0.01)
     if not task.done():
-        begun()
+        on_ready()
     while not (task.done() or server.force_exit):
         await asyncio.wait({task}, timeout=0.1)
     if not task.done():  # since Python 3.12 its end waits for all clients to leave
@@ -470,7 +471,7 @@ async def serve(
     opened: socket.socket,
     make_translator: Callable[[], Translator],
     note: Note,
-    begun: Callable[[str], object],
+    on_ready: Callable[[str], object],
 ) -> None:
     """Find out what the teacher's server is, and answer until a signal; see `xtok.serve`."""
     own_key = _key(config.api_key, "api_key")
@@ -478,7 +479,9 @@ async def serve(
     host, port = opened.getsockname()[:2]
     if not own_key and not is_here(host):
         note(f"anybody who reaches {host} may ask: set XTOK_API_KEY to a key that clients send")
-    teacher = Teacher(teacher_url, pair.tokenizers[1], api_key=teacher_key, at_once=config.at_once)
+    teacher = TeacherServer(
+        teacher_url, pair.tokenizers[1], api_key=teacher_key, concurrency=config.concurrency
+    )
     async with aclosing(teacher):
         await teacher.begin(config.candidates, config.wait, note, pair.tokenizers[0])
         proxy = Proxy(make_translator(), teacher, api_key=own_key, note=note)
@@ -491,4 +494,4 @@ async def serve(
             f"candidates a token) is answered in the tokens of {pair.student.model_id}"
         )
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        await run(proxy.app(), opened, lambda: begun(url))
+        await run(proxy.app(), opened, lambda: on_ready(url))
