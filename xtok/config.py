@@ -440,7 +440,7 @@ class ServeConfig(Config):
         "Read conversations back from the ids, where that is certain, and let the teacher read "
         "them by its own chat template; else all is spelled as text.",
     )
-    at_once: int = option(
+    concurrency: int = option(
         64, "Sequences that the teacher's server is sent at once.", min=1, panel=LIMITS
     )
     wait: float = option(

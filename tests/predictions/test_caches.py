@@ -60,7 +60,7 @@ def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
 def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[Documents]:
     cache = open_cache(path)
     return [
-        cache.checked(rows, tokenizer.vocabulary)
+        cache.check(rows, tokenizer.vocabulary)
         for shard in cache.shards
         for rows, _ in read_cache(cache, shard, candidates)
     ]
@@ -527,6 +527,28 @@ def test_conversations_are_rendered_on_both_sides(
     chats[0]["input_ids"] = chats[0]["input_ids"][::-1]
     with pytest.raises(XtokError, match="row 0"):
         project(chats, digits, byte_level, tmp_path, back_map=back_map, **templates)
+
+
+@pytest.mark.parametrize("to", ["neutral", "axolotl", "distillkit", "vllm"])
+def test_masks_of_some_rows_alone(
+    to: CacheFormat, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Conversations have one, texts have none: of these, all are targets."""
+    theirs = xtok.render(byte_level, CHAT, template="plain")
+    row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
+    chat = {"id": "chat", "messages": CHAT, "text": None, **row}
+    plain = [{"messages": None, **row} for row in rows[:3]]
+    path = teachers.write_neutral(tmp_path / "a.parquet", [chat, chat, *plain])
+    suffix = "jsonl" if to == "vllm" else "parquet"
+    out = tmp_path / "new" / f"out.{suffix}"
+    templates: dict[str, Any] = {"student_template": "plain", "teacher_template": "plain"}
+    pair, config = xtok.pair(digits, byte_level), ProjectConfig(to=to)
+    made = xtok.project(path, pair, out, config, back_map=back_map, **templates)
+    assert made.documents == 5
+    if to == "neutral":
+        back = tmp_path / "back.parquet"
+        assert xtok.project(out, pair.reversed, back, **templates).documents == 5
 
 
 def test_ids_alone_are_read_back_as_conversations(

@@ -29,7 +29,8 @@ from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.predictions import answers, neutral
 from xtok.predictions.caches import open_cache, read_cache
-from xtok.projecting.rows import RowProjector
+from xtok.projecting.rows import project_rows
+from xtok.projecting.translator import Translator
 from xtok.tokenizers import Tokenizer
 
 TEXTS = teachers.TEXTS[:3]
@@ -46,11 +47,10 @@ VALUES: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def projector(byte_level: Tokenizer, digits: Tokenizer, back_map: Path) -> RowProjector:
-    return RowProjector(
-        xtok.pair(digits, byte_level), ProjectionMap.load(back_map), top_k=K,
-        student_template="plain", teacher_template="plain",
-    )  # fmt: skip
+def translator(byte_level: Tokenizer, digits: Tokenizer, back_map: Path) -> Translator:
+    templates = "plain", "plain"
+    pair = xtok.pair(digits, byte_level)
+    return Translator(pair, ProjectionMap.load(back_map), templates=templates)
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -77,12 +77,12 @@ def mutate(value: Any, generator: random.Random) -> None:
         holder[key] = other
 
 
-def predictions(path: Path, tokenizer: Tokenizer, projector: RowProjector) -> list[Row] | None:
+def predictions(path: Path, tokenizer: Tokenizer, translator: Translator) -> list[Row] | None:
     """Read and project a cache; return what was read, as a neutral one, or None for an error."""
     try:
         found = read(path, tokenizer)
         for rows in found:
-            projector(rows)
+            project_rows(translator, rows, K)
     except XtokError as error:
         is_one_line = str(path.parent) in error.message and "\n" not in str(error)
         if not is_one_line:
@@ -127,7 +127,7 @@ def rows_of_answer(answer: Row) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_answers(kind: str, byte_level: Tokenizer, projector: RowProjector, tmp_path: Path) -> None:
+def test_answers(kind: str, byte_level: Tokenizer, translator: Translator, tmp_path: Path) -> None:
     """A value of JSON is replaced, renamed, removed or doubled; then, of some, a byte."""
     answer = getattr(teachers, f"{kind}_answer")
     path = tmp_path / "a.jsonl"
@@ -145,7 +145,7 @@ def test_answers(kind: str, byte_level: Tokenizer, projector: RowProjector, tmp_
             damaged[generator.randrange(len(data))] = generator.randrange(256)
             data = bytes(damaged)
         path.write_bytes(data)
-        found = predictions(path, byte_level, projector)
+        found = predictions(path, byte_level, translator)
         if found is None:
             refused += 1
         else:
@@ -187,7 +187,7 @@ def changed(rows: list[Row], name: str, generator: random.Random) -> Any:
     return pyarrow.array(column, depth(INTS if is_ids else FLOATS))
 
 
-def test_parquet(byte_level: Tokenizer, projector: RowProjector, tmp_path: Path) -> None:
+def test_parquet(byte_level: Tokenizer, translator: Translator, tmp_path: Path) -> None:
     """A column of another type, or with another number; then, of some, a byte."""
     path = tmp_path / "a.parquet"
     rows = teachers.rows_of(byte_level, TEXTS, K)
@@ -214,7 +214,7 @@ def test_parquet(byte_level: Tokenizer, projector: RowProjector, tmp_path: Path)
             data = bytearray(path.read_bytes())
             data[generator.randrange(len(data))] = generator.randrange(256)
             path.write_bytes(data)
-        found = predictions(path, byte_level, projector)
+        found = predictions(path, byte_level, translator)
         if found is None:
             refused += 1
         else:
@@ -232,7 +232,7 @@ def rows_of_neutral(row: Row) -> list[dict[int, float]]:
 CONFIG = {"d": 512, "k": K, "exact_k": K, "exact_dtype": "float32", "residual_bins": []}
 
 
-def test_configs(byte_level: Tokenizer, projector: RowProjector, tmp_path: Path) -> None:
+def test_configs(byte_level: Tokenizer, translator: Translator, tmp_path: Path) -> None:
     """DistillKit's: any field with any value; a term that NumPy has, and DistillKit does not."""
     rows = teachers.rows_of(byte_level, TEXTS, K)
     path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=512, k=K)
@@ -259,7 +259,7 @@ def test_configs(byte_level: Tokenizer, projector: RowProjector, tmp_path: Path)
                 config["exact_k"] = 2
             text = yaml.safe_dump(config) if value != "\ud800" else "d: \ud800"
             (tmp_path / "compression_config.yaml").write_text(text, errors="surrogatepass")
-            found = predictions(path, byte_level, projector)
+            found = predictions(path, byte_level, translator)
             refused += found is None
             if found and config["exact_k"] == K:
                 stored = [{name: row[name] for name in teachers._NAMES} for row in found]

@@ -21,6 +21,7 @@ from xtok import pairs
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.files.opening import parquet_file
+from xtok.predictions.caches import find_caches
 from xtok.projecting import files
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
@@ -126,7 +127,7 @@ def test_without_pyarrow(rows: list[Row], tmp_path: Path, monkeypatch: pytest.Mo
     path = teachers.write_lines(tmp_path / "a.jsonl", [teachers.vllm_answer(r) for r in rows])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(XtokError, match=r"out\.parquet needs the package pyarrow") as error:
-        files.find_caches(path, tmp_path / "out.parquet", ProjectConfig())
+        find_caches(path, tmp_path / "out.parquet", ProjectConfig())
     assert error.value.hint.endswith("in a clone of xtok: pip install -e '.[parquet]'")
     assert [*tmp_path.iterdir()] == [path]
 
@@ -226,14 +227,14 @@ def test_row_groups_of_bounded_size(
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, row_group_size=6)
     pair, config = xtok.pair(digits, byte_level), ProjectConfig(top_k=16, to=to)
     xtok.project(path, pair, tmp_path / "one.parquet", config, back_map=back_map)
-    monkeypatch.setattr(files, "_CELLS", 1000)  # a text has some 40 tokens
+    monkeypatch.setattr(files, "_CANDIDATES_PER_GROUP", 1000)  # a text has some 40 tokens
     out = tmp_path / "some.parquet"
     xtok.project(path, pair, out, config, back_map=back_map)
     paths = tmp_path / "one.parquet", out
     assert [pyarrow.parquet.read_metadata(path).num_row_groups for path in paths] == [1, 3]
     one, some = map(pyarrow.parquet.read_table, paths)
     assert one.equals(some)
-    monkeypatch.setattr(files, "_MOST_OF_LIST", 500)
+    monkeypatch.setattr(files, "_MAX_LIST_LENGTH", 500)
     with pytest.raises(XtokError, match=r"^a text of 47 tokens with 16 candidates each is more"):
         xtok.project(path, pair, out, config, back_map=back_map)
 

@@ -31,10 +31,10 @@ from xtok.conversation import render
 from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.scoring import Scorer
+from xtok.projecting.translator import Translator
 from xtok.serving import teacher as teachers
 from xtok.serving.server import Proxy
-from xtok.serving.teacher import Teacher, TeacherError
+from xtok.serving.teacher import TeacherError, TeacherServer
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import TokenType
@@ -533,12 +533,12 @@ def test_what_is_no_conversation_is_spelled(pair: Pair, digits: Tokenizer, tmp_p
 # The teacher's server
 
 
-def begin(pair: Pair, model: Model, **options: Any) -> tuple[Teacher, list[str]]:
+def begin(pair: Pair, model: Model, **options: Any) -> tuple[TeacherServer, list[str]]:
     """Return a teacher that was begun, and the notes."""
     notes: list[str] = []
 
-    async def run(url: str) -> Teacher:
-        async with aclosing(Teacher(url, pair.tokenizers[1])) as teacher:
+    async def run(url: str) -> TeacherServer:
+        async with aclosing(TeacherServer(url, pair.tokenizers[1])) as teacher:
             await teacher.begin(**{"note": notes.append, **options})
         return teacher
 
@@ -626,7 +626,7 @@ def ask_all(url: str, ids: Sequence[int]) -> list[float]:
 
 def test_servers_that_are_none(digits: Tokenizer) -> None:
     async def ask(url: str) -> None:
-        async with aclosing(Teacher(url, digits)) as teacher:
+        async with aclosing(TeacherServer(url, digits)) as teacher:
             await teacher.begin()
 
     with running(Starlette()) as url, pytest.raises(XtokError, match="404 Not Found") as raised:
@@ -758,7 +758,7 @@ def test_a_teacher_that_comes_back_as_another_is_found_out(
 def test_a_teacher_that_is_away_again_while_it_is_checked(
     pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post = teachers.Teacher._post
+    post = teachers.TeacherServer._post
 
     async def after_a_break(self: Any, *request: Any) -> httpx.Response:
         self._was_away = True
@@ -768,8 +768,8 @@ def test_a_teacher_that_is_away_again_while_it_is_checked(
         raise httpx.ConnectError("gone")
 
     with running(Model(digits).app) as behind, proxied(pair, behind) as url:
-        monkeypatch.setattr(teachers.Teacher, "_post", after_a_break)
-        monkeypatch.setattr(teachers.Teacher, "_differs", away)
+        monkeypatch.setattr(teachers.TeacherServer, "_post", after_a_break)
+        monkeypatch.setattr(teachers.TeacherServer, "_differs", away)
         body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
         response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 502
@@ -854,7 +854,7 @@ def test_a_teacher_that_answers_something_else(digits: Tokenizer, answer: Any, w
         return Response(content)
 
     async def ask(url: str) -> None:
-        async with aclosing(Teacher(url, digits)) as teacher:
+        async with aclosing(TeacherServer(url, digits)) as teacher:
             teacher.kind, teacher.model = "sglang" if b"meta_info" in content else "vllm", "x"
             with pytest.raises(TeacherError) as raised:
                 await teacher.score([5, 6, 7], 1)
@@ -886,7 +886,7 @@ def test_a_teacher_that_calls_tokens_odd_names(digits: Tokenizer, odd: bytes) ->
         return JSONResponse({"choices": [{"prompt_logprobs": [None, *rows]}]})
 
     async def ask(url: str) -> None:
-        async with aclosing(Teacher(url, digits)) as teacher:
+        async with aclosing(TeacherServer(url, digits)) as teacher:
             await teacher.begin()
 
     with running(Starlette(routes=[Route("/v1/completions", scored, methods=["POST"])])) as url:
@@ -900,7 +900,7 @@ def test_a_teacher_that_calls_tokens_odd_names(digits: Tokenizer, odd: bytes) ->
 
 def test_a_client_that_leaves_frees_its_place(pair: Pair, digits: Tokenizer) -> None:
     model = Model(digits)
-    with running(model.app) as behind, proxied(pair, behind, at_once=1) as url:
+    with running(model.app) as behind, proxied(pair, behind, concurrency=1) as url:
         model.delay = 60.0
         body = {"prompt": [[5, 6], [7, 8]], "prompt_logprobs": 1}
         with pytest.raises(httpx.ReadTimeout):
@@ -919,7 +919,7 @@ def test_64_at_once(digits: Tokenizer, byte_level: Tokenizer) -> None:
     pair, model = xtok.pair(byte_level, digits), Model(digits)
     texts = [f"{TEXT[n:]} {n} times" for n in range(64)]
     rows = [ids.tolist() for ids in byte_level.library_arrays(texts)]
-    with running(model.app) as behind, proxied(pair, behind, at_once=8) as url:
+    with running(model.app) as behind, proxied(pair, behind, concurrency=8) as url:
 
         def ask(ids: list[int]) -> Any:
             body = {"prompt": ids, "prompt_logprobs": 5}
@@ -962,10 +962,10 @@ def test_gzip_and_large_bodies(pair: Pair, digits: Tokenizer) -> None:
     body = {"prompt": [[5, 6] * 50] * 20, "prompt_logprobs": 20}
 
     async def ask(url: str) -> None:
-        async with aclosing(Teacher(url, digits)) as teacher:
+        async with aclosing(TeacherServer(url, digits)) as teacher:
             await teacher.begin()
             await ask_from_both(
-                Proxy(Scorer(pair, map_of_pair(pair.reversed, BACK_MAP), 1), teacher).app()
+                Proxy(Translator(pair, map_of_pair(pair.reversed, BACK_MAP)), teacher).app()
             )
 
     async def ask_from_both(app: Any) -> None:

@@ -64,14 +64,14 @@ def project(
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
-    from xtok.projecting.files import find_caches
-    from xtok.projecting.parts import kept_parts
+    from xtok.predictions.caches import find_caches
+    from xtok.projecting.checkpoint import kept_parts
 
-    target, _ = find_caches(teacher_topk, output, config)  # before models are loaded
+    found = find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
     try:
         projected = xtok.project(
-            teacher_topk,
+            found,
             pair,
             output,
             config,
@@ -85,7 +85,7 @@ def project(
             note=report.print_note,
         )
     except KeyboardInterrupt:
-        kept = len(kept_parts(target))
+        kept = len(kept_parts(found.target))
         message = f"{kept:,} parts are kept; run the same command again to go on from them"
         raise KeyboardInterrupt(message if kept else "") from None
     except XtokError as error:

@@ -41,7 +41,7 @@ def serve(
     same bytes in the teacher's tokens. Prints its address when it answers; SIGTERM ends it.
     """
 
-    def begun(url: str) -> None:
+    def on_ready(url: str) -> None:
         print_result(url)
         result_stream().flush()
 
@@ -65,5 +65,5 @@ def serve(
             teacher_template=teacher_chat_template,
             progress=report.progress_bar,
             note=report.print_note,
-            begun=begun,
+            on_ready=on_ready,
         )

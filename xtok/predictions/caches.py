@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from xtok.config import CacheFormat, CacheKind
-from xtok.files.opening import parquet_file, reading
-from xtok.files.shards import Shard, shards
+from xtok.config import CacheFormat, CacheKind, ProjectConfig
+from xtok.errors import OutputError, XtokError
+from xtok.files.opening import need, parquet_file, reading
+from xtok.files.shards import Shard, find_files, shards
+from xtok.io import check_output
 from xtok.predictions import axolotl, distillkit, neutral, vllm
 from xtok.predictions.answers import FORMATS, kind_of_answers, read_answers
-from xtok.predictions.checks import checked
+from xtok.predictions.checks import check_predictions
 from xtok.predictions.columns import Target
 from xtok.predictions.topk import AGAIN, Documents, cache_error, masses
 from xtok.vocab.table import Vocabulary
@@ -37,6 +40,41 @@ _FOOTER = {
 
 PROJECTED = "xtok project"
 """The source of a cache that `project` wrote."""
+
+
+_CACHES = (
+    "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
+    "glob in quotes: 'cache/*.parquet'"
+)
+
+
+@dataclass(frozen=True)
+class FoundCaches:
+    """The files that are projected, and where the output goes: found before models are loaded."""
+
+    paths: tuple[Path, ...]
+    target: Path
+
+
+def find_caches(
+    teacher_topk: str | Path | Sequence[str | Path], output: str | Path, config: ProjectConfig
+) -> FoundCaches:
+    """Find the teacher's caches, and check the path of the output, before any work.
+
+    Raises:
+        XtokError: if there is no such file, the output is one of them or cannot be written, or
+            pyarrow is not installed.
+    """
+    target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
+    paths = find_files(teacher_topk, _CACHES)
+    for path in paths:
+        if not path.is_file():
+            hint = "write it to a file first: it is read more than once"
+            raise XtokError(f"{path} is not a regular file", hint=hint)
+        if target.exists() and path.samefile(target):
+            raise OutputError(f"the output {target} is an input", hint="give another path")
+    need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out
+    return FoundCaches(tuple(paths), target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +107,15 @@ class Cache:
         config = [self.path.with_name(distillkit.CONFIG)] * ("compression" in self.about)
         return [self.path, *config]
 
-    @property
+    @functools.cached_property
     def shards(self) -> list[Shard]:
         """Its shards: row groups, or ranges of lines, whatever its name ends in."""
         is_parquet = self.kind in _COLUMNS
         return shards(self.path, "parquet" if is_parquet else "jsonl")
 
-    def checked(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Check documents of it, by what it says of itself; see `checks.checked`."""
-        found = checked(
+    def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
+        """Check documents of it, by what it says of itself; see `checks.check_predictions`."""
+        found = check_predictions(
             documents,
             vocabulary,
             renormalized=self.renormalized,

@@ -40,7 +40,7 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
     return len(sums) >= _ENOUGH and bool((np.abs(sums - 1) < 1e-3).all())
 
 
-def checked(
+def check_predictions(
     given: Documents,
     vocabulary: Vocabulary,
     *,

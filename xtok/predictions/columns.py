@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.predictions.flat_values import Bounds, flat_lists, place_of
 from xtok.predictions.topk import AGAIN, PER_TOKEN, Documents, TopK, cache_error, candidates_of
-from xtok.predictions.values import Bounds, lists, place_of
+from xtok.ragged import bounds_of
 
 PAD = -1e4
 """What fills a row for readers that want rows of one width, and make NaN of −inf."""
@@ -21,7 +22,7 @@ CANDIDATES = (
 """Columns of a value or a list per token, which a student has its own of."""
 
 
-class Columns:
+class CacheColumns:
     """A record batch of documents, whose columns are lists; nothing is checked but their types.
 
     Attributes:
@@ -35,20 +36,31 @@ class Columns:
 
     def __init__(self, batch: Any, places: Sequence[object] = ()) -> None:
         self.batch, self.places = batch, places or [f"row {i}" for i in range(len(batch))]
-        [self.bounds], self.token_ids = self.lists("input_ids", 1, np.int32)
+        [self.bounds], self.token_ids = self.flat_lists("input_ids", 1, np.int32)
 
-    def lists(
+    def flat_lists(
         self, name: str, depth: int, dtype: type, *, optional: bool = False
     ) -> tuple[list[Bounds], NDArray[Any]]:
-        """Return a column as `values.lists` does."""
-        return lists(self.batch.column(name), name, depth, dtype, self.places, optional=optional)
+        """Return a column as `flat_values.flat_lists` does."""
+        return flat_lists(
+            self.batch.column(name), name, depth, dtype, self.places, optional=optional
+        )
 
-    def per_token(self, name: str, dtype: type) -> NDArray[Any] | None:
-        """Return an optional column of a value per token; None if there is none."""
+    def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
+        """Return an optional column of a value per token; None if there is none.
+
+        Documents may be without, if `absent` is what they have then.
+        """
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
             return None
-        [of], values = self.lists(name, 1, dtype, optional=dtype is np.float32)
+        [of], values = self.flat_lists(name, 1, dtype, optional=dtype is np.float32)
+        is_null = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        if absent is not None and is_null.any():
+            sizes = np.where(is_null, np.diff(self.bounds), np.diff(of))
+            told, of = values, bounds_of(sizes)
+            values = np.full(of[-1], absent, told.dtype)
+            values[np.repeat(~is_null, sizes)] = told
         self.check_lengths(self.bounds, of, ("tokens", name))
         return values
 
@@ -57,8 +69,8 @@ class Columns:
     ) -> tuple[Bounds, Bounds, NDArray[np.int32], NDArray[np.float32]]:
         """Return the bounds of documents and of rows, candidates, and their log-probabilities."""
         names = ids_name, logprobs_name
-        [rows, starts], ids = self.lists(ids_name, 2, np.int32)
-        [others, other_starts], logprobs = self.lists(logprobs_name, 2, np.float32)
+        [rows, starts], ids = self.flat_lists(ids_name, 2, np.int32)
+        [others, other_starts], logprobs = self.flat_lists(logprobs_name, 2, np.float32)
         self.check_lengths(rows, others, names)
         self.check_lengths(
             starts, other_starts, names, lambda row: place_of(row, self.places, [rows])
@@ -82,8 +94,8 @@ class Columns:
 
     def documents(self, topk: TopK) -> Documents:
         """Return predictions with the columns that are carried through, and the loss mask."""
-        mask = self.per_token("loss_mask", np.bool_)
-        labels = None if mask is not None else self.per_token("labels", np.int64)
+        mask = self.per_token("loss_mask", np.bool_, absent=True)
+        labels = None if mask is not None else self.per_token("labels", np.int64, absent=0)
         mask = mask if labels is None else labels != -100
         return Documents(topk, self._others(), self.places, mask)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.files.opening import need
-from xtok.predictions.columns import Columns, Target, list_array, next_tokens
+from xtok.predictions.columns import CacheColumns, Target, list_array, next_tokens
 from xtok.predictions.topk import (
     Documents,
     TopK,
@@ -44,12 +44,12 @@ def read(batch: Any, places: Sequence[object], compression: Compression | None) 
     As `compressed_logit_schema` and `decompress_to_sparse`. Rows are of one width, padded with −inf
     or large negatives.
     """
-    given = Columns(batch, places)
+    given = CacheColumns(batch, places)
     if compression is None:
         rows, starts, ids, logprobs = given.candidates("token_ids", "top_values")
     else:
         names = "bytepacked_indices", "compressed_logprobs"
-        packed, values = (given.lists(name, 2, np.uint8) for name in names)
+        packed, values = (given.flat_lists(name, 2, np.uint8) for name in names)
         rows = packed[0][0]
         given.check_lengths(rows, values[0][0], names)
         both = [(bounds[1], data) for bounds, data in (packed, values)]

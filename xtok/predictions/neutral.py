@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xtok.files.opening import need
-from xtok.predictions.columns import Columns, list_array
+from xtok.predictions.columns import CacheColumns, list_array
 from xtok.predictions.topk import Documents, TopK
 
 FORMAT_VERSION = 1
@@ -21,7 +21,7 @@ COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
 
 def read(batch: Any, places: Sequence[object] = ()) -> Documents:
     """Return the documents of a record batch; they are not checked."""
-    given = Columns(batch, places)
+    given = CacheColumns(batch, places)
     rows, starts, ids, logprobs = given.candidates("topk_ids", "topk_logprobs")
     given.check_lengths(given.bounds, rows, ("tokens", "topk_ids"))
     unknown = np.full(len(given.token_ids), np.nan, np.float32)

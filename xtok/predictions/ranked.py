@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.predictions.topk import TopK, rows_of
 from xtok.ragged import bounds_of
 
-LEAST_REST = 2.0**-24
+MIN_REST = 2.0**-24
 """The least share that tokens outside the candidates have together: none is impossible."""
 
 
@@ -75,7 +75,16 @@ def completed(scores: Scores, vocab_size: int) -> Scores:
     return scores._replace(topk=topk._replace(realized_logprob=realized.astype(np.float32)))
 
 
-class Entries(NamedTuple):
+def ranked(topk: TopK) -> Scores:
+    """Return a document's predictions with the rank of each token among the candidates."""
+    row_of = rows_of(topk.starts)
+    is_better = topk.logprobs > topk.realized_logprob[row_of]
+    is_better &= topk.ids != topk.token_ids[row_of]
+    ranks = np.bincount(row_of, is_better, len(topk.token_ids)).astype(np.int64) + 1
+    return Scores(topk, ranks)
+
+
+class RankedEntries(NamedTuple):
     """Candidates as servers write them: the token itself first, then the best by rank."""
 
     ids: NDArray[np.int32]  # [S, K + 1]
@@ -84,7 +93,7 @@ class Entries(NamedTuple):
     sizes: NDArray[np.int64]  # [S], 0 for the first token, K where it is one of the best, or K + 1
 
 
-def entries(scores: Scores, top_k: int, vocab_size: int) -> Entries:
+def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries:
     """Return the token itself and the `top_k` best candidates of each row.
 
     Where fewer are known, the lowest other ids follow, each with an equal part of the rest; the
@@ -109,7 +118,7 @@ def entries(scores: Scores, top_k: int, vocab_size: int) -> Entries:
     sizes[0] = 0
     others = np.arange(1, top_k + 1)
     order = np.concatenate([ranks[:, None], others + (others >= ranks[:, None])], axis=1)
-    return Entries(all_ids, logprobs, order, np.maximum(sizes, np.arange(count) > 0))
+    return RankedEntries(all_ids, logprobs, order, np.maximum(sizes, np.arange(count) > 0))
 
 
 def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
@@ -117,7 +126,7 @@ def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
     p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
     rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # nothing is known of a row without candidates
     left = np.maximum(1, vocab_size - np.diff(topk.starts))
-    return np.asarray(np.log(np.maximum(rest, LEAST_REST) / left))
+    return np.asarray(np.log(np.maximum(rest, MIN_REST) / left))
 
 
 def _fill(

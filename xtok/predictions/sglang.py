@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from xtok.files.keys import unique_keys
+from xtok.predictions.flat_values import MALFORMED, json_document
 from xtok.predictions.known import without_null
-from xtok.predictions.ranked import Scores, entries, scores_of
+from xtok.predictions.ranked import Scores, ranked_entries, scores_of
 from xtok.predictions.topk import TopK, cache_error
-from xtok.predictions.values import MALFORMED, json_document
 
 ROUTE = "/generate"
 MORE = "let it give {}"
@@ -126,7 +126,7 @@ def response_rows(
     scores: Scores, top_k: int, vocab_size: int
 ) -> list[list[tuple[float, int, None]]]:
     """Return the `input_top_logprobs` that a server answers with, that of the first token too."""
-    made = entries(scores, top_k, vocab_size)
+    made = ranked_entries(scores, top_k, vocab_size)
     order = np.argsort(made.ranks, axis=1, kind="stable")[:, :top_k]
     ids, values = (
         np.take_along_axis(part, order, axis=1).tolist() for part in (made.ids, made.logprobs)

@@ -9,7 +9,7 @@ import msgspec
 Triple: TypeAlias = tuple[float | None, int, Any]
 
 
-class Entry(msgspec.Struct, gc=False):
+class VllmEntry(msgspec.Struct, gc=False):
     """A candidate of a token as vLLM writes it."""
 
     logprob: float | None
@@ -19,7 +19,7 @@ class Entry(msgspec.Struct, gc=False):
 class Choice(msgspec.Struct):
     """A sequence of vLLM's answer."""
 
-    prompt_logprobs: list[dict[int, Entry] | None] | None = None
+    prompt_logprobs: list[dict[int, VllmEntry] | None] | None = None
 
 
 class Completion(msgspec.Struct):

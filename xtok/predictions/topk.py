@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,6 +116,8 @@ def firsts_of(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
 def within(topk: TopK, width: int) -> TopK:
     """Return predictions without candidates of ids beyond a width, which are in the rest."""
     kept = topk.ids < width
+    if kept.all():
+        return topk
     lost = masses(topk._replace(logprobs=np.where(kept, -np.inf, topk.logprobs)))
     rest, more = topk.rest_logprob.copy(), lost > 0
     rest[more] = np.log(np.exp(rest[more], dtype=np.float64) + lost[more])
@@ -134,3 +137,15 @@ def joined(topks: Sequence[TopK]) -> TopK:
     bounds, starts = (bounds_of(np.concatenate(of_all)) for of_all in sizes)
     columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
     return TopK(columns[0], bounds, starts, *columns[3:])
+
+
+def split(topk: TopK) -> Iterator[TopK]:
+    """Yield the predictions of each document alone."""
+    for begin, end in pairwise(topk.bounds.tolist()):
+        of_row, of_candidate = slice(begin, end), slice(topk.starts[begin], topk.starts[end])
+        yield TopK(
+            topk.token_ids[of_row], np.array([0, end - begin]),
+            topk.starts[begin : end + 1] - topk.starts[begin],
+            topk.ids[of_candidate], topk.logprobs[of_candidate],
+            topk.rest_logprob[of_row], topk.realized_logprob[of_row],
+        )  # fmt: skip

@@ -8,13 +8,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from xtok.files.keys import unique_keys
+from xtok.predictions.flat_values import MALFORMED, json_document
 from xtok.predictions.known import without_null
-from xtok.predictions.ranked import Scores, entries, scores_of
+from xtok.predictions.ranked import Scores, ranked_entries, scores_of
 from xtok.predictions.topk import Documents, TopK, cache_error
-from xtok.predictions.values import MALFORMED, json_document
 
 if TYPE_CHECKING:
-    from xtok.predictions.structs import Entry
+    from xtok.predictions.structs import VllmEntry
 
 ROUTE = "/v1/completions"
 MORE = "start it with --max-logprobs {}"
@@ -172,12 +172,12 @@ def names(value: Any, ids: Sequence[int]) -> list[Any]:
     return [entry.get("decoded_token") for entry in found]
 
 
-def response_rows(scores: Scores, top_k: int, vocab_size: int) -> list[dict[int, Entry] | None]:
+def response_rows(scores: Scores, top_k: int, vocab_size: int) -> list[dict[int, VllmEntry] | None]:
     """Return the `prompt_logprobs` that a server answers with."""
-    from xtok.predictions.structs import Entry
+    from xtok.predictions.structs import VllmEntry
 
-    made = entries(scores, top_k, vocab_size)
+    made = ranked_entries(scores, top_k, vocab_size)
     return [
-        dict(zip(ids[:size], map(Entry, values[:size], ranks[:size]), strict=True)) or None
+        dict(zip(ids[:size], map(VllmEntry, values[:size], ranks[:size]), strict=True)) or None
         for ids, values, ranks, size in zip(*(part.tolist() for part in made), strict=True)
     ]

@@ -13,7 +13,7 @@ BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 """How a map from the teacher to the student is built, where none is given."""
 
 
-def admitted(pair: Pair, back_map: MapLike | None) -> tuple[Pair, ProjectionMap | None]:
+def bind_back_map(pair: Pair, back_map: MapLike | None) -> tuple[Pair, ProjectionMap | None]:
     """Return a pair as wide as a map from its teacher to its student, and the map, if one is given.
 
     Raises:
@@ -26,7 +26,7 @@ def admitted(pair: Pair, back_map: MapLike | None) -> tuple[Pair, ProjectionMap 
     pair = at_widths_of(pair.reversed, given).reversed
     hint = "leave out {option}, or build it of the teacher and the student, in this order"
     try:
-        admitted_map = admit(pair.reversed, given)
+        bound_map = admit(pair.reversed, given)
     except XtokError as error:
         sides = f"{given.student.model_id} → {given.teacher.model_id}"
         wanted = f"{pair.teacher.model_id} → {pair.student.model_id}"
@@ -34,6 +34,6 @@ def admitted(pair: Pair, back_map: MapLike | None) -> tuple[Pair, ProjectionMap 
         if not is_swapped(pair.reversed, given) and sides == wanted:
             problem = error.message
         raise XtokError(f"{name}: {problem}", hint=hint, parameter="back_map") from error
-    if admitted_map.enable_scale_trick:
+    if bound_map.enable_scale_trick:
         raise XtokError(f"{name}: it has scale slots", hint=hint, parameter="back_map")
-    return pair, admitted_map
+    return pair, bound_map

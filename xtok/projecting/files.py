@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,29 +16,40 @@ import numpy as np
 from xtok.config import ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.files.opening import need
-from xtok.files.shards import find_files
-from xtok.io import check_output, write, writing
+from xtok.io import write, writing
 from xtok.maps import file as mapfile
 from xtok.maps.map_like import MapLike
 from xtok.pairs import Pair
 from xtok.predictions import distillkit, neutral
-from xtok.predictions.caches import PROJECTED, WRITERS, Cache, open_cache, read_cache
+from xtok.predictions.caches import (
+    PROJECTED,
+    WRITERS,
+    Cache,
+    FoundCaches,
+    find_caches,
+    open_cache,
+    read_cache,
+)
 from xtok.predictions.checks import is_renormalized
 from xtok.predictions.columns import Target
 from xtok.predictions.topk import Documents, cache_error
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
-from xtok.projecting.back_map import BACK_MAP, admitted
-from xtok.projecting.parts import (
-    Job,
+from xtok.projecting.back_map import BACK_MAP, bind_back_map
+from xtok.projecting.checkpoint import (
+    PartSummary,
+    ProjectJob,
     Totals,
+    Worker,
     folder_of,
-    has_part,
     holding,
     identity_of,
     make_part,
+    one_schema,
     tables_of,
 )
-from xtok.projecting.rows import RowProjector, notes_on
+from xtok.projecting.rows import notes_on, project_rows
+from xtok.projecting.shared_text import Templates
+from xtok.projecting.translator import Translator
 from xtok.ragged import bounds_of
 from xtok.stages.build import map_of_pair
 from xtok.tokenizers import Tokenizer
@@ -46,17 +58,13 @@ from xtok.vocab.roles import slot_candidates
 if TYPE_CHECKING:
     from xtok.projecting.ray import TokenizerSource
 
-_CACHES = (
-    "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
-    "glob in quotes: 'cache/*.parquet'"
-)
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
 
-_CELLS = 1 << 20
+_CANDIDATES_PER_GROUP = 1 << 20
 """Candidates of a row group whose rows are padded to one width: some 40 MB while it is made."""
 
-_MOST_OF_LIST = (1 << 31) - 1
+_MAX_LIST_LENGTH = (1 << 31) - 1
 """What a list of Arrow holds at most."""
 
 _PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
@@ -100,7 +108,7 @@ class Projected:
 
 
 def project(
-    teacher_topk: str | Path | Sequence[str | Path],
+    teacher_topk: str | Path | Sequence[str | Path] | FoundCaches,
     pair: Pair,
     output: str | Path,
     config: ProjectConfig | None = None,
@@ -121,7 +129,8 @@ def project(
     bytes.
 
     Args:
-        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed.
+        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed. Or what
+            `find_caches` found of them and the output.
         pair: the student and the teacher whose ids the files have, with their tokenizers.
         output: `.parquet`, or `.jsonl` for vLLM's answers.
         config: the options; the defaults if None.
@@ -141,8 +150,11 @@ def project(
             run writes it.
     """
     config = ProjectConfig.or_default(config)
-    target, paths = find_caches(teacher_topk, output, config)
-    pair, given = admitted(pair, back_map)
+    found = teacher_topk
+    if not isinstance(found, FoundCaches):
+        found = find_caches(found, output, config)
+    target, paths = found.target, found.paths
+    pair, given = bind_back_map(pair, back_map)
     side_file = _side_file(target, pair, config)
     for path in side_file:
         if path.exists() and path.read_bytes() != side_file[path]:
@@ -150,14 +162,14 @@ def project(
                 f"{path} is of other predictions, and would be replaced",
                 hint="give an output in a folder of its own",
             )
-    templates = {"student_template": student_template, "teacher_template": teacher_template}
+    templates = student_template, teacher_template
     inputs = _opened(paths, config, pair, templates, note)
     projection = given or map_of_pair(pair.reversed, BACK_MAP, progress=progress)
     stamps = _stamps(paths)
-    job = Job(
+    job = ProjectJob(
         identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
         caches=inputs,
-        shards=tuple((n, s) for n, cache in enumerate(inputs) for s in cache.shards),
+        shards=tuple((n, shard) for n, cache in enumerate(inputs) for shard in cache.shards),
         back_map=projection,
         config=config,
         templates=templates,
@@ -167,38 +179,20 @@ def project(
         if sources:
             from xtok.projecting.ray import make_parts_on_ray
 
-            make_parts_on_ray(job, _worker_of, sources, address, text_progress)
+            parts = make_parts_on_ray(job, _worker_of, sources, address, text_progress)
         else:
-            _make_parts(job, pair, text_progress)
+            parts = _make_parts(job, pair, text_progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
                 hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
                 raise cache_error(path, "it changed while it was read", hint)
-        totals = _write(job, target, pair)
+        _write(job, target, pair, one_schema([part.schema for part in parts]))
         for path, content in side_file.items():
             write(path, [content])
+    totals = Totals()
+    for part in parts:
+        totals.add(part.totals)
     return _projected(target, pair, totals)
-
-
-def find_caches(
-    teacher_topk: str | Path | Sequence[str | Path], output: str | Path, config: ProjectConfig
-) -> tuple[Path, list[Path]]:
-    """Return the path of the output, and those of the teacher's caches, before any work.
-
-    Raises:
-        XtokError: if there is no such file, the output is one of them or cannot be written, or
-            pyarrow is not installed.
-    """
-    target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
-    paths = find_files(teacher_topk, _CACHES)
-    for path in paths:
-        if not path.is_file():
-            hint = "write it to a file first: it is read more than once"
-            raise XtokError(f"{path} is not a regular file", hint=hint)
-        if target.exists() and path.samefile(target):
-            raise OutputError(f"the output {target} is an input", hint="give another path")
-    need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out
-    return target, paths
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
@@ -211,7 +205,7 @@ def _opened(
     paths: Sequence[Path],
     config: ProjectConfig,
     pair: Pair,
-    templates: Mapping[str, str | Path | None],
+    templates: Templates,
     note: Note,
 ) -> tuple[Cache, ...]:
     """Open caches, and check them, as far as their first rows tell."""
@@ -229,7 +223,7 @@ def _opened(
                     "over the candidates: the rest is not known, and none is written"
                 )
                 cache = replace(cache, looks_renormalized=True)
-            for text in notes_on(first, pair, **templates):
+            for text in notes_on(first, pair, templates):
                 note(f"{path}: {text}")
             columns.append(neutral.table(first).schema)
             if config.to == "vllm":
@@ -242,7 +236,7 @@ def _opened(
             "the files differ in temperature, or only some are renormalized",
             hint="project them one by one",
         )
-    _one_schema(columns)
+    one_schema(columns)
     return tuple(opened)
 
 
@@ -267,7 +261,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair) -> None:
     if _spells(student, rows) and not _spells(teacher, rows):
         raise _swapped(cache.path, pair)
     try:
-        cache.checked(rows, teacher.vocabulary)
+        cache.check(rows, teacher.vocabulary)
     except XtokError as error:
         if _has_ids(teacher, rows) or not _has_ids(student, rows):
             raise
@@ -324,34 +318,20 @@ def _is_json(kind: Any) -> bool:
     return any(is_of(kind) for is_of in (*plain, of.is_large_string))
 
 
-def _one_schema(schemas: Sequence[Any]) -> Any:
-    """Return the schema of all rows: a column of one name is of one type."""
-    import pyarrow
-
-    try:
-        return pyarrow.unify_schemas(schemas)
-    except pyarrow.ArrowException as error:
-        raise XtokError(
-            f"the files have columns of one name and other types: {error}",
-            hint="project them one by one, or leave out the column",
-        ) from error
+def _worker_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Worker:
+    translator = Translator(pair, job.back_map, templates=job.templates, num_threads=num_threads)
+    project_some = partial(project_rows, translator, top_k=job.config.top_k)
+    return Worker(translator.teacher, project_some)
 
 
-def _worker_of(job: Job, pair: Pair, num_threads: int | None = None) -> RowProjector:
-    top_k = job.config.top_k
-    return RowProjector(pair, job.back_map, top_k=top_k, num_threads=num_threads, **job.templates)
-
-
-def _make_parts(job: Job, pair: Pair, progress: TextProgress) -> None:
+def _make_parts(job: ProjectJob, pair: Pair, progress: TextProgress) -> list[PartSummary]:
     worker = _worker_of(job, pair)
     with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
-        for shard in range(len(job.shards)):
-            make_part(job, shard, worker, advance)
+        return [make_part(job, n, worker, advance) for n in range(len(job.shards))]
 
 
-def _write(job: Job, target: Path, pair: Pair) -> Totals:
-    """Join all parts to the output; return their totals."""
-    schema, totals = _one_schema([*_schemas(job)]), Totals()
+def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
+    """Join all parts, whose tables have columns of this schema, to the output."""
     meaningless = slot_candidates(pair.tables[0])
     of_student = Target(
         model=pair.student.model_id,
@@ -359,30 +339,21 @@ def _write(job: Job, target: Path, pair: Pair) -> Totals:
         pad_id=meaningless[0] if meaningless else 0,
     )
     arrow = need("pyarrow", target)
-
-    def tables() -> Iterator[Any]:
-        for shard in range(len(job.shards)):
-            if not has_part(job, shard):
-                raise XtokError(
-                    f"the part {job.part(shard)} was changed after it was written",
-                    hint="run the same again: it is made anew, the others are kept",
-                )
-            for table, counted in tables_of(job.part(shard)):
-                totals.add(counted)
-                table = [schema.empty_table(), table]
-                yield arrow.concat_tables(table, promote_options="default")
-
+    parts = chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards)))
+    tables = (
+        arrow.concat_tables([schema.empty_table(), table], promote_options="default")
+        for table in parts
+    )
     if job.config.to == "neutral":
-        _write_tables(target, tables(), _about(job, pair))
-        return totals
+        _write_tables(target, tables, _about(job, pair))
+        return
     width = 1 if job.config.to == "vllm" else job.config.top_k
-    some = chain.from_iterable(_bounded(table, width) for table in tables())
+    some = chain.from_iterable(_bounded(table, width) for table in tables)
     made = (WRITERS[job.config.to](rows, of_student) for rows in some)
     if job.config.to == "vllm":
         write(target, chain.from_iterable(made))
-        return totals
+        return
     _write_tables(target, made, _about(job, pair))
-    return totals
 
 
 def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
@@ -397,23 +368,17 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
     """Cut rows so that their candidates, padded to one width, take bounded memory."""
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
-    if sizes.max(initial=0) * width > _MOST_OF_LIST:
+    if sizes.max(initial=0) * width > _MAX_LIST_LENGTH:
         raise XtokError(
             f"a text of {sizes.max():,} tokens with {width:,} candidates each is more than a row "
             "of Parquet holds",
             hint="lower {option}",
             parameter="top_k",
         )
-    group = bounds_of(sizes)[:-1] * width // _CELLS
+    group = bounds_of(sizes)[:-1] * width // _CANDIDATES_PER_GROUP
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(sizes)]):
         yield neutral.read(batch.slice(start, stop - start))
-
-
-def _schemas(job: Job) -> Iterator[Any]:
-    for shard in range(len(job.shards)):
-        for table, _ in tables_of(job.part(shard)):
-            yield table.schema
 
 
 def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
@@ -428,7 +393,7 @@ def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str])
             writer.write_table(table, row_group_size=len(table) or None)
 
 
-def _about(job: Job, pair: Pair) -> dict[str, str]:
+def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
     """Return the footer of the output."""
     cache, (student, teacher) = job.caches[0], pair.tables
     return {

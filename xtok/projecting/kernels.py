@@ -22,12 +22,12 @@ RESPLIT_RATE = 0.01
 Gemma 3's tokens in manual pages in four languages and in Python: SmolLM2, Llama 3 and Qwen split at
 0.4 to 3 % of such places.
 """
-NEARLY = 1 + 2.0**-9  # probabilities that differ more have other float32 logarithms, up to 2**13
+CLOSE_RATIO = 1 + 2.0**-9  # probabilities that differ more have other float32 logarithms, up to 2**13
 _HASH = np.uint64(0xCBF29CE484222325)
 BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
 
 
-class Teacher(NamedTuple):
+class TeacherArrays(NamedTuple):
     """A teacher's tokens, the map's rows of them, and what they say of the student's."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
@@ -64,8 +64,8 @@ class Stems(NamedTuple):
     alike: NDArray[np.int32]  # [stems], how many teacher tokens begin with what is before
 
 
-class Rows(NamedTuple):
-    """Rows of the student, and their projections: at most `top_k` candidates each."""
+class ProjectedRows(NamedTuple):
+    """ProjectedRows of the student, and their projections: at most `top_k` candidates each."""
 
     place: NDArray[np.int64]  # [rows], the teacher's token at the byte where the student's begins
     inside: NDArray[np.int64]  # [rows], how many bytes of it are before that
@@ -200,10 +200,10 @@ def project_rows(  # type: ignore[no-untyped-def]
     long again (`scripts/benchmark.py serving` says tokens per second).
 
     Args:
-        teacher: a `Teacher`.
+        teacher: a `TeacherArrays`.
         given: a `TopK`.
         stems: `Stems`.
-        rows: `Rows`; what is found is written there, where no stem is missing.
+        rows: `ProjectedRows`; what is found is written there, where no stem is missing.
         todo: int64, which rows, none of which is done.
         is_same: whether both have one tokenizer.
         top_k: the most candidates of a row.
@@ -520,7 +520,7 @@ def _keep_best(values, tokens, count, top_k, places, kept, order):  # type: igno
         order[m] = new
     for n in range(1, size):  # what is equal after rounding goes by id, at the cut too
         new = order[n]
-        most = NEARLY * values[new]
+        most = CLOSE_RATIO * values[new]
         m = n
         while (
             m > 0

@@ -20,9 +20,9 @@ from xtok.predictions.topk import TopK, chosen_rows
 from xtok.projecting.kernels import (
     ID_BITS,
     ROOT,
-    Rows,
+    ProjectedRows,
     Stems,
-    Teacher,
+    TeacherArrays,
     add_hashes,
     add_stems,
     find_seams,
@@ -35,7 +35,7 @@ from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 _ROWS_AT_ONCE = 1 << 16
 _CANDIDATES_AT_ONCE = 1 << 22  # 34 MB of them
 _LEAST_ROOM = 1 << 18
-_MOST_STEMS = 1 << 23
+_MAX_STEMS = 1 << 23
 """Beyond this many byte strings, 300 MB, they are forgotten and worked out anew."""
 
 
@@ -145,7 +145,7 @@ class Projector:
         at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
-            rows = Rows(
+            rows = ProjectedRows(
                 place[some], inside[some], is_aligned[some], ends[some], student.ids[some],
                 np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
                 *np.empty((1, len(some), top_k), np.float32),
@@ -223,7 +223,7 @@ class Projector:
         credit = shares(sums, ours_in, s, weights)
         return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
 
-    def _fill(self, rows: Rows, given: TopK, top_k: int) -> None:
+    def _fill(self, rows: ProjectedRows, given: TopK, top_k: int) -> None:
         """Project rows, and work out what the student makes of bytes that are new."""
         room = max(_LEAST_ROOM, 2 * int(np.diff(given.starts).max()) + 2)
         num_students = len(self.student.table)
@@ -236,7 +236,7 @@ class Projector:
             )  # fmt: skip
             return missing[:misses]
 
-        if self._size > _MOST_STEMS:
+        if self._size > _MAX_STEMS:
             self._forget()
         todo = np.arange(len(rows.size))
         with ThreadPoolExecutor(self.num_threads) as pool:
@@ -394,10 +394,10 @@ def may_split(stem: bytes) -> bool:
     return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
 
 
-def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:
+def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> TeacherArrays:
     is_open, joined = seams(teacher, student)
     entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
-    return Teacher(
+    return TeacherArrays(
         data=np.ascontiguousarray(teacher.data),
         offsets=np.ascontiguousarray(teacher.offsets),
         is_text=teacher.lengths > 0,

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from xtok.errors import XtokError, install_hint
 from xtok.progress import TextProgress
-from xtok.projecting.parts import Job, make_part
+from xtok.projecting.checkpoint import PartSummary, ProjectJob, Worker, make_part
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 
 if TYPE_CHECKING:
     from xtok.pairs import Pair
-    from xtok.projecting.rows import RowProjector
 
 T = TypeVar("T")
 
@@ -52,16 +51,16 @@ class TokenizerSource:
 
 
 def make_parts_on_ray(
-    job: Job,
-    worker_of: Callable[[Job, Pair, int], RowProjector],
+    job: ProjectJob,
+    worker_of: Callable[[ProjectJob, Pair, int], Worker],
     sources: Sequence[TokenizerSource],
     address: str | None,
     progress: TextProgress,
-) -> None:
-    """Make all parts of a job on a cluster.
+) -> list[PartSummary]:
+    """Make all parts of a job on a cluster; return their summaries.
 
-    All nodes read the files and the tokenizers, and write the parts, under one path. `worker_of`
-    makes of a job, a pair and a number of threads what projects rows.
+    All nodes read the files and the tokenizers, and write the parts, under one path.
+    `worker_of` makes of a job, a pair and a number of threads what projects rows.
 
     Raises:
         XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has another
@@ -70,8 +69,11 @@ def make_parts_on_ray(
     task = _Task(job.absolute(), worker_of, tuple(source.absolute() for source in sources))
     size = sum(shard.size for _, shard in job.shards)
     with connected(address) as ray, progress("projecting", size) as advance:
-        for number, tokens in _done_on(ray, _make_part, task, range(len(job.shards))):
+        parts = dict[int, PartSummary]()
+        for number, (tokens, part) in _done_on(ray, _make_part, task, range(len(job.shards))):
+            parts[number] = part
             advance(job.shards[number][1].size, tokens)
+    return [parts[number] for number in range(len(job.shards))]
 
 
 @contextmanager
@@ -112,8 +114,8 @@ def _connect(ray: Any, address: str | None) -> None:
 class _Task(NamedTuple):
     """What each task is told, besides the number of its shard."""
 
-    job: Job
-    worker_of: Callable[[Job, Pair, int], RowProjector]
+    job: ProjectJob
+    worker_of: Callable[[ProjectJob, Pair, int], Worker]
     sources: tuple[TokenizerSource, ...]
 
 
@@ -166,7 +168,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _make_part(task: _Task, shard: int) -> int | _ErrorArguments:
+def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | _ErrorArguments:
     """Make a part on a node; return the student's tokens made, or the arguments of an error."""
     path, tokens = task.job.shards[shard][1].path, list[int]()
     try:
@@ -175,16 +177,16 @@ def _make_part(task: _Task, shard: int) -> int | _ErrorArguments:
                 f"the node {socket.gethostname()} has no file {path}",
                 hint="put the files on a file system that all nodes share",
             )
-        make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
+        part = make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
     except XtokError as error:
         return _ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
-    return sum(tokens)
+    return sum(tokens), part
 
 
-_workers: dict[tuple[str, tuple[TokenizerSource, ...]], RowProjector] = {}
+_workers: dict[tuple[str, tuple[TokenizerSource, ...]], Worker] = {}
 
 
-def _worker(task: _Task) -> RowProjector:
+def _worker(task: _Task) -> Worker:
     """Load the tokenizers once per worker process and job."""
     key = task.job.digest, task.sources
     if key not in _workers:

@@ -11,7 +11,7 @@ from xtok.errors import XtokError, install_hint
 from xtok.maps.map_like import MapLike
 from xtok.pairs import Pair
 from xtok.progress import Note, Progress, silent, silent_note
-from xtok.projecting.back_map import BACK_MAP, admitted
+from xtok.projecting.back_map import BACK_MAP, bind_back_map
 from xtok.stages.build import map_of_pair
 
 NEEDED = "starlette uvicorn httpx msgspec prometheus-client"
@@ -27,7 +27,7 @@ def serve(
     teacher_template: str | Path | None = None,
     progress: Progress = silent,
     note: Note = silent_note,
-    begun: Callable[[str], object] = lambda url: None,
+    on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
     """Answer trainers as the teacher would if it had the student's tokenizer, until a signal.
 
@@ -45,14 +45,14 @@ def serve(
         teacher_template: the same for the teacher's side.
         progress: called for each pass over a vocabulary.
         note: called with what the user should know.
-        begun: called with the address, when it answers.
+        on_ready: called with the address, when it answers.
 
     Raises:
         XtokError: if the teacher's server does not answer, is of another tokenizer, or allows too
             few candidates; if the address is taken; if a package is missing.
     """
     try:
-        from xtok.projecting import scoring
+        from xtok.projecting.translator import Translator
         from xtok.serving import server
     except ImportError as error:
         raise XtokError(
@@ -61,14 +61,16 @@ def serve(
         ) from error
     config = ServeConfig.or_default(config)
     with server.bound(config.host, config.port) as opened:
-        pair, given = admitted(pair, back_map)
+        pair, given = bind_back_map(pair, back_map)
 
-        def make_scorer() -> scoring.Scorer:
-            return scoring.Scorer(
+        def make_translator() -> Translator:
+            return Translator(
                 pair,
                 given or map_of_pair(pair.reversed, BACK_MAP, progress=progress),
-                chat=config.chat,
                 templates=(student_template, teacher_template),
+                chat=config.chat,
             )
 
-        asyncio.run(server.serve(pair, teacher_url, config, opened, make_scorer, note, begun))
+        asyncio.run(
+            server.serve(pair, teacher_url, config, opened, make_translator, note, on_ready)
+        )

@@ -227,7 +227,7 @@ def generate(body: bytes) -> Asked:
     shortest = min(map(len, sequences), default=0)
     if asked.logprob_start_len >= max(1, shortest):
         raise BadRequest(f"logprob_start_len: {asked.logprob_start_len}, of {shortest} tokens")
-    top_k = _checked_k(asked.top_logprobs_num, "top_logprobs_num")
+    top_k = _valid_top_k(asked.top_logprobs_num, "top_logprobs_num")
     rows = _chosen(asked, sequences)
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
@@ -344,10 +344,10 @@ def _needed(top_k: int | None, asked: _Scored) -> int:
     _check_writes_nothing(asked.max_tokens, "max_tokens")
     if top_k is None:
         raise BadRequest("prompt_logprobs: this server only scores, so ask for them")
-    return _checked_k(top_k, "prompt_logprobs")
+    return _valid_top_k(top_k, "prompt_logprobs")
 
 
-def _checked_k(top_k: int, field: str) -> int:
+def _valid_top_k(top_k: int, field: str) -> int:
     if not 0 <= top_k <= MAX_ENTRIES:
         raise BadRequest(f"{field}: {top_k} is not in 0..{MAX_ENTRIES}")
     return top_k

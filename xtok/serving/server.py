@@ -30,7 +30,8 @@ from starlette.types import Receive, Scope, Send
 from xtok.config import ServeConfig
 from xtok.errors import XtokError
 from xtok.pairs import Pair
-from xtok.predictions.ranked import Scores
+from xtok.predictions.ranked import Scores, ranked
+from xtok.predictions.topk import joined, split, within
 from xtok.progress import Note, silent_note
 from xtok.serving.dialects import (
     Asked,
@@ -41,11 +42,11 @@ from xtok.serving.dialects import (
     inference,
     model_cards,
 )
-from xtok.serving.teacher import PROBE, Teacher, TeacherError
+from xtok.serving.teacher import PROBE, TeacherError, TeacherServer
 
 if TYPE_CHECKING:
-    from xtok.projecting.rows import StudentSequence
-    from xtok.projecting.scoring import Scorer
+    from xtok.projecting.shared_text import SharedText
+    from xtok.projecting.translator import Translator
 
 LARGEST_BODY = 64 << 20
 AT_ONCE = 1 << 16
@@ -87,16 +88,33 @@ class Metrics:
         return text
 
 
-class ProjectionQueue:
+def score(
+    translator: Translator, texts: Sequence[SharedText], answers: Sequence[Scores], top_k: int
+) -> list[Scores]:
+    """Return what a teacher says of texts, on the student's tokens; a value for each but the first.
+
+    Of equal tokenizers answers stay the same, but for ids beyond the student's width, which a wider
+    teacher's padding has.
+    """
+    if translator.is_same:
+        width = translator.pair.student.vocab_size
+        cut = [within(answer.topk, width) for answer in answers]
+        return [a if topk is a.topk else ranked(topk) for topk, a in zip(cut, answers, strict=True)]
+    told = joined([answer.topk for answer in answers])
+    topk = translator.project(texts, told, top_k, without_gaps=True)
+    return [ranked(one) for one in split(topk)]
+
+
+class RequestQueue:
     """Projects in one thread, all sequences that wait at once."""
 
-    def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
-        self._scorer, self._metrics = scorer, metrics
+    def __init__(self, translator: Translator, metrics: Metrics) -> None:
+        self._translator, self._metrics = translator, metrics
         self._pool = ThreadPoolExecutor(1, "xtok-project")
-        self._waiting: list[tuple[StudentSequence, Scores, int, asyncio.Future[Scores]]] = []
+        self._waiting: list[tuple[SharedText, Scores, int, asyncio.Future[Scores]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def __call__(self, spelled: StudentSequence, answer: Scores, top_k: int) -> Scores:
+    async def __call__(self, spelled: SharedText, answer: Scores, top_k: int) -> Scores:
         """Return a teacher's answer in the student's tokens."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self._waiting.append((spelled, answer, top_k, future))
@@ -119,7 +137,7 @@ class ProjectionQueue:
                     future.set_result(one)
         self._task = None
 
-    def _taken(self) -> list[tuple[StudentSequence, Scores, int, asyncio.Future[Scores]]]:
+    def _taken(self) -> list[tuple[SharedText, Scores, int, asyncio.Future[Scores]]]:
         """Take sequences whose clients still wait; leave what wants other numbers, or is too much.
 
         So no answer depends on what else waits.
@@ -135,10 +153,10 @@ class ProjectionQueue:
         self._waiting = left
         return batch
 
-    def _project(self, batch: Sequence[tuple[StudentSequence, Scores, int, Any]]) -> list[Scores]:
+    def _project(self, batch: Sequence[tuple[SharedText, Scores, int, Any]]) -> list[Scores]:
         begin = time.perf_counter()
-        spelled, answers, tops, _ = zip(*batch, strict=True)
-        scores = self._scorer.score(spelled, answers, tops[0])
+        texts, answers, tops, _ = zip(*batch, strict=True)
+        scores = score(self._translator, texts, answers, tops[0])
         self._metrics.own.observe(time.perf_counter() - begin)
         return scores
 
@@ -147,7 +165,7 @@ class Proxy:
     """Answers requests of trainers by asking the teacher's server.
 
     Args:
-        scorer: of the student and the teacher.
+        translator: of the student and the teacher.
         teacher: a server that was begun.
         api_key: what clients must send as a Bearer token, if anything.
         note: called once for each kind of request that is not answered quite as asked.
@@ -155,16 +173,16 @@ class Proxy:
 
     def __init__(
         self,
-        scorer: Scorer,
-        teacher: Teacher,
+        translator: Translator,
+        teacher: TeacherServer,
         *,
         api_key: str | None = None,
         note: Note = silent_note,
     ) -> None:
-        self.scorer, self.teacher, self.metrics = scorer, teacher, Metrics()
-        self.student = scorer.student.vocabulary
-        self._longest = int(scorer.teacher.table.lengths.max())
-        self._queue = ProjectionQueue(scorer, self.metrics)
+        self.translator, self.teacher, self.metrics = translator, teacher, Metrics()
+        self.student = translator.student.vocabulary
+        self._longest = int(translator.teacher.table.lengths.max())
+        self._queue = RequestQueue(translator, self.metrics)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
         self._is_told = False
@@ -193,7 +211,7 @@ class Proxy:
 
     async def warm_up(self) -> None:
         """Score a text once, so that kernels are compiled before the first request."""
-        ids = self.scorer.student.segment(PROBE)
+        ids = self.translator.student.segment(PROBE)
         asked = Asked([ids], 1, lambda *_: b"")
         [spelled] = self._spelled([ids])
         await self._score(spelled, asked)
@@ -262,7 +280,7 @@ class Proxy:
         content = await asyncio.to_thread(asked.write, scores, self.student, next(self._numbers))
         return Response(content, media_type="application/json")
 
-    def _spelled(self, sequences: Sequence[Sequence[int]]) -> list[StudentSequence]:
+    def _spelled(self, sequences: Sequence[Sequence[int]]) -> list[SharedText]:
         """Check sequences, and spell them for the teacher."""
         spelled = []
         for ids in sequences:
@@ -281,7 +299,7 @@ class Proxy:
                     "teacher's that its server takes"
                 )
             try:
-                spelled.append(self.scorer.spell(ids))
+                spelled.append(self.translator.of_student(ids))
             except XtokError as error:
                 raise BadRequest(str(error)) from error
             self.metrics.sequences.labels(str(spelled[-1].mask is not None).lower()).inc()
@@ -294,7 +312,7 @@ class Proxy:
                 )
         return spelled
 
-    async def _score(self, spelled: StudentSequence, asked: Asked) -> Scores:
+    async def _score(self, spelled: SharedText, asked: Asked) -> Scores:
         begin = time.perf_counter()
         top_k = max(asked.top_k, self.teacher.candidates)
         answer = await self.teacher.score(spelled.teacher_ids.tolist(), top_k)
@@ -310,9 +328,9 @@ class Proxy:
     def _max_model_len(self) -> int | None:
         """Return how many of the student's tokens surely fit, in text as tokenizers meet it."""
         length = self.teacher.max_model_len
-        if length is None or self.scorer.is_same:
+        if length is None or self.translator.is_same:
             return length
-        return int((length - 1) / self.scorer.pieces_per_token)
+        return int((length - 1) / self.translator.pieces_per_token)
 
 
 class GzipForOthers:
@@ -413,7 +431,7 @@ def bound(host: str, port: int) -> socket.socket:
     return opened
 
 
-async def run(app: Starlette, opened: socket.socket, begun: Callable[[], object]) -> None:
+async def run(app: Starlette, opened: socket.socket, on_ready: Callable[[], object]) -> None:
     """Serve an app until a signal stops it."""
     server = Server(
         uvicorn.Config(
@@ -424,7 +442,7 @@ async def run(app: Starlette, opened: socket.socket, begun: Callable[[], object]
     while not (server.started or task.done()):
         await asyncio.sleep(0.01)
     if not task.done():
-        begun()
+        on_ready()
     while not (task.done() or server.force_exit):
         await asyncio.wait({task}, timeout=0.1)
     if not task.done():  # since Python 3.12 its end waits for all clients to leave
@@ -451,9 +469,9 @@ async def serve(
     teacher_url: str,
     config: ServeConfig,
     opened: socket.socket,
-    make_scorer: Callable[[], Scorer],
+    make_translator: Callable[[], Translator],
     note: Note,
-    begun: Callable[[str], object],
+    on_ready: Callable[[str], object],
 ) -> None:
     """Find out what the teacher's server is, and answer until a signal; see `xtok.serve`."""
     own_key = _key(config.api_key, "api_key")
@@ -461,10 +479,12 @@ async def serve(
     host, port = opened.getsockname()[:2]
     if not own_key and not is_here(host):
         note(f"anybody who reaches {host} may ask: set XTOK_API_KEY to a key that clients send")
-    teacher = Teacher(teacher_url, pair.tokenizers[1], api_key=teacher_key, at_once=config.at_once)
+    teacher = TeacherServer(
+        teacher_url, pair.tokenizers[1], api_key=teacher_key, concurrency=config.concurrency
+    )
     async with aclosing(teacher):
         await teacher.begin(config.candidates, config.wait, note, pair.tokenizers[0])
-        proxy = Proxy(make_scorer(), teacher, api_key=own_key, note=note)
+        proxy = Proxy(make_translator(), teacher, api_key=own_key, note=note)
         try:
             await proxy.warm_up()
         except (TeacherError, BadRequest) as error:
@@ -474,4 +494,4 @@ async def serve(
             f"candidates a token) is answered in the tokens of {pair.student.model_id}"
         )
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        await run(proxy.app(), opened, lambda: begun(url))
+        await run(proxy.app(), opened, lambda: on_ready(url))

@@ -17,7 +17,7 @@ import numpy as np
 
 from xtok.errors import XtokError
 from xtok.predictions import sglang, vllm
-from xtok.predictions.checks import checked
+from xtok.predictions.checks import check_predictions
 from xtok.predictions.ranked import Scores, completed
 from xtok.predictions.topk import Documents
 from xtok.progress import Note, silent_note
@@ -70,14 +70,14 @@ class TeacherError(Exception):
         self.is_request, self.is_away = is_request, is_away
 
 
-class Teacher:
+class TeacherServer:
     """A teacher's server.
 
     Args:
         url: its address, without a route.
         tokenizer: the teacher's.
         api_key: what it asks for, if anything; sent as a Bearer token.
-        at_once: how many sequences it is asked for at once.
+        concurrency: how many sequences it is asked for at once.
 
     Raises:
         XtokError: if the address is none.
@@ -89,7 +89,7 @@ class Teacher:
     candidates = CANDIDATES
 
     def __init__(
-        self, url: str, tokenizer: Tokenizer, *, api_key: str | None = None, at_once: int = 64
+        self, url: str, tokenizer: Tokenizer, *, api_key: str | None = None, concurrency: int = 64
     ) -> None:
         base = url if "://" in url else f"http://{url}"
         self.url = _address(base)
@@ -99,9 +99,9 @@ class Teacher:
             base_url=base.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(_SLOWEST, connect=30.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=at_once),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
         )
-        self._places = asyncio.Semaphore(at_once)
+        self._places = asyncio.Semaphore(concurrency)
         self._note: Note = silent_note  # of an answer that is less than it should be; told once
         self._was_away = False  # what comes back may have another tokenizer
         self._checking = asyncio.Lock()
@@ -327,7 +327,7 @@ class Teacher:
         try:
             topk, ranks = self._format.read_response(content, ids)
             answer = Documents(topk, {}, ["its answer"])
-            answer = checked(answer, self._ids, is_answer=True)
+            answer = check_predictions(answer, self._ids, is_answer=True)
         except (msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
             raise TeacherError(
                 f"{self._format.ROUTE} answered without log-probabilities of the prompt: {error}"

@@ -1,8 +1,9 @@
-"""The parts of a projection: a file per shard of the caches; what is made is kept until the end.
+"""The checkpoint of a projection: a part per shard of the caches, kept until the output is written.
 
-A part is a stream of Arrow for some rows at a time, one behind another, and a seal: a digest of the
-job, of the shard's number and of these bytes. So a part of another job or shard is never taken, nor
-one that was cut short or damaged.
+A part is a list of records: some rows at a time as a stream of Arrow, and last a summary. Behind
+each record is a seal: a digest of the job, of the shard's number and of all bytes so far. So a part
+of another job or shard is never taken, nor one that was cut short or damaged; and what is read is
+checked before it is used, in one pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -28,20 +29,18 @@ from xtok.files.opening import need
 from xtok.files.shards import Shard, source_of
 from xtok.io import parents_of, write, writing
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import SIDES, Pair
+from xtok.pairs import Pair
 from xtok.predictions import neutral
 from xtok.predictions.caches import Cache, read_cache
-from xtok.predictions.topk import TopK
+from xtok.predictions.topk import Documents, TopK
 from xtok.progress import Note
+from xtok.projecting.shared_text import Templates
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
 
-if TYPE_CHECKING:
-    from xtok.projecting.rows import RowProjector
-
 _TOTALS = b"xtok.totals"
 _SEAL_BYTES = hashlib.sha256().digest_size
-_BLOCK = 1 << 20
+_HEAD_BYTES = 8
 
 
 @dataclass
@@ -59,14 +58,14 @@ class Totals:
     num_bytes: int = 0  # of that text
     bounded: int = 0  # tokens of it that are no candidates, and so cost at least what is counted
 
-    def add(self, other: Mapping[str, float]) -> None:
+    def add(self, other: Totals) -> None:
         """Add another's numbers to these."""
-        for name, value in other.items():
+        for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ProjectJob:
     """What to project: the same job gives the same parts, wherever they are made."""
 
     identity: Mapping[str, Any]  # all that the parts depend on; see `identity_of`
@@ -74,7 +73,7 @@ class Job:
     shards: tuple[tuple[int, Shard], ...]  # each with the number of its cache
     back_map: ProjectionMap
     config: ProjectConfig
-    templates: Mapping[str, str | Path | None]  # by parameter of `RowProjector`
+    templates: Templates  # of both sides
     folder: Path  # of the parts
 
     @functools.cached_property
@@ -86,7 +85,7 @@ class Job:
         """Return the path of a shard's part."""
         return self.folder / f"{shard:06}.part"
 
-    def absolute(self) -> Job:
+    def absolute(self) -> ProjectJob:
         """Make all paths absolute: workers run in another folder."""
         return replace(
             self,
@@ -101,7 +100,7 @@ def identity_of(
     inputs: Sequence[Cache],
     map_digest: str,
     config: ProjectConfig,
-    templates: Mapping[str, str | Path | None],
+    templates: Templates,
 ) -> dict[str, Any]:
     """Return all that the parts of a job depend on, for JSON.
 
@@ -116,8 +115,8 @@ def identity_of(
         "map": map_digest,
         "options": [asdict(replace(config, to="neutral")), [c.renormalized for c in inputs]],
         "chat templates": [
-            _templates(tokenizer, templates[f"{side}_template"])
-            for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True)
+            _templates(tokenizer, template)
+            for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
         ],
     }
 
@@ -129,13 +128,6 @@ def _templates(tokenizer: Tokenizer, template: str | Path | None) -> list[Any]:
         return [names, dict(tokenizer.chat_templates)]
     chosen = find_template(tokenizer, template)
     return [names, chosen if isinstance(chosen, str) else chosen.template]
-
-
-def _update(digest: Any, file: BinaryIO, size: int) -> None:
-    """Add so many bytes of a file to a digest."""
-    while size > 0 and (block := file.read(min(_BLOCK, size))):
-        digest.update(block)
-        size -= len(block)
 
 
 def _as_json(identity: Mapping[str, Any]) -> bytes:
@@ -153,7 +145,7 @@ def folder_of(target: Path) -> Path:
 
 
 @contextmanager
-def holding(job: Job, target: Path, note: Note) -> Iterator[None]:
+def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
     """Let one run at a time make the parts of an output.
 
     The kernel frees the lock of a run that dies. What is done stays, unless there is nothing.
@@ -188,7 +180,7 @@ def holding(job: Job, target: Path, note: Note) -> Iterator[None]:
             lock.release()
 
 
-def _begin(job: Job, plan: Path, note: Note) -> None:
+def _begin(job: ProjectJob, plan: Path, note: Note) -> None:
     """Write what the job is, or check that the parts that are there are its."""
     shutil.rmtree(_old(job.folder), ignore_errors=True)
     text = _as_json(job.identity)
@@ -223,60 +215,148 @@ def _old(folder: Path) -> Path:
     return folder.resolve().with_name(f".{folder.name}.old")
 
 
+class Worker(NamedTuple):
+    """What projects the rows of a job, one call at a time."""
+
+    teacher: Tokenizer
+    project: Callable[[Documents], Documents]  # of rows that are checked
+
+
+@dataclass(frozen=True)
+class PartSummary:
+    """What a part holds: the columns of all its tables together, and its totals."""
+
+    schema: Any  # pyarrow's
+    totals: Totals
+
+
 def make_part(
-    job: Job, shard: int, worker: RowProjector, advance: Callable[[int, int], object]
-) -> None:
+    job: ProjectJob,
+    shard: int,
+    worker: Worker,
+    advance: Callable[[int, int], object],
+) -> PartSummary:
     """Make the part of a shard, unless it is there; `advance` takes bytes read and tokens made."""
-    if has_part(job, shard):
+    found = summary_of(job, shard)
+    if found is not None:
         advance(job.shards[shard][1].size, 0)
-        return
-    path, seal = job.part(shard), _seal(job, shard)
-    with writing(path) as temporary, temporary.open("wb") as file:
-        for data, consumed, tokens in _projected(job, shard, worker):
-            seal.update(data)
-            file.write(data)
-            advance(consumed, tokens)
-        file.write(seal.digest())
+        return found
+    arrow = need("pyarrow", job.part(shard))
+    schema, totals, seal = arrow.schema([]), Totals(), _seal(job, shard)
+    with writing(job.part(shard)) as temporary, temporary.open("wb") as file:
+        for table, counted, consumed in _projected(job, shard, worker):
+            schema = one_schema([schema, table.schema])
+            totals.add(counted)
+            _put(file, seal, _streamed(table))
+            advance(consumed, counted.positions)
+        about = {_TOTALS: json.dumps(asdict(totals))}
+        _put(file, seal, _streamed(schema.with_metadata(about).empty_table()))
+    return PartSummary(schema, totals)
 
 
-def has_part(job: Job, shard: int) -> bool:
-    """Whether the part of a shard is there, whole, and of this job."""
-    path, seal = job.part(shard), _seal(job, shard)
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        _update(seal, file, os.fstat(file.fileno()).st_size - _SEAL_BYTES)
-        return bool(file.read() == seal.digest())
+def summary_of(job: ProjectJob, shard: int) -> PartSummary | None:
+    """Return the summary of a shard's part; None if it is not there, whole, and of this job."""
+    last = None
+    with suppress(_Damaged, FileNotFoundError):
+        for data in _records(job, shard):
+            last = data
+        return _summary(last)
+    return None
 
 
-def tables_of(path: Path) -> Iterator[tuple[Any, dict[str, float]]]:
-    """Read a part: tables of a neutral cache, each with its totals."""
-    arrow = need("pyarrow", path)
-    with path.open("rb") as file:
-        end = os.fstat(file.fileno()).st_size - _SEAL_BYTES
-        while file.tell() < end:
-            table = arrow.ipc.open_stream(file).read_all()
-            yield table.replace_schema_metadata(), json.loads(table.schema.metadata[_TOTALS])
+def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
+    """Yield the tables of a shard's part, of a neutral cache.
+
+    Raises:
+        XtokError: if the part was changed after it was written.
+    """
+    last = None
+    try:
+        for data in _records(job, shard):
+            if last is not None:
+                yield _table(last)
+            last = data
+        _summary(last)
+    except (_Damaged, FileNotFoundError) as error:
+        raise XtokError(
+            f"the part {job.part(shard)} was changed after it was written",
+            hint="run the same again: it is made anew, the others are kept",
+        ) from error
 
 
-def _seal(job: Job, shard: int) -> Any:
+class _Damaged(Exception):
+    """A part is not what was written, or not all of it."""
+
+
+def _records(job: ProjectJob, shard: int) -> Iterator[bytes]:
+    """Yield the records of a part, each when its seal is checked."""
+    seal = _seal(job, shard)
+    with job.part(shard).open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        while left:
+            size = int.from_bytes(head := file.read(_HEAD_BYTES), "little")
+            left -= _HEAD_BYTES + size + _SEAL_BYTES
+            if left < 0:
+                raise _Damaged
+            seal.update(head)
+            seal.update(data := file.read(size))
+            if file.read(_SEAL_BYTES) != seal.digest():
+                raise _Damaged
+            yield data
+
+
+def _put(file: BinaryIO, seal: Any, data: Any) -> None:
+    """Write a record, and its seal."""
+    for part in (len(data).to_bytes(_HEAD_BYTES, "little"), data):
+        seal.update(part)
+        file.write(part)
+    file.write(seal.digest())
+
+
+def _seal(job: ProjectJob, shard: int) -> Any:
     return hashlib.sha256(f"{job.digest} {shard}\n".encode())
 
 
-def _projected(job: Job, shard: int, worker: RowProjector) -> Iterator[tuple[Any, int, int]]:
-    """Project a shard; yield some rows at a time, the bytes they took, and the student's tokens."""
+def _streamed(table: Any) -> Any:
+    arrow = need("pyarrow", Path("a part"))
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+def _table(data: bytes) -> Any:
+    return need("pyarrow", Path("a part")).ipc.open_stream(data).read_all()
+
+
+def _summary(data: bytes | None) -> PartSummary:
+    """Return what the last record of a part says; a part that was cut short has none."""
+    schema = None if data is None else _table(data).schema
+    if schema is None or _TOTALS not in (schema.metadata or {}):
+        raise _Damaged
+    return PartSummary(schema.remove_metadata(), Totals(**json.loads(schema.metadata[_TOTALS])))
+
+
+def one_schema(schemas: Sequence[Any]) -> Any:
+    """Return the schema of all rows: a column of one name is of one type."""
+    arrow = need("pyarrow", Path("a part"))
+    try:
+        return arrow.unify_schemas(schemas)
+    except arrow.ArrowException as error:
+        raise XtokError(
+            f"the files have columns of one name and other types: {error}",
+            hint="project them one by one, or leave out the column",
+        ) from error
+
+
+def _projected(job: ProjectJob, shard: int, worker: Worker) -> Iterator[tuple[Any, Totals, int]]:
+    """Project a shard; yield some rows at a time, what they have, and the bytes they took."""
     number, of_file = job.shards[shard]
-    cache, arrow = job.caches[number], need("pyarrow", of_file.path)
+    cache, teacher = job.caches[number], worker.teacher
     for given, consumed in read_cache(cache, of_file):
-        rows = cache.checked(given, worker.teacher.vocabulary)
-        made = worker(rows)
-        totals = _totals(rows.topk, made.topk, worker.teacher.table)
-        table = neutral.table(made)
-        table = table.replace_schema_metadata({_TOTALS: json.dumps(asdict(totals))})
-        sink = arrow.BufferOutputStream()
-        with arrow.ipc.new_stream(sink, table.schema) as stream:
-            stream.write_table(table)
-        yield sink.getvalue(), consumed, totals.positions
+        rows = cache.check(given, teacher.vocabulary)
+        made = worker.project(rows)
+        yield neutral.table(made), _totals(rows.topk, made.topk, teacher.table), consumed
 
 
 def _totals(given: TopK, made: TopK, table: TokenTable) -> Totals:

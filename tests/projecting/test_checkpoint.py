@@ -26,7 +26,7 @@ from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.pairs import Pair
 from xtok.projecting.files import Projected
-from xtok.projecting.rows import RowProjector
+from xtok.projecting.translator import Translator
 from xtok.tokenizers import Tokenizer
 
 MODELS = ("small-digits", "small-byte-level")
@@ -90,13 +90,13 @@ def names(folder: Path) -> set[str]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows are projected at a time."""
     sizes: list[int] = []
-    project_rows = RowProjector.__call__
+    project = Translator.project
 
-    def counting(self: RowProjector, rows: Any) -> Any:
-        sizes.append(len(rows.places))
-        return project_rows(self, rows)
+    def counting(self: Translator, texts: Any, *arguments: Any) -> Any:
+        sizes.append(len(texts))
+        return project(self, texts, *arguments)
 
-    monkeypatch.setattr(RowProjector, "__call__", counting)
+    monkeypatch.setattr(Translator, "project", counting)
     return sizes
 
 
@@ -114,6 +114,21 @@ def test_what_is_done_is_not_done_again(
     assert notes[1:] == [f"going on from 2 parts in {stopped}"]
     assert out.read_bytes() == whole
     assert names(tmp_path) == {"a.parquet", "whole.parquet", "out.parquet"}
+
+
+def test_a_part_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is hashed as it is written, and its columns are known then."""
+    read, before = list[str](), Path.open
+
+    def counting(self: Path, mode: str = "r", *arguments: Any) -> Any:
+        opened = before(self, mode, *arguments)
+        if self.suffix == ".part" and mode == "rb":
+            read.append(self.name)
+        return opened
+
+    monkeypatch.setattr(Path, "open", counting)
+    run(tmp_path / "out.parquet")
+    assert read == ["000000.part", "000001.part", "000002.part"]
 
 
 def flip(path: Path) -> None:

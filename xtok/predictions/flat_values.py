@@ -1,6 +1,6 @@
 """Values of stored predictions, from Parquet or JSON: of the right type, or an error with a place.
 
-All formats go through `numbers`: JSON's lists become Arrow arrays as Parquet's are.
+All formats go through `flat_numbers`: JSON's lists become Arrow arrays as Parquet's are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 _WORDS = {np.float32: "numbers", np.bool_: "true or false"}  # the others are integers
 
 
-def lists(
+def flat_lists(
     array: Any,
     name: str,
     depth: int,
@@ -42,12 +42,12 @@ def lists(
         array: a pyarrow array, a list per document; with a depth of 2, one per token of it.
         name: what errors call it.
         depth: how many lists are within each other.
-        dtype: as `numbers` takes it.
+        dtype: as `flat_numbers` takes it.
         places: the documents', at least one, as errors name them.
         optional: whether a float may be null.
 
     Raises:
-        XtokError: if it holds other lists, and as `numbers` does.
+        XtokError: if it holds other lists, and as `flat_numbers` does.
     """
     import pyarrow.compute
 
@@ -64,7 +64,7 @@ def lists(
         sizes = pyarrow.compute.list_value_length(array).fill_null(0)
         levels.append(bounds_of(sizes.to_numpy(zero_copy_only=False)))
         array = array.flatten()
-    return levels, numbers(array, name, dtype, places, levels, optional=optional)
+    return levels, flat_numbers(array, name, dtype, places, levels, optional=optional)
 
 
 def json_document(
@@ -88,7 +88,7 @@ def json_document(
         own: log-probabilities of its tokens, if they are apart from the candidates.
 
     Raises:
-        XtokError: as `numbers`, and for another number of ids than counts.
+        XtokError: as `flat_numbers`, and for another number of ids than counts.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(counts):
         told = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -116,10 +116,10 @@ def _json_numbers(
         raise cache_error(
             place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN
         ) from error
-    return numbers(array, name, dtype, [place], bounds)
+    return flat_numbers(array, name, dtype, [place], bounds)
 
 
-def numbers(
+def flat_numbers(
     array: Any,
     name: str,
     dtype: type,

@@ -12,10 +12,11 @@ from naive_projecting import Small, map_of
 
 import xtok
 from xtok.pairs import Pair
-from xtok.predictions.ranked import Scores, entries
+from xtok.predictions.ranked import Scores, ranked_entries
 from xtok.predictions.topk import TopK
-from xtok.projecting.scoring import Scorer
+from xtok.projecting.translator import Translator
 from xtok.ragged import bounds_of
+from xtok.serving.server import score
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import Entry, TokenType
 
@@ -39,17 +40,18 @@ def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
     return Scores(topk, np.ones(size, np.int64))
 
 
-def scorer(pair: Pair) -> Scorer:
-    """Return what scores by the path alone: the map has no rows."""
-    return Scorer(pair, map_of({}, pair.tokenizers[1], pair.tokenizers[0]), 1)
+def translator(pair: Pair) -> Translator:
+    """Return what projects along the path alone: the map has no rows."""
+    back_map = map_of({}, pair.tokenizers[1], pair.tokenizers[0])
+    return Translator(pair, back_map, num_threads=1)
 
 
-def check(of: Scorer, ids: Sequence[int]) -> list[int]:
+def check(of: Translator, ids: Sequence[int]) -> list[int]:
     """Check that all values are finite, and their sum the teacher's; return the teacher's ids."""
-    spelled = of.spell(ids)
-    teacher_ids: list[int] = spelled.teacher_ids.tolist()
+    text = of.of_student(ids)
+    teacher_ids: list[int] = text.teacher_ids.tolist()
     answer = said(teacher_ids, len(of.teacher.table))
-    [scores] = of.score([spelled], [answer], 8)
+    [scores] = score(of, [text], [answer], 8)
     values = scores.topk.realized_logprob[1:]
     assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]
     ends = np.cumsum([len(of.teacher.table[i]) for i in teacher_ids])
@@ -63,8 +65,8 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
     """What it says of ids that the student does not have is in the rest."""
     width = len(digits.table)
     wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
-    of = scorer(xtok.pair(digits, wide))
-    spelled = of.spell([5, 6, 7])
+    of = translator(xtok.pair(digits, wide))
+    text = of.of_student([5, 6, 7])
     none, n = np.float32(np.nan), np.log
     topk = TopK(
         np.array([5, 6, 7], np.int32), np.array([0, 3]), np.array([0, 0, 2, 4]),
@@ -73,7 +75,7 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
         np.array([none, n(0.25), n(0.25)], np.float32),
         np.array([none, n(0.25), n(0.5)], np.float32),
     )  # fmt: skip
-    [scores] = of.score([spelled], [Scores(topk, np.array([0, 2, 1]))], 8)
+    [scores] = score(of, [text], [Scores(topk, np.array([0, 2, 1]))], 8)
     assert scores.topk.starts.tolist() == [0, 0, 1, 3]
     assert scores.topk.ids.tolist() == [6, 7, 8]
     assert scores.topk.rest_logprob[1:].tolist() == pytest.approx([n(0.75), n(0.25)])
@@ -104,7 +106,7 @@ def test_a_control_token_whose_counterpart_is_text() -> None:
     )
     pair = xtok.pair(student, teacher)
     assert pair.equal_roles[5] == 3
-    assert check(scorer(pair), [1, 2, 5, 1, 2]) == [1, 2, 3, 1, 2]
+    assert check(translator(pair), [1, 2, 5, 1, 2]) == [1, 2, 3, 1, 2]
 
 
 @pytest.mark.real
@@ -121,7 +123,7 @@ def test_each_control_token(load_real: Load, student: str, teacher: str) -> None
     table = pair.tables[0]
     ids = np.flatnonzero(table.lengths == 0).tolist()
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
-    check(scorer(pair), [*begin, *ids])
+    check(translator(pair), [*begin, *ids])
 
 
 @pytest.mark.real
@@ -133,7 +135,7 @@ def test_each_token(load_real: Load, student: str, teacher: str) -> None:
     """In the order of ids, behind a word. So were all pairs of fetched tokenizers, by hand."""
     pair = xtok.pair(load_real(student), load_real(teacher))
     begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
-    of, num_ids = scorer(pair), len(pair.tables[0])
+    of, num_ids = translator(pair), len(pair.tables[0])
     for first in range(0, num_ids, 2000):
         check(of, [*begin, *range(first, min(first + 2000, num_ids))])
 
@@ -147,7 +149,7 @@ def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
         np.array([9], np.int32), np.array([np.log(0.9)], np.float32),
         np.array([nan, rest], np.float32), np.array([nan, own], np.float32),
     )  # fmt: skip
-    made = entries(Scores(topk, np.array([1, 2])), 3, 1000)
+    made = ranked_entries(Scores(topk, np.array([1, 2])), 3, 1000)
     by_rank = np.argsort(made.ranks[1])
     assert (np.diff(made.logprobs[1][by_rank]) <= 0).all()
     filler = np.log(0.1 / 999)
