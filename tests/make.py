@@ -28,7 +28,12 @@ from xtok.alignment.aligner import AlignmentBatch
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.pairs import Pair
+from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import Encoding, Tokenizer, load_tokenizer
+from xtok.training.losses import event_index, spelling_index
+from xtok.training.losses.named import EVENTS, LOSSES, MAP, LossName
+from xtok.training.module import ProjectionModule
 from xtok.vocab.table import Entry, TokenTable, TokenType, Vocabulary, decode_vocabulary
 
 NO_SLOT = MultitokenConfig(scale_trick=False)
@@ -55,6 +60,18 @@ def built(
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     return found
+
+
+def loss_artefact(name: LossName, pair: Pair) -> Any:
+    """What a loss takes beside logits and a batch, on the CPU; None if nothing."""
+    row = LOSSES[name]
+    if row.artefact is None:
+        return None
+    if row.artefact is MAP:
+        return ProjectionModule(built(*(pair.reversed if row.to_student else pair).tokenizers))
+    if row.artefact is EVENTS:
+        return event_index(xtok.events(*pair.tokenizers))
+    return spelling_index(spellings_of_pair(pair))
 
 
 def nemo_values(name: str) -> dict[str, NDArray[Any]]:

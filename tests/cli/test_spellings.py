@@ -18,7 +18,7 @@ from xtok.cli import make_app
 from xtok.cli.spellings import ALIASES, FIXED, cleaned, line_of
 from xtok.maps.projection_map import ProjectionMap
 
-GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"
+GUIDE = ROOT / "docs" / "guides" / "trainers.md"
 COMMANDS = get_command(make_app()).commands  # type: ignore[attr-defined]
 
 

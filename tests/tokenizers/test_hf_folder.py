@@ -119,6 +119,7 @@ def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     assert ours.table.sha256() == theirs.table.sha256()
     assert ours.table.types.tolist() == theirs.table.types.tolist()
     assert ours.table.roles == theirs.table.roles
+    assert ours.definition_sha256 == theirs.definition_sha256
     assert ours.table.preferred_ids == theirs.table.preferred_ids
     assert ours.text_changes == theirs.text_changes
     assert ours.chat_templates == theirs.chat_templates

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xtok.counting.pair_text import PairText
 from xtok.inspection import Check, Level
-from xtok.inspection.advice import Advice, advise
+from xtok.inspection.advice import WORTH, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.maps.results import examples_of
@@ -27,6 +27,7 @@ _EXAMPLES = 3
 _AT_ONCE = 1 << 13
 """Tokens that are encoded at a time; the library holds more than their ids."""
 
+_PROBE_TEXT = "probe text"
 # Text that must round-trip byte for byte, by kind. Written for this purpose.
 _PROBE: Mapping[str, str] = {
     "Latin scripts": "The ship's café opened in 1872; „Größe“ – naïve, Łódź, İstanbul, ngữ pháp.",
@@ -75,8 +76,8 @@ class Diagnosis:
     """What `doctor` found of a tokenizer, or of two and their pair."""
 
     tokenizers: tuple[TokenizerDiagnosis, ...]  # one for a model beside itself
-    pair: PairFacts | None  # None for one model, as `advice`
-    advice: Advice | None
+    pair: PairFacts | None  # None for one model
+    advice: Advice | None  # None for one model, or where the probe text does not come back
     pair_checks: tuple[Check, ...]
 
     @property
@@ -101,7 +102,9 @@ class Diagnosis:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
             result = f"no check failed, {plural(warnings, 'warning')}"
-        advice = "" if self.advice is None else f". {self.advice.sentence}"
+        advice = "" if self.advice is None else f". {self.advice.sentence} {WORTH}"
+        if self.pair is not None and self.advice is None:
+            advice = ". No loss is recommended for text that does not come back."
         return f"{'failed' if self.failed else 'ok'}: {who}: {result}{advice}"
 
 
@@ -135,7 +138,7 @@ def doctor(
         XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
         ValueError: for texts with one model.
     """
-    pair = facts = advice = None
+    pair = facts = None
     if teacher_model is not None and teacher_model == student_model:
         student_model = teacher_model = load_tokenizer(teacher_model)
     if teacher_model is not None:
@@ -147,7 +150,6 @@ def doctor(
             text = PairText.read(pair, texts, field=field, progress=text_progress)
             of_pair = events_of_pair(pair, progress=progress)
         facts = pair_facts(pair, text, of_pair, spellings)
-        advice = advise(facts, names)
     elif texts:
         raise ValueError("texts go with two models")
     sides = [load_tokenizer(student_model)] if pair is None else pair.tokenizers
@@ -159,6 +161,11 @@ def doctor(
             diagnosed.append(_diagnose(one, trials[one], tools, advance))
     pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
     pair_checks += _text_checks(facts)
+    # Every loss compares the two sides over the bytes of a text.
+    is_read = not any(
+        c.name == _PROBE_TEXT and c.level == "failed" for d in diagnosed for c in d.checks
+    )
+    advice = advise(facts, names) if facts is not None and is_read else None
     return Diagnosis(
         tokenizers=tuple(diagnosed), pair=facts, advice=advice, pair_checks=tuple(pair_checks)
     )
@@ -329,9 +336,9 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     size = sum(len(text.encode()) for text in _PROBE.values())
     if wrong:
         message = "\n".join(["does not round-trip", *wrong])
-        yield Check("probe text", "failed", message)
+        yield Check(_PROBE_TEXT, "failed", message)
     else:
-        yield Check("probe text", "ok", f"{size} bytes come back: {', '.join(_PROBE)}")
+        yield Check(_PROBE_TEXT, "ok", f"{size} bytes come back: {', '.join(_PROBE)}")
     if of_variants:
         level: Level = "warning" if tokenizer.text_changes else "failed"
         yield Check("Unicode variants", level, f"do not come back: {of_variants}")

@@ -10,7 +10,7 @@ from transformers import Trainer, TrainingArguments
 from xtok.training.collator import DistillationCollator, TopKCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import (
-    Distils,
+    DistillationMixin,
     Loss,
     Projection,
     make_objective,
@@ -18,13 +18,14 @@ from xtok.training.objective import (
 )
 
 
-class DistillationTrainer(Distils, Trainer):  # type: ignore[misc]
+class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
 
     It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
     is exact over gradient accumulation and processes: the mean over the chunks and targets of all
-    batches of an optimizer's step. What it is made of is logged beside it (`Distils`). Only the
-    model is trained and saved, not the teachers.
+    batches of an optimizer's step. What it is made of is logged beside it (`DistillationMixin`).
+    Only the model is trained and saved, not the teachers. With dynamic scaling, a step of several
+    batches or processes runs the models once more, before any gradient.
 
     Args:
         model: the student, a causal language model.

@@ -13,7 +13,7 @@ from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import (
-    Distils,
+    DistillationMixin,
     Loss,
     Projection,
     make_objective,
@@ -61,7 +61,7 @@ def _gold() -> tuple[type, type]:
 _GOLDTrainer, GOLDConfig = _gold()
 
 
-class XTokGOLDTrainer(Distils, _GOLDTrainer):  # type: ignore[misc, valid-type]
+class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, valid-type]
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
     On policy (`lmbda` > 0) the student generates, and the teacher reads the same bytes, spelled in

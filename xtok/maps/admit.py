@@ -105,7 +105,8 @@ def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
         if of_map.table is None and of_pair.vocab_size >= of_map.vocab_size:
             known: Any = projection  # a projection map: the others have the tokens of both sides
             if of_pair.table is not None:
-                projection = known.with_side(side, of_pair)
+                made_of = of_map.definition_sha256
+                projection = known.with_side(side, replace(of_pair, definition_sha256=made_of))
             elif of_map.width_source == "ids":
                 width: dict[str, Any] = {
                     "vocab_size": of_pair.vocab_size, "width_source": of_pair.width_source,

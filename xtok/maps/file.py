@@ -357,6 +357,7 @@ _OF_VOCABULARY = {
     "width_source": (str,),
     "tokenizer_vocab_size": (int, NoneType),
 }
+_DEFINITION = "definition_sha256"  # files of earlier versions have none
 
 
 def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
@@ -377,6 +378,8 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
         fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
+        if vocabulary.definition_sha256 is not None:
+            fields[side][_DEFINITION] = vocabulary.definition_sha256
         if table is not None:
             names = (f"{side}_token_{name}" for name in _OF_TABLE)
             tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
@@ -488,11 +491,14 @@ def _vocabulary(
     """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
     for name, kinds in _OF_VOCABULARY.items():
         require(type(fields[name]) in kinds, f"the {side}'s {name}")
+    definition = fields.get(_DEFINITION)
+    require(type(definition) in (str, NoneType), f"the {side}'s {_DEFINITION}")
     width = fields["vocab_size"]
     require(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     has_table = any(f"{side}_token_{name}" in tensors for name in _OF_TABLE)
     table = _table(side, fields, tensors, width) if has_table else None
-    return Vocabulary(**{name: fields[name] for name in _OF_VOCABULARY}, table=table)
+    known = {name: fields[name] for name in _OF_VOCABULARY}
+    return Vocabulary(**known, table=table, definition_sha256=definition)
 
 
 def _table(

@@ -40,6 +40,15 @@ class Backend(ABC):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode stretches from the middle of a text: no dummy prefix, control tokens are text."""
 
+    def definition(self) -> Iterable[bytes]:
+        """Return all that decides which ids a text becomes, but for the tokens and their roles."""
+        return ()
+
+    @property
+    def drops_text(self) -> bool:
+        """Whether the library leaves out, in silence, what it has no token for."""
+        return False
+
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
         return None

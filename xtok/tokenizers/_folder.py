@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -56,6 +57,10 @@ class FolderBackend(Backend):
             named = entry.type in (TokenType.CONTROL, TokenType.UNKNOWN)
             yield entry if added is None or named else added
         yield from left.values()
+
+    def definition(self) -> Iterable[bytes]:
+        yield from self._inner.definition()
+        yield json.dumps(sorted(self.text_tokens.items())).encode()
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the roles that the config and the file itself name."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -139,6 +141,8 @@ class Tokenizer:
         Raises:
             TokenizerError: if the vocabulary cannot spell these bytes.
         """
+        if isinstance(token, str):
+            _require_utf8([token])
         data = token.encode() if isinstance(token, str) else token
         [ids] = self.segment_batch([data])
         if ids is None:
@@ -179,7 +183,7 @@ class Tokenizer:
         [0, 1, 2, 3]
 
         Raises:
-            TokenizerError: if the library refuses the text.
+            TokenizerError: if the library refuses the text, or it has half of a surrogate pair.
         """
         [ids] = self.encode_batch([text])
         data, names, tokens = text.encode(), self._control_names, self._tokens
@@ -194,8 +198,9 @@ class Tokenizer:
         """Return the ids that `encode` gives, of many texts at once.
 
         Raises:
-            TokenizerError: if the library refuses a text.
+            TokenizerError: if the library refuses a text, or one has half of a surrogate pair.
         """
+        _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
             rows = self._backend.encode_whole(texts)
             return [self._by_stretches(text) for text in texts] if rows is None else rows
@@ -227,12 +232,17 @@ class Tokenizer:
         """Return what the library gives for stretches from the middle of a text, changed or not.
 
         Control tokens in them are plain text; `encode` is for texts that a model reads.
+
+        Raises:
+            TokenizerError: if a text has half of a surrogate pair.
         """
+        _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
             return self._backend.encode_texts(texts)
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return what `library_ids` does, as int32 arrays."""
+        _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
             return self._backend.encode_arrays(texts)
 
@@ -255,6 +265,20 @@ class Tokenizer:
         return next((i for i in first if i in self._declared_roles.get("bos", ())), None)
 
     @functools.cached_property
+    def definition_sha256(self) -> str:
+        """A digest of all that decides which ids a text becomes, and which of them are special.
+
+        Files that differ in the order of their JSON keys have the same; another merge, flag,
+        normalizer or split pattern gives another.
+        """
+        roles = {role: list(ids) for role, ids in self._declared_roles.items()}
+        known = [self.vocabulary.backend, self.table.sha256(), roles]
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+        for part in self._backend.definition():
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
+
+    @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
         """The names of the special tokens by `bos_token` and the like, as chat templates use."""
         names = {}
@@ -268,6 +292,11 @@ class Tokenizer:
     def chat_templates(self) -> Mapping[str, str]:
         """The Jinja chat templates that the tokenizer brings, by name."""
         return self._backend.chat_templates()
+
+    @functools.cached_property
+    def drops_text(self) -> bool:
+        """Whether the library leaves out, in silence, what it has no token for."""
+        return self._backend.drops_text
 
     @property
     def text_changes(self) -> Sequence[TextChange]:
@@ -356,6 +385,24 @@ class Tokenizer:
         return tuple(sorted(
             ids[0] for token, ids in emitted if ids and len(ids) == 1 and ids[0] != known[token]
         ))  # fmt: skip
+
+
+def _require_utf8(texts: Sequence[str]) -> None:
+    """Refuse half of a surrogate pair, which JSON can hold: libraries fail on it in their own ways.
+
+    Raises:
+        TokenizerError: says which text has one.
+    """
+    for place, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start]
+            raise TokenizerError(
+                f"text {place}, {text[:40]!a}, has {half!a}, half of a surrogate pair, which is no "
+                "text",
+                hint="write the whole pair, or the character itself",
+            ) from error
 
 
 def _bounds(

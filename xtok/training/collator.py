@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,9 +25,10 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
 from xtok.pairs import Pair
+from xtok.predictions.known import NEXT, candidates_of_row, own_logprobs, without_null
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
-from xtok.training.told import Told, candidates_of, columns_of, pad_candidates
+from xtok.training.losses.boundaries import ROUNDING
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -34,11 +37,16 @@ IGNORED = -100
 
 
 class _Row(NamedTuple):
-    """One sample on one side: ids int64 `[T]`, which are targets, and its conversation."""
+    """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
+
+    That is a conversation, or a text and how many control tokens stand before it.
+    """
 
     ids: NDArray[np.int64]
     is_target: NDArray[np.bool_]
     conversation: Conversation | None = None
+    text: str | None = None
+    num_before: int = 0
 
 
 Part = tuple[list[int], bool]
@@ -49,10 +57,10 @@ class DistillationCollator:
     """Turns samples into a batch for a student and its teachers, for a `DataLoader`.
 
     A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
-    `tools`; or, of one teacher, a row of what it predicted (`from_teacher_rows`). Texts have the
-    ids of each side's own library; conversations are rendered by each side's chat template, and
-    only what the assistant wrote is a target. Rows are padded on the right; a chunk that
-    `max_length` cuts is dropped. The collator holds no tensors, and can be pickled.
+    `tools`. Texts have the ids of each side's own library; conversations are rendered by each
+    side's chat template, and only what the assistant wrote is a target. Rows are padded on the
+    right; a chunk that `max_length` cuts is dropped. The collator holds no tensors, and can be
+    pickled.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
@@ -60,6 +68,11 @@ class DistillationCollator:
     models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
     `xtok.shift_to_predictions`. Without this, losses are wrong silently. In conversations, chunks
     that are not targets on both sides are not valid.
+
+    For `alm` from one teacher that does not run, a sample is a mapping of lists, a value for each
+    of the teacher's tokens: `input_ids`, `realized_logprob` (the natural log-probability of the
+    token itself, None where there is none, as for the first) and maybe `loss_mask`. The student
+    reads the teacher's bytes, spelled in its own tokens.
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
     >>> [teacher] = batch["teachers"]
@@ -100,29 +113,26 @@ class DistillationCollator:
             raise ValueError(f"max_length is {max_length}, and must be at least 1")
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
-        pairs = self.pairs
-        self.aligners = [TokenAligner(pair, max_comb_len) for pair in pairs]
-        self._retokenizers = [Retokenizer(pair) for pair in pairs]
+        # For each teacher, the pair of the student and this teacher.
+        self.pairs: list[Pair] = [pair_of(self.student, teacher) for teacher in self.teachers]
+        self.aligners = [TokenAligner(pair, max_comb_len) for pair in self.pairs]
+        self._retokenizers = [Retokenizer(pair) for pair in self.pairs]
         self.max_length, self.bos, self.eos = max_length, bos, eos
         self.student_template, self.teacher_templates = student_template, templates
-
-    @property
-    def pairs(self) -> list[Pair]:
-        """For each teacher, the pair of the student and this teacher."""
-        return [pair_of(self.student, teacher) for teacher in self.teachers]
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return the batch of the samples.
 
         Raises:
             XtokError: if a vocabulary cannot spell a text, or a conversation cannot be rendered.
-            ValueError: if there are no samples, or one is something else.
+            ValueError: if there are no samples, or one is something else; and for log-probabilities
+                that do not fit their ids, are above 0, or are of the next tokens.
         """
         if not samples:
             raise ValueError("a batch needs samples")
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
-            return self.from_teacher_rows(rows)
+            return self._of_logprobs(rows)
         read = [_read(sample) for sample in samples]
         own = self._rows(self.student, self.student_template, read)
         batch = _pad(own, self.student, self.max_length)
@@ -131,7 +141,10 @@ class DistillationCollator:
             self.teachers, self.teacher_templates, self.aligners, strict=True
         ):
             theirs = self._rows(teacher, template, read)
-            alignments = [self._align(aligner, *rows) for rows in zip(own, theirs, strict=True)]
+            sides = (self.student, teacher)
+            alignments = [
+                self._align(aligner, sides, *rows) for rows in zip(own, theirs, strict=True)
+            ]
             side = _pad(theirs, teacher, self.max_length)
             side["alignment"] = _in_batch(alignments, batch, side)
             batch["teachers"].append(side)
@@ -202,52 +215,39 @@ class DistillationCollator:
             "teachers": sides,
         }
 
-    def from_teacher_rows(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of rows of a teacher's cache, in its own tokens; no teacher runs.
+    def _of_logprobs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of rows of a teacher's ids and their log-probabilities.
 
-        A row has lists of a value per token: the teacher's `input_ids`, and `realized_logprob`, the
-        natural log-probability of each token itself; or `topk_ids` and `topk_logprobs`, lists of
-        candidates, which have it among them. With `loss_mask`, only those tokens are targets. The
-        student reads the teacher's bytes, spelled in its own tokens. Tokens without a prediction
-        are in no chunk that counts.
-
-        The teacher's side has `realized_logprob`, `[B, T]`, and with candidates `top_ids` and
-        `top_logprobs`, `[B, T, K]`, all of the token at that place; `prepare` shifts them. The
-        losses `alm` and `csd` take them where there are no logits.
-
-        Raises:
-            XtokError: if the student cannot spell the bytes.
-            ValueError: if there is not one teacher, columns of a row differ in length, its first
-                token has a prediction, as in a file of the next tokens, or a token has one above 0.
+        The teacher's side has `realized_logprob`, `[B, T]`, of the token at that place; `prepare`
+        shifts it. Tokens without a log-probability are in no chunk that counts.
         """
-        [teacher], [pair], [aligner] = self.teachers, self.pairs, self.aligners
-        told = [Told.of(row) for row in rows]
-        parts = [_parts(row.ids, row.is_target) for row in told]
-        back = Retokenizer(pair.reversed)
-        spelled = iter(back([ids for row in parts for ids, _ in row]))
+        [teacher], [aligner] = self.teachers, self.aligners
+        of_teacher = [_said(row) for row in rows]
+        theirs = [row for row, _ in of_teacher]
+        parts = [_parts(row.ids, row.is_target) for row in theirs]
+        spelled = iter(self._back([ids for row in parts for ids, _ in row]))
         begin = self.student.table.roles.get("bos", ())[:1] if self.bos else ()
-        own, theirs = [], []
-        for row, of_row in zip(told, parts, strict=True):
+        own = []
+        for of_row in parts:
             ours = [(next(spelled), flag) for _, flag in of_row]
             if begin and (not ours or ours[0][0][:1] != list(begin)):
                 ours = [(list(begin), True), *ours]
             own.append(_row_of(ours))
-            theirs.append(_Row(row.ids, row.is_target))
-        alignments = [self._align(aligner, *pair) for pair in zip(own, theirs, strict=True)]
+        alignments = [self._align(aligner, *both) for both in zip(own, theirs, strict=True)]
         batch, side = (
             _pad(of, tokenizer, self.max_length)
             for of, tokenizer in ((own, self.student), (theirs, teacher))
         )
         side["alignment"] = _in_batch(alignments, batch, side)
-        end, width = self.max_length, max(int(row.counts.max(initial=0)) for row in told)
-        side["realized_logprob"] = _stack([row.realized[:end] for row in told], np.nan)
-        if width:
-            padded = [
-                pad_candidates(row.counts, row.top_ids, row.top_logprobs, width) for row in told
-            ]
-            side["top_ids"] = _stack([ids[:end] for ids, _ in padded], 0)
-            side["top_logprobs"] = _stack([logprobs[:end] for _, logprobs in padded], -np.inf)
+        values = [realized[: self.max_length] for _, realized in of_teacher]
+        side["realized_logprob"] = _stack(values, np.nan)
         return {**batch, "teachers": [side]}
+
+    @cached_property
+    def _back(self) -> Retokenizer:
+        """Spells the only teacher's tokens in the student's."""
+        [pair] = self.pairs
+        return Retokenizer(pair.reversed)
 
     def _teacher_row(
         self, number: int, parts: list[Part], prompt: Mapping[str, Any] | None
@@ -289,7 +289,8 @@ class DistillationCollator:
         for sample in samples:
             if isinstance(sample, str):
                 ids = np.array([*begin, *next(encoded), *end], np.int64)
-                rows.append(_Row(ids, np.ones(len(ids), np.bool_)))
+                is_target = np.ones(len(ids), np.bool_)
+                rows.append(_Row(ids, is_target, text=sample, num_before=len(begin)))
             else:
                 tools = sample.get("tools")
                 shown = render(tokenizer, sample["messages"], tools=tools, template=template)
@@ -298,10 +299,16 @@ class DistillationCollator:
                 rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 
-    def _align(self, aligner: TokenAligner, ours: _Row, theirs: _Row) -> FlatAlignment:
+    def _align(
+        self, aligner: TokenAligner, sides_of: tuple[Tokenizer, Tokenizer], ours: _Row, theirs: _Row
+    ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            alignment = aligner.align_document(ours.ids, theirs.ids)
+            if ours.text is not None and aligner.may_lack_text(ours.ids, theirs.ids):
+                places = (_places(*one) for one in zip(sides_of, (ours, theirs), strict=True))
+                alignment = aligner.align_spans(ours.ids, next(places), theirs.ids, next(places))
+            else:
+                alignment = aligner.align_document(ours.ids, theirs.ids)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
         sides = (
@@ -349,12 +356,17 @@ class TopKCollator:
 
     pairs: ClassVar[list[None]] = [None]
 
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length is {self.max_length}, and must be at least 1")
+
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of the rows.
 
         Raises:
-            ValueError: if there are no rows, or columns of a row differ in length; and for
-                predictions of a first token, which are those of a file of the next tokens.
+            ValueError: if there are no rows, or columns of a row differ in length; for predictions
+                of a first token, which are those of a file of the next tokens; and for candidates
+                that stand twice, or are no probabilities.
         """
         if not rows:
             raise ValueError("a batch needs samples")
@@ -371,11 +383,10 @@ class TopKCollator:
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
-        ids, columns = np.asarray(row["input_ids"], np.int64), columns_of(row, _PER_TOKEN)
-        counts, flat_ids, flat_logprobs = candidates_of(columns, len(ids))
+        ids, columns = np.asarray(row["input_ids"], np.int64), _columns_of(row, _PER_TOKEN)
+        counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
-        everything = np.ones(len(ids), np.bool_)
-        is_target = np.asarray(columns.get("loss_mask", everything), np.bool_)
+        is_target = _flags(columns, "loss_mask", len(ids))
         rest = [-np.inf if value is None else value for value in columns["rest_logprob"]]
         return {
             "input_ids": ids,
@@ -384,13 +395,74 @@ class TopKCollator:
             "top_ids": top_ids,
             "top_logprobs": top_logprobs,
             "rest_logprob": np.array(rest, np.float32),
-            "valid": np.asarray(columns.get("valid", everything), np.bool_)
-            & is_target
-            & (counts > 0),
+            "valid": _flags(columns, "valid", len(ids)) & is_target & (counts > 0),
         }
 
 
 _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
+
+
+def _columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of these names that a row has, each with a value per token."""
+    columns = {name: row[name] for name in names if row.get(name) is not None}
+    for name, values in columns.items():
+        if len(values) != len(row["input_ids"]):
+            raise ValueError(f"{name} has {len(values)} rows for {len(row['input_ids'])} input_ids")
+    return columns
+
+
+def _candidates_of(
+    columns: Mapping[str, Any], token_ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
+    lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
+    counts, others = ([len(best) for best in column] for column in lists)
+    if counts != others:
+        raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
+    ids, logprobs = map(chain.from_iterable, lists)
+    return candidates_of_row(
+        token_ids,
+        np.array(counts, np.int64),
+        np.fromiter(ids, np.int64),
+        np.array(without_null(logprobs), np.float32),
+    )
+
+
+def _flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
+    """Return a column of flags; all are set without it."""
+    values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
+    is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
+    if not is_flag.all():
+        raise ValueError(f"{name} has {values[~is_flag].tolist()[0]!r}, which is neither 0 nor 1")
+    return values.astype(np.bool_)
+
+
+def pad_candidates(
+    counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return candidates that lie one after another as rows, `[rows, width]`: id 0, −inf behind."""
+    filled = np.arange(width) < counts[:, None]
+    top_ids = np.zeros(filled.shape, np.int64)
+    top_logprobs = np.full(filled.shape, -np.inf, np.float32)
+    top_ids[filled], top_logprobs[filled] = ids, logprobs
+    return top_ids, top_logprobs
+
+
+def _said(row: Mapping[str, Any]) -> tuple[_Row, NDArray[np.float32]]:
+    """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
+    ids = np.asarray(row["input_ids"], np.int64)
+    columns = _columns_of(row, ("realized_logprob", "loss_mask"))
+    if "realized_logprob" not in columns:
+        raise ValueError("a row of a teacher's input_ids needs their realized_logprob")
+    realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
+    realized = own_logprobs(realized, np.arange(len(ids))[:1])
+    if not np.isnan(realized[:1]).all():
+        raise ValueError(f"realized_logprob begins with a value, and {NEXT}")
+    if (wrong := realized > ROUNDING).any():
+        raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
+    is_target = _flags(columns, "loss_mask", len(ids))
+    is_target[1:] &= ~np.isnan(realized[1:])
+    return _Row(ids, is_target), realized
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
@@ -410,8 +482,8 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     """Move a batch to a device, and add what losses take, shifted to the predicting positions.
 
     Each side has `targets`, its labels of the next position; each teacher also `shifted`, its
-    alignment as `shift_to_predictions` gives it; one of `from_teacher_rows` also `told`, what the
-    teacher said of the tokens that positions predict. What is `stored` stays as it is.
+    alignment as `shift_to_predictions` gives it; one with `realized_logprob`
+    also `teacher_logprobs`, of the tokens that positions predict. What is `stored` stays as it is.
     """
     moved: dict[str, Any] = to_device(batch, device)
     for side in (moved, *moved["teachers"]):
@@ -420,9 +492,7 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
         if "alignment" in side:
             side["shifted"] = shift_to_predictions(side["alignment"])
         if "realized_logprob" in side:
-            side["told"] = {"teacher_logprobs": predicted(side["realized_logprob"], torch.nan)}
-            if "top_ids" in side:
-                side["told"] |= {n: side[n].roll(-1, 1) for n in ("top_ids", "top_logprobs")}
+            side["teacher_logprobs"] = predicted(side["realized_logprob"], torch.nan)
     return moved
 
 
@@ -435,6 +505,18 @@ def _row_of(parts: Sequence[Part]) -> _Row:
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
     return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
+
+
+def _places(tokenizer: Tokenizer, row: _Row) -> NDArray[np.int64]:
+    """Return where the tokens of a text begin in its bytes, and the last one ends.
+
+    Control tokens around it have a place each, outside.
+    """
+    encoding = tokenizer.encode(row.text or "")
+    before = np.arange(-row.num_before, 0)
+    num_behind = len(row.ids) - row.num_before - len(encoding.ids)
+    behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
+    return np.concatenate([before, encoding.bounds, behind])
 
 
 def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:

@@ -209,6 +209,8 @@ class Vocabulary:
     width_source: str  # option, config, tokenizer, map; or ids: the largest of a map without one
     tokenizer_vocab_size: int | None  # the tokenizer's largest id + 1
     table: TokenTable | None  # None for a map from elsewhere that carries no tokens
+    # `Tokenizer.definition_sha256` of what a map was made of; None where it is not known.
+    definition_sha256: str | None = None
 
     @property
     def is_lower_bound(self) -> bool:

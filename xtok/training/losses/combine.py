@@ -70,29 +70,6 @@ def same_tokenizer_kl(
     return require_finite(loss, student_logits, teacher_logits)
 
 
-def averaged_logits(
-    teacher_logits: Sequence[Tensor], weights: Sequence[float] | None = None
-) -> Tensor:
-    """Return the weighted mean of the logits of teachers of one tokenizer, float32 `[B, T, V]`.
-
-    Args:
-        teacher_logits: `[B, T, V]` each; columns beyond the narrowest are ignored.
-        weights: one per teacher, with a sum above 0; equal ones if None.
-
-    Raises:
-        ValueError: for weights that do not fit.
-    """
-    shares = _weights(weights, len(teacher_logits))
-    if sum(shares) <= 0:
-        raise ValueError(f"the weights {shares} do not have a sum above 0")
-    width = min(logits.shape[-1] for logits in teacher_logits)
-    mean = torch.zeros((), device=teacher_logits[0].device)
-    for logits, weight in zip(teacher_logits, shares, strict=True):
-        if weight > 0:  # 0 · −∞ is no number
-            mean = mean + logits[..., :width].to(work_dtype(logits)) * (weight / sum(shares))
-    return mean
-
-
 def select_teacher(
     teacher_logits: Sequence[Tensor], teacher_labels: Sequence[Tensor], *, per_token: bool = False
 ) -> int:
@@ -131,7 +108,11 @@ def sum_teachers(losses: Sequence[Tensor], weights: Sequence[float] | None = Non
 
 
 def combine(
-    distillation: Tensor, cross_entropy: Tensor, config: CombineConfig | None = None
+    distillation: Tensor,
+    cross_entropy: Tensor,
+    config: CombineConfig | None = None,
+    *,
+    whole: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the sum of a distillation loss d and the student's own cross-entropy c.
 
@@ -140,12 +121,18 @@ def combine(
         loss = sg(|c| / |d|) · d + c
 
     where sg lets no gradient through, and the factor is 1 where d is 0.
+
+    Args:
+        distillation: d.
+        cross_entropy: c.
+        config: the weights; the defaults if None.
+        whole: d and c of the whole step, for the factor, where these are a batch's shares of them.
     """
     config = config or CombineConfig()
     if not config.dynamic_scaling:
         weighted = config.distillation_weight * distillation
         return weighted + config.cross_entropy_weight * cross_entropy
-    d, c = distillation.detach().abs(), cross_entropy.detach().abs()
+    d, c = (part.detach().abs() for part in whole or (distillation, cross_entropy))
     return torch.where(d > 0, c / d.clamp(min=1e-30), 1.0) * distillation + cross_entropy
 
 
