@@ -93,6 +93,15 @@ def folder(stem: str, content: str | None = None, **parts: object) -> str:
     return "model"
 
 
+def class_of(name: str, tokenizer_class: str, source: str = "small.model") -> str:
+    """Write a folder of a tokenizer's file, under some name, and of a class."""
+    os.mkdir("other")
+    shutil.copy(f"small/{source}", f"other/{name}")
+    config = {"tokenizer_class": tokenizer_class, "pad_token": "<|other|>"}
+    file("other/tokenizer_config.json", json.dumps(config))
+    return "other"
+
+
 @cache
 def small_one(name: str = "small-byte-level") -> Tokenizer:
     return load_tokenizer(f"small/{name}")
@@ -306,6 +315,20 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
     (lambda: load_tokenizer(folder("config", "{}")),
      "the config.json of model has no vocabulary size: …", WIDTH),
+    (lambda: load_tokenizer(folder("config", vocab_size=798)).encode("a <think> b"),
+     "the text 'a <think> b' has the token '<think>' (id 799), and model only 798 rows",
+     "take it out of the text, which the model cannot read"),
+    (lambda: load_tokenizer(class_of("spiece.model", "LlamaTokenizer")),
+     "AutoTokenizer does not read spiece.model in other: 997 of its 1,000 tokens are missing",
+     "name the tokenizer's class in its tokenizer_config.json, or give the file itself: "
+     "other/spiece.model"),
+    (lambda: load_tokenizer(class_of("tokenizer.model", "AlbertTokenizer")),
+     "other is not a tokenizer that AutoTokenizer loads: …",
+     "check its tokenizer.model and tokenizer_config.json, or fetch them again; or give that file "
+     "itself"),
+    (lambda: load_tokenizer(class_of("qwen.tiktoken", "Own", "small.tiktoken") + r"@\w+|\W+"),
+     "other names special tokens that have no id in its files: <|other|>",
+     "list them with their ids in added_tokens_decoder of tokenizer_config.json"),
     (lambda: load_tokenizer(folder("generation_config", "[1]")),
      "model/generation_config.json is not a generation config", "fix it, or remove it"),
     (lambda: load_tokenizer(folder("tokenizer_config", **OWN)),
