@@ -212,19 +212,10 @@ class ProjectionMap(StoredMap):
             )
         return ids
 
-    def after(
-        self,
-        stage: str,
-        options: Mapping[str, Any],
-        counts: Mapping[str, float] | None = None,
-        notes: tuple[str, ...] = (),
-        **details: Any,
-    ) -> ProjectionMap:
-        """Return the map with one more step in its history, and its report if there are counts."""
-        step = history_step(stage, options, **details)
-        reports = () if counts is None else (StageReport(stage, counts, notes),)
-        history, reports = (*self.history, step), (*self.reports, *reports)
-        return replace(self, history=history, reports=reports, recipe=None)
+    def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> ProjectionMap:
+        """Return the map with one more step in its history, and without a recipe."""
+        history = (*self.history, history_step(stage, options, **details))
+        return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
         """Return the map with another vocabulary, at least as wide, as a side; see `maps.admit`."""
@@ -396,8 +387,9 @@ class ProjectionMap(StoredMap):
             edges = in_map_order(edges, np.zeros(self.nnz, np.bool_))
             counts = {"scale slots turned into entries": int(self.is_slot.sum())}
             note = "the map has no scale slots any more: a cut may drop the entries that they were"
-        result = replace(self, **edges._asdict(), scale_slot=slot)
-        return result.after("import", {"preserve_last": preserve_last}, counts, (note,))
+        reports = (*self.reports, StageReport("import", counts, (note,)))
+        result = replace(self, **edges._asdict(), scale_slot=slot, reports=reports)
+        return result.after("import", {"preserve_last": preserve_last})
 
 
 def require_width(m: _OfPair, side: str, width: int, *, name: str = "the map") -> None:
