@@ -21,9 +21,10 @@ from xtok.maps.edges import (
     out_of_order,
     pair_order,
     row_starts,
+    slot_entries,
 )
 from xtok.maps.file import StoredMap
-from xtok.maps.parts import InvariantError, history_step
+from xtok.maps.parts import InvariantError, Recipe, history_step
 from xtok.maps.parts import RowKind as RowKind
 from xtok.maps.parts import StageReport as StageReport
 from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     import pandas
     import torch
     from scipy import sparse
-
-    from xtok.maps.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +119,7 @@ class ProjectionMap(StoredMap):
     @property
     def is_slot(self) -> NDArray[np.bool_]:
         """Which entries are scale slots, bool `[nnz]`."""
-        if self.scale_slot is None or not self.nnz:
-            return np.zeros(self.nnz, np.bool_)
-        is_last = np.append(self.student_ids[1:] != self.student_ids[:-1], True)
-        is_slot: NDArray[np.bool_] = is_last & (self.scale_slot[self.student_ids] == 1)
-        return is_slot
+        return slot_entries(self.student_ids, self.scale_slot)
 
     @property
     def heaviest_teacher_ids(self) -> NDArray[np.int32]:

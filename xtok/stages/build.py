@@ -21,8 +21,9 @@ from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.map_like import MapLike, as_map
+from xtok.maps.parts import Recipe
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.recipe import Recipe, difference, recipe_of
+from xtok.maps.recipe import difference, recipe_of
 from xtok.maps.results import check_ignored, report_of_pair
 from xtok.pairs import Pair
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
