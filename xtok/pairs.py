@@ -20,7 +20,6 @@ from xtok.vocab.table import SIDES as SIDES
 from xtok.vocab.table import (
     TokenTable,
     Vocabulary,
-    common_ids,
     decode_vocabulary,
     differing_ids,
     match_bytes,
@@ -82,8 +81,8 @@ class Pair:
         return other
 
     @functools.cached_property
-    def equal_bytes(self) -> dict[int, int]:
-        """For each student id whose bytes a teacher token has, that teacher id."""
+    def equal_bytes(self) -> NDArray[np.int64]:
+        """For each student id, the teacher id of the same bytes, int64 `[V_student]`; −1: none."""
         return match_bytes(*self.tables)
 
     @functools.cached_property
@@ -92,14 +91,34 @@ class Pair:
         return match_roles(*self.tables)
 
     @functools.cached_property
+    def partners(self) -> NDArray[np.int64]:
+        """For each student id, the teacher's of the same bytes or role, int64 `[V_student]`, or −1.
+
+        Several ids of the student may have one partner; see `shared`.
+        """
+        partners = self.equal_bytes.copy()
+        partners[list(self.equal_roles)] = list(self.equal_roles.values())
+        return partners
+
+    @functools.cached_property
+    def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The partners of either side, one to one: int64 `[V_student]` and `[V_teacher]`, or −1.
+
+        Tokens of the same bytes that both tokenizers emit, then special tokens of one role: of
+        several, the lowest ids.
+        """
+        ours, theirs = self.equal_bytes, self.reversed.equal_bytes
+        of_student, of_teacher = _mutual(ours, theirs), _mutual(theirs, ours)
+        back = ((s, t) for t, s in self.reversed.equal_roles.items())
+        for s, t in (*self.equal_roles.items(), *back):
+            if of_student[s] < 0 and of_teacher[t] < 0:
+                of_student[s], of_teacher[t] = t, s
+        return of_student, of_teacher
+
+    @functools.cached_property
     def near_equivalents(self) -> dict[int, int]:
         """Student ids without an exact counterpart, and teacher ids of the same relaxed form."""
         return match_relaxed(*self.tables)
-
-    @functools.cached_property
-    def common_ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The events of a strict shared vocabulary; see `table.common_ids`."""
-        return common_ids(*self.tables)
 
     @functools.cached_property
     def differing_ids(self) -> list[int]:
@@ -144,10 +163,6 @@ class Pair:
         """Whether both sides are one vocabulary, whatever their widths."""
         return not self.differing_ids
 
-    def counterpart(self, student_id: int) -> int | None:
-        """Return the teacher's token of the same role or bytes, if there is one."""
-        return self.equal_roles.get(student_id, self.equal_bytes.get(student_id))
-
     def in_form(
         self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())
     ) -> Pair:
@@ -176,6 +191,11 @@ class Pair:
             replace(v, table=t) for v, t in zip((self.student, self.teacher), tables, strict=True)
         )
         return replace(self, student=student, teacher=teacher)
+
+
+def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the partners that have the same one in turn, else −1."""
+    return np.where((partners >= 0) & (back[partners] == np.arange(len(partners))), partners, -1)
 
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:

@@ -24,7 +24,8 @@ from xtok.counting.encode import TextEncoder
 from xtok.counting.synthetic import Kind, kind_of, synthetic_edges
 from xtok.maps.edges import Edges
 from xtok.pairs import Pair
-from xtok.stages.counted import counted
+from xtok.stages.counted import synthetic_map
+from xtok.stages.matches import find_matches
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -149,7 +150,8 @@ def test_rows_of_the_stage_are_probabilities(
     byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     config = BuildConfig(weights="prior", scale_trick=False)
-    found = counted(xtok.pair(byte_level, sentencepiece), config)
+    pair = xtok.pair(byte_level, sentencepiece)
+    found, _ = synthetic_map(pair, config, find_matches(pair, config))
     by_row = naive.rows_of(found)
     assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
     assert set(byte_level.table.text_ids.tolist()) <= set(by_row)

@@ -79,7 +79,7 @@ def test_every_table_maps_onto_itself() -> None:
 def test_equal_bytes_match() -> None:
     student = table_of(text=("a", "b", "c"))
     teacher = table_of("<s>", text=("c", "a", "x"))
-    assert match_bytes(student, teacher) == {0: 2, 2: 1}
+    assert match_bytes(student, teacher).tolist()[:3] == [2, -1, 1]
 
 
 def test_slots_go_where_there_is_no_meaning() -> None:

@@ -172,9 +172,8 @@ class TokenAligner:
         self.is_lossy = any(one is not None and one.drops_text for one in tokenizers)
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
-        self._exact = np.full(len(rows), -1, np.int32)
-        exact = pair.equal_bytes | roles
-        self._exact[list(exact)] = list(exact.values())
+        self._exact = pair.equal_bytes.astype(np.int32)
+        self._exact[list(roles)] = list(roles.values())
 
     def align(
         self,

@@ -32,7 +32,7 @@ HELP = {
         "generate": "Map each student token to the teacher tokens that are most similar.",
     },
     "Train": {
-        "events": "Make what a loss over events takes; by default, an event map.",
+        "events": "Build an event map (default), or the tables for CSD.",
         "render": "Write conversations as ids, with masks of what the assistant wrote.",
         "project": "Turn a teacher's stored top-k log-probabilities into a student's.",
         "serve": "Answer trainers as a served teacher would if it had the student's tokenizer.",

@@ -73,7 +73,7 @@ def build(
 
     student_id, teacher_id = map(model_id, names)
     own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
-    path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
+    path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)

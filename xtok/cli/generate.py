@@ -53,5 +53,5 @@ def generate(
         force_recompute=force_recompute,
         progress=report.progress_bar,
     )
-    name = nemo_name(context, models, config) or map_name(projection, "generate")
+    name = nemo_name(context, models.both(), config) or map_name(projection, "generate")
     output.write_of_stage(projection, name)

@@ -44,7 +44,7 @@ def multitoken(
     projection = xtok.multitoken(pair, config=config, initial=initial, progress=report.progress_bar)
     if exact_match:
         projection = xtok.reapply_exact(projection, pair)
-    name = nemo_name(context, models, config) or map_name(projection, "multitoken")
+    name = nemo_name(context, models.both(), config) or map_name(projection, "multitoken")
     output.write(projection, name)
     if num_examples:
         from xtok.report.maps import print_examples

@@ -186,12 +186,11 @@ def _pieces(pair: Pair) -> Edges:
 
     The pieces of one token weigh the same.
     """
-    equal = pair.equal_bytes
-    own = np.fromiter(equal, np.int64, len(equal))
+    own = np.flatnonzero(pair.equal_bytes >= 0)
     ids = np.setdiff1d(pair.tables[0].text_ids, own)
     pieces, counts = pair.pieces(ids)
     s_ids = np.concatenate([own, np.repeat(ids, counts)]).astype(np.int32)
-    t_ids = np.concatenate([np.fromiter(equal.values(), np.int32, len(equal)), pieces])
+    t_ids = np.concatenate([pair.equal_bytes[own].astype(np.int32), pieces])
     shares = FIRST_PIECE / np.repeat(counts, counts)
     return Edges(s_ids, t_ids, np.concatenate([np.full(len(own), FIRST_PIECE), shares]))
 

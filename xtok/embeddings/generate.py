@@ -19,7 +19,7 @@ from xtok.embeddings.spelling import most_similar
 from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import examples_of, map_of_edges, reported, undecodable_tokens
+from xtok.maps.results import examples_of, map_of_edges, undecodable_tokens, with_report
 from xtok.pairs import SIDES, Pair
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
@@ -117,7 +117,7 @@ def generate(
         method=embedding_model.partition(":")[0],
         top_k=config.top_k,
     ).after("generate", options)
-    return reported(projection, notes + more, undecodable_tokens(pair), counts)
+    return with_report(projection, notes + more, undecodable_tokens(pair), counts)
 
 
 def _check_device(device: str) -> None:

@@ -119,16 +119,15 @@ def _anchors(
     pair: Pair, row_ids: NDArray[np.int64], column_ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the places of exactly equal tokens among the embedded ids, in order of student id."""
-    equal = pair.equal_bytes
-    pairs = {s: equal[s] for s in row_ids.tolist() if s in equal}
-    if len(pairs) < _FEWEST_ANCHORS:
+    places = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
+    if len(places) < _FEWEST_ANCHORS:
         raise EmbeddingError(
-            f"only {len(pairs)} tokens are exactly equal on both sides, too few to fit "
+            f"only {len(places)} tokens are exactly equal on both sides, too few to fit "
             "one model's embeddings to the other's",
             hint="give spelling, sentence:MODEL or input:MODEL with {option}",
             parameter="embedding_model",
         )
-    return np.searchsorted(row_ids, list(pairs)), np.searchsorted(column_ids, list(pairs.values()))
+    return places, np.searchsorted(column_ids, pair.equal_bytes[row_ids[places]])
 
 
 def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:

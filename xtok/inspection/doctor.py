@@ -193,7 +193,7 @@ def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
     name = "ends of turn"
     ours, theirs = trials
     shown = [one.shown_end for one in trials]
-    if {pair.counterpart(i) for i in ours.ends} & {*theirs.ends}:
+    if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
         return Check(name, "ok", f"{shown[0]} / {shown[1]}")
     message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}: the "
     message += "student learns from it not to stop; train with one chat template, or set eos"

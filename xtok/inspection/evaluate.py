@@ -48,9 +48,9 @@ from xtok.maps.spellings import SpellingMap
 from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import with_exact
-from xtok.stages.matches import exact_matches
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
+from xtok.stages.matches import find_matches
+from xtok.stages.multitoken import spelled_map
+from xtok.stages.sort_cut import cut_rows
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -249,7 +249,7 @@ def _of_events(
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     events = {name: (m.student_event[s], m.teacher_event[t]) for name, m in maps.items()}
     leaks = {name: of_s != of_t for name, (of_s, of_t) in events.items()}
-    of_shared = pair.common_ids[0][s] != pair.common_ids[1][t]
+    of_shared = pair.shared[0][s] != np.where(pair.shared[1][t] >= 0, t, -1)
     measures: list[EventMapMeasures] = []
     for group, chosen in _groups(text):
         counts = text.amounts(chosen)
@@ -331,10 +331,11 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     if not cuts:
         return {}
     config = MultitokenConfig(scale_trick=False)
-    matches = exact_matches(pair, config)
-    spelled = multitoken(pair, config=config, only=~matches.is_exact, progress=progress)
+    matches = find_matches(pair, config)
+    only = ~matches.is_exact
+    spelled, _ = spelled_map(pair, config, matches, only=only, progress=progress)
     exact = with_exact(spelled, matches, config)
-    return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
+    return {k: cut_rows(exact, SortCutConfig(top_k=k))[0].edges for k in cuts}
 
 
 def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[Source]) -> list[str]:

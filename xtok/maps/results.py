@@ -74,7 +74,24 @@ def stage_report(
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
 
 
-def reported(
+def report_of_pair(
+    stage: str,
+    pair: Pair,
+    projection: ProjectionMap,
+    config: MultitokenConfig,
+    *,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> StageReport:
+    """Return the report of a stage with all that is to say of the pair's tokenizers."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0]), *notes]
+    failures = [*undecodable_tokens(pair, ignored), *failures]
+    return stage_report(stage, projection, notes, failures, counts)
+
+
+def with_report(
     projection: ProjectionMap,
     notes: Sequence[str] = (),
     failures: Sequence[str] = (),
@@ -84,20 +101,6 @@ def reported(
     stage = projection.history[-1]["stage"]
     report = stage_report(stage, projection, notes, failures, counts)
     return replace(projection, reports=(*projection.reports, report))
-
-
-def reported_of_pair(
-    pair: Pair,
-    projection: ProjectionMap,
-    config: MultitokenConfig,
-    failures: Sequence[str],
-    notes: Sequence[str] = (),
-) -> ProjectionMap:
-    """Return a map with the report of its last stage, and all that is to say of its tokenizers."""
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    failures = [*undecodable_tokens(pair, ignored), *failures]
-    notes = [*notes, *tokenizer_notes(pair), *map_notes(projection, ignored[0])]
-    return reported(projection, notes, failures)
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from xtok.config import WAIT, BuildConfig, Loss
-from xtok.counting.pair_text import TextLike, counts_of
+from xtok.counting.pair_text import PairText, TextLike, counts_of
 from xtok.counting.texts import find_texts
 from xtok.errors import XtokError
 from xtok.files.shards import Paths, source_of
@@ -19,16 +21,17 @@ from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.map_like import MapLike, as_map
+from xtok.maps.parts import Recipe
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.recipe import Recipe, difference, recipe_of
-from xtok.maps.results import map_notes, stage_report, tokenizer_notes
+from xtok.maps.recipe import difference, recipe_of
+from xtok.maps.results import check_ignored, report_of_pair
 from xtok.pairs import Pair
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
-from xtok.stages.counted import counted, wanted_by
+from xtok.stages.counted import counted_map, synthetic_base, synthetic_map, wanted_by
 from xtok.stages.exact import used_options, with_exact
-from xtok.stages.matches import exact_matches
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
+from xtok.stages.matches import find_matches
+from xtok.stages.multitoken import spelled_map
+from xtok.stages.sort_cut import cut_rows
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 
@@ -98,34 +101,66 @@ def map_of_pair(
         raise ValueError("initial goes with texts; multitoken extends a map")
     if config.target != "start" and not (texts or config.weights == "prior"):
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
+    config = config.for_text() if texts else config
+    check_ignored(pair, config)
     if texts:
-        config = config.for_text()
-        base = None if initial is None else admit(pair, initial)
         text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
-        recipe = recipe_of(config, text.sources, text.field, initial)
-        projection = counted(pair, config, text, base, progress=progress)
-        if config.exact_match:
-            options = config.multitoken if base is None else used_options(base)
-            projection = with_exact(projection, exact_matches(pair, options), options)
+        made = _on_text(pair, config, text, initial, progress)
     else:
-        recipe = recipe_of(config)
-        make = partial(multitoken, pair, config.multitoken, progress=progress)
-        if config.weights == "prior":
-            make = partial(counted, pair, config, progress=progress)
-        if config.exact_match:
-            matches = exact_matches(pair, config)
-            projection = with_exact(make(only=~matches.is_exact), matches, config)
-        else:
-            projection = make()
-        projection = sort_cut(projection, config.sort_cut)
-    # One report of what the map is; those of single stages count what was replaced.
-    of_stage = {report.stage: report for report in projection.reports}
-    notes = tokenizer_notes(pair) + map_notes(projection, config.ignore_student_ids)
-    notes += of_stage["count"].notes if texts else ()
-    counts = {} if texts else of_stage["sort-cut"].counts
-    failures = [failure for report in projection.reports for failure in report.failures]
-    report = stage_report("build", projection, notes, failures, counts)
-    return replace(projection, reports=(report,), recipe=recipe)
+        made = _of_tokens(pair, config, progress)
+    report = report_of_pair(
+        "build", pair, made.map, config.multitoken,
+        notes=made.notes, failures=made.failures, counts=made.counts,
+    )  # fmt: skip
+    return replace(made.map, reports=(report,), recipe=made.recipe)
+
+
+class _Made(NamedTuple):
+    """A map and what is to say of how it was made."""
+
+    map: ProjectionMap
+    recipe: Recipe
+    failures: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    counts: Mapping[str, float] = MappingProxyType({})
+
+
+def _of_tokens(pair: Pair, config: BuildConfig, progress: Progress) -> _Made:
+    """Make a map of two vocabularies: what matches, then the rows that are left; and cut it."""
+    matches = find_matches(pair, config)
+    only = ~matches.is_exact if config.exact_match else None
+    if config.weights == "prior":
+        made, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
+    else:
+        options = config.multitoken
+        made, failures = spelled_map(pair, options, matches, only=only, progress=progress)
+    if config.exact_match:
+        made = with_exact(made, matches, config)
+    made, counts = cut_rows(made, config.sort_cut)
+    return _Made(made, recipe_of(config), failures, counts=counts)
+
+
+def _on_text(
+    pair: Pair,
+    config: BuildConfig,
+    text: PairText,
+    initial: ProjectionMap | None,
+    progress: Progress,
+) -> _Made:
+    """Make a map of what was counted on a text, smoothed towards another map."""
+    failures: Sequence[str] = ()
+    matches = None
+    options = config.multitoken
+    if initial is None:
+        matches = find_matches(pair, options)
+        base, failures = synthetic_base(pair, config, matches, progress)
+    else:
+        base = admit(pair, initial)
+        options = used_options(base)
+    made, notes = counted_map(text, base, config)
+    if config.exact_match:
+        made = with_exact(made, matches or find_matches(pair, options), options)
+    return _Made(made, recipe_of(config, text.sources, text.field, initial), failures, notes)
 
 
 def _pair_of(

@@ -18,16 +18,13 @@ from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.recipe import recipe_of
 from xtok.maps.results import (
-    check_ignored,
     map_of_edges,
     map_of_rows,
-    reported,
-    reported_of_pair,
     unspelled_note,
 )
 from xtok.pairs import Pair
 from xtok.progress import Progress, silent
-from xtok.stages.matches import compared, completed
+from xtok.stages.matches import Matches, with_matches
 from xtok.vocab.display import plural
 
 
@@ -36,52 +33,62 @@ def wanted_by(config: BuildConfig) -> Wanted:
     return Wanted(target=config.target, hold_out=config.alpha is None)
 
 
-def counted(
+def synthetic_map(
     pair: Pair,
     config: BuildConfig,
-    text: PairText | None = None,
-    base: ProjectionMap | None = None,
+    matches: Matches,
     *,
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
-) -> ProjectionMap:
+) -> tuple[ProjectionMap, list[str]]:
     """Make a map of how likely teacher token t is where student token s begins.
+
+    It is counted on synthetic text, and has neither report nor recipe.
 
     Args:
         pair: with its tokenizers.
-        config: what `build` makes; the map is cut to `config.multitoken.top_k` entries, or, on a
-            text, to `config.top_k`.
-        text: what was counted on a text, as `wanted_by` asks for it; None for synthetic text.
-        base: the map that counts on a text are smoothed towards; None makes one of synthetic text.
-        only: without a text, the rows to make, bool `[V_student]`; all if None.
+        config: what `build` makes; the map is cut to `config.multitoken.top_k` entries.
+        matches: the pair's, by these options.
+        only: the rows to make, bool `[V_student]`; all if None.
         progress: called with the number of synthetic texts.
 
-    Raises:
-        ValueError: if the text was counted for other options.
+    Returns:
+        the map, and a sentence on the tokens that the teacher cannot spell.
     """
-    if text is not None:
-        base = base or counted(pair, config, progress=progress)
-        return _counted_on_text(text, base, config)
     options = config.multitoken
-    check_ignored(pair, options)
-    in_form = compared(pair, options)
     edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
-    edges, kind = completed(in_form, edges, RowKind.COUNTED, options, only)
-    projection = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
-    if only is None:
-        not_yet = replace(config, top_k=config.prep_top_k, exact_match=False)
-        projection = replace(projection, recipe=recipe_of(not_yet))
-    failures = unspelled_note(in_form, set(unspelled) - set(options.ignore_student_ids))
-    return reported_of_pair(pair, projection, options, failures)
+    edges, kind = with_matches(edges, RowKind.COUNTED, matches, options, only)
+    made = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
+    failures = unspelled_note(matches.pair, set(unspelled) - set(options.ignore_student_ids))
+    return made, failures
 
 
-def _counted_on_text(text: PairText, base: ProjectionMap, config: BuildConfig) -> ProjectionMap:
+def synthetic_base(
+    pair: Pair, config: BuildConfig, matches: Matches, progress: Progress = silent
+) -> tuple[ProjectionMap, list[str]]:
+    """Make the map that counts on a text are smoothed towards by default, with its recipe."""
+    made, failures = synthetic_map(pair, config, matches, progress=progress)
+    not_yet = replace(config, top_k=config.prep_top_k, exact_match=False)
+    return replace(made, recipe=recipe_of(not_yet)), failures
+
+
+def counted_map(
+    text: PairText, base: ProjectionMap, config: BuildConfig
+) -> tuple[ProjectionMap, list[str]]:
     """Make a map of how likely teacher token t is where student token s begins.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
     is counted depends on `config.target`; within chunks, in a second step of EM. Counts
     stay integers until all are added up, so the result depends on the texts alone, not on how they
     were read or interrupted.
+
+    Args:
+        text: what was counted on a text, as `wanted_by` asks for it.
+        base: the map that the counts are smoothed towards.
+        config: what `build` makes.
+
+    Returns:
+        the map, without report and recipe, and notes on what was counted.
 
     Raises:
         ValueError: if the text was counted for other options.
@@ -96,7 +103,7 @@ def _counted_on_text(text: PairText, base: ProjectionMap, config: BuildConfig) -
         edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config, predicted)
     kind = base.row_kind.copy()
     kind[rows] = RowKind.COUNTED
-    projection = map_of_edges(
+    made = map_of_edges(
         edges,
         before=base,
         row_kind=kind,
@@ -110,7 +117,7 @@ def _counted_on_text(text: PairText, base: ProjectionMap, config: BuildConfig) -
         texts=[asdict(source) for source in text.sources],
         counted=asdict(text.totals),
     )
-    return reported(projection, _notes(text, alpha, config))
+    return made, _notes(text, alpha, config)
 
 
 def _edges_of_counts(

@@ -124,9 +124,7 @@ def _report(result: EventMap, pair: Pair) -> StageReport:
 def _links(pair: Pair, progress: Progress) -> Ids:
     """Return each student token's linked teacher token, int64 `[V_student]`, or −1."""
     rows = pair.tables[0]
-    links = np.full(len(rows), -1, np.int64)
-    exact = pair.equal_bytes | pair.equal_roles
-    links[list(exact)] = list(exact.values())
+    links = pair.partners.copy()
     ids = rows.text_ids[links[rows.text_ids] < 0]
     pieces, counts = pair.pieces(ids, progress)
     has_any = counts > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,9 @@ from xtok.maps.edges import Edges, heaviest
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.recipe import with_options
-from xtok.maps.results import map_of_edges, reported
+from xtok.maps.results import map_of_edges, with_report
 from xtok.pairs import Pair
-from xtok.stages.matches import ExactMatches, exact_matches, matching_options
+from xtok.stages.matches import Matches, find_matches, matching_options
 
 
 def reapply_exact(
@@ -58,16 +57,15 @@ def reapply_exact(
         special_tokens=special_tokens or used.special_tokens,
         canonicalization=canonicalization or used.canonicalization,
     )
-    result = with_exact(projection, exact_matches(pair, options), options, notes)
+    result = with_exact(projection, find_matches(pair, options), options)
     recipe = with_options(projection, exact_match=True) if options == used else None
-    return replace(result, recipe=recipe)
+    return with_report(replace(result, recipe=recipe), notes)
 
 
 def with_exact(
     projection: ProjectionMap,
-    matches: ExactMatches,
+    matches: Matches,
     config: MultitokenConfig,
-    notes: Sequence[str] = (),
 ) -> ProjectionMap:
     """Put matches, which were made with these options, in the place of a map's own rows.
 
@@ -98,7 +96,7 @@ def with_exact(
         row_kind=kind,
         scale_slot=None if slot is None else np.where(matches.is_exact, np.uint8(0), slot),
     )
-    return reported(result.after("reapply-exact", matching_options(config)), notes)
+    return result.after("reapply-exact", matching_options(config))
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:

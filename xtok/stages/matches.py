@@ -14,31 +14,30 @@ from xtok.pairs import Pair
 from xtok.vocab.roles import match_names
 
 
-class ExactMatches(NamedTuple):
-    """The rows that need no spelling, and those that one near-equivalent settles."""
+class Matches(NamedTuple):
+    """The tokens of a pair that match, and the pair in the form that they are compared in."""
 
+    pair: Pair  # without the ignored ids
     equal: Edges  # tokens of equal bytes, weight 1 each
     special: Edges  # special tokens; each row sums to 1
     relaxed: Edges  # of tokens without an exact counterpart, weight 1 each; they keep their slot
     is_exact: NDArray[np.bool_]  # [V_student], the rows of `equal` and `special`
 
 
-def compared(pair: Pair, config: MultitokenConfig) -> Pair:
-    """Return a pair in the form that tokens are compared in, without the ignored ids."""
-    return pair.in_form(config.token_form, (config.ignore_student_ids, config.ignore_teacher_ids))
-
-
-def exact_matches(pair: Pair, config: MultitokenConfig) -> ExactMatches:
-    """Match the tokens of a pair, in the form that they are compared in."""
-    pair = compared(pair, config)
-    equal = single_edges(pair.equal_bytes)
-    special = special_edges(pair, config)
+def find_matches(pair: Pair, config: MultitokenConfig) -> Matches:
+    """Match the tokens of a pair by bytes, by role or name, and, if they count, by relaxed form."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    pair = pair.in_form(config.token_form, ignored)
+    ids = np.flatnonzero(pair.equal_bytes >= 0)
+    equal = single_edges(ids, pair.equal_bytes[ids])
+    special = _special_edges(pair, config)
+    relaxed = pair.near_equivalents if config.canonicalization == "relaxed" else {}
     is_exact = np.zeros(pair.shape[0], np.bool_)
     is_exact[equal.student_ids] = is_exact[special.student_ids] = True
-    return ExactMatches(equal, special, relaxed_edges(pair, config), is_exact)
+    return Matches(pair, equal, special, single_edges(relaxed, relaxed.values()), is_exact)
 
 
-def special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
+def _special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
     """Return the rows of special tokens, each of which sums to 1."""
     if config.special_tokens == "fuzzy":
         pairs = match_names(
@@ -46,38 +45,34 @@ def special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
         )
         s, t, w = np.array(pairs, np.float64).reshape(-1, 3).T
         return Edges(s.astype(np.int32), t.astype(np.int32), w).normalized()
-    return single_edges(pair.equal_roles if config.special_tokens == "roles" else {})
+    roles = pair.equal_roles if config.special_tokens == "roles" else {}
+    return single_edges(roles, roles.values())
 
 
-def relaxed_edges(pair: Pair, config: MultitokenConfig) -> Edges:
-    """Return an edge to each near-equivalent, if they count."""
-    return single_edges(pair.near_equivalents if config.canonicalization == "relaxed" else {})
-
-
-def completed(
-    pair: Pair,
+def with_matches(
     edges: Edges,
     kind: RowKind,
+    matches: Matches,
     config: MultitokenConfig,
     only: NDArray[np.bool_] | None = None,
 ) -> tuple[Edges, NDArray[np.uint8]]:
     """Add near-equivalents and special tokens to what a stage made of text tokens.
 
     Args:
-        pair: in the form that tokens are compared in.
         edges: the stage's own, of any rows.
         kind: of the rows that they make.
+        matches: the pair's.
         config: how tokens match.
         only: bool `[V_student]`, the rows that are kept; all if None.
 
     Returns:
         The edges of these rows, and the kind of every row, uint8 `[V_student]`.
     """
-    edges = Edges.concatenate([edges, relaxed_edges(pair, config)])
-    edges, special = without_ignored(edges, config), special_edges(pair, config)
+    special = matches.special
+    edges = without_ignored(Edges.concatenate([edges, matches.relaxed]), config)
     if only is not None:
         edges, special = (one.take(only[one.student_ids]) for one in (edges, special))
-    kinds = np.zeros(pair.shape[0], np.uint8)
+    kinds = np.zeros(matches.pair.shape[0], np.uint8)
     kinds[edges.student_ids], kinds[special.student_ids] = kind, RowKind.ROLE
     return Edges.concatenate([edges, special]), kinds
 

@@ -18,12 +18,12 @@ from xtok.maps.recipe import recipe_of_stage
 from xtok.maps.results import (
     check_ignored,
     map_of_rows,
-    reported_of_pair,
+    report_of_pair,
     unspelled_note,
 )
 from xtok.pairs import Pair
 from xtok.progress import Progress, silent
-from xtok.stages.matches import compared, completed, without_ignored
+from xtok.stages.matches import Matches, find_matches, with_matches, without_ignored
 
 
 def multitoken(
@@ -31,7 +31,6 @@ def multitoken(
     config: MultitokenConfig | None = None,
     *,
     initial: MapLike | None = None,
-    only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
     """Map each student token to the teacher tokens that spell it, and the other way round.
@@ -49,7 +48,6 @@ def multitoken(
         pair: the models of the rows and the columns, with their tokenizers.
         config: the options; the defaults if None.
         initial: a map of the same pair, or its path, whose weights (but for slots) are added in.
-        only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
         progress: called for each pass over a vocabulary.
 
     Raises:
@@ -59,25 +57,47 @@ def multitoken(
     earlier = None if initial is None else as_map(initial)
     pair = pair if earlier is None else at_widths_of(pair, earlier)
     check_ignored(pair, config)
-    in_form = compared(pair, config)
-    spelled, failures = _spelled_edges(in_form, config, only, progress)
-    edges, kind = completed(in_form, spelled, RowKind.PIECES, config, only)
+    made, failures = spelled_map(
+        pair, config, find_matches(pair, config), earlier=earlier, progress=progress
+    )
+    notes = [] if earlier is None else name_notes(pair, earlier)
+    report = report_of_pair("multitoken", pair, made, config, notes=notes, failures=failures)
+    recipe = recipe_of_stage(config) if earlier is None else None
+    return replace(made, reports=(*made.reports, report), recipe=recipe)
+
+
+def spelled_map(
+    pair: Pair,
+    config: MultitokenConfig,
+    matches: Matches,
+    *,
+    earlier: ProjectionMap | None = None,
+    only: NDArray[np.bool_] | None = None,
+    progress: Progress = silent,
+) -> tuple[ProjectionMap, list[str]]:
+    """Make the map of `multitoken` without its report and recipe; return it and the failures.
+
+    Args:
+        pair: with its tokenizers.
+        config: the options.
+        matches: the pair's, by these options.
+        earlier: a map of the pair whose weights are added in.
+        only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
+        progress: called for each pass over a vocabulary.
+    """
+    spelled, failures = _spelled_edges(matches.pair, config, only, progress)
+    edges, kind = with_matches(spelled, RowKind.PIECES, matches, config, only)
     details: dict[str, Any] = {}
-    notes: list[str] = []
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
-        notes += name_notes(pair, earlier)
         earlier = admit(pair, earlier)
         before = without_ignored(earlier.edges.take(~earlier.is_slot), config).normalized()
         edges = Edges.concatenate([before, edges])
         others = earlier.row_kind
         differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
         kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
-    projection = map_of_rows(pair, edges, kind, config, "multitoken", earlier)
-    projection = projection.after("multitoken", config.options, **details)
-    if earlier is None and only is None:
-        projection = replace(projection, recipe=recipe_of_stage(config))
-    return reported_of_pair(pair, projection, config, failures, notes)
+    made = map_of_rows(pair, edges, kind, config, "multitoken", earlier)
+    return made.after("multitoken", config.options, **details), failures
 
 
 def _spelled_edges(

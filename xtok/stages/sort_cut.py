@@ -10,6 +10,7 @@ from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.map_like import MapLike, as_map
+from xtok.maps.parts import StageReport
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import with_options
 from xtok.maps.results import map_of_edges
@@ -33,6 +34,17 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     """
     projection = as_map(projection)
     config = SortCutConfig.or_default(config)
+    result, counts = cut_rows(projection, config)
+    is_counted = "texts" in (projection.recipe or ())  # then `build` cuts before it pins exact rows
+    recipe = None if is_counted else with_options(projection, top_k=config.top_k)
+    report = StageReport("sort-cut", counts, _weight_notes(result))
+    return replace(result, reports=(*result.reports, report), recipe=recipe)
+
+
+def cut_rows(
+    projection: ProjectionMap, config: SortCutConfig
+) -> tuple[ProjectionMap, dict[str, float]]:
+    """Make the map of `sort_cut` without its report and recipe; return it, and what was cut."""
     if projection.enable_scale_trick and config.top_k < 2:
         raise XtokError(
             "a row of one entry has no room beside its scale slot",
@@ -52,7 +64,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     is_cut = np.repeat(kept < sizes, kept)
     weights = np.where(is_cut, edges.normalized().weights, edges.weights)
     dropped = np.delete(projection.weights, places).sum(dtype=np.float64)
-    counts = {
+    counts: dict[str, float] = {
         "rows cut": int(np.count_nonzero(kept < sizes)),
         "entries cut": projection.nnz - len(places),
         "mean mass cut per row": float(dropped) / max(1, len(starts)),
@@ -60,10 +72,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     edges = edges._replace(weights=weights)
     slot = projection.scale_slot
     result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=config.top_k)
-    result = result.after("sort-cut", asdict(config), counts, _weight_notes(result))
-    is_counted = "texts" in (projection.recipe or ())  # then `build` cuts before it pins exact rows
-    recipe = None if is_counted else with_options(projection, top_k=config.top_k)
-    return replace(result, recipe=recipe)
+    return result.after("sort-cut", asdict(config)), counts
 
 
 def _weight_notes(projection: ProjectionMap) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def spellings_of_pair(pair: Pair, progress: Progress = silent) -> SpellingMap:
         pair: the pair, with its tokenizers.
         progress: called for each pass over a vocabulary.
     """
-    student, teacher = _partners(pair)
+    student, teacher = pair.shared
     of_student = _spelled(pair, student, progress)
     of_teacher = _spelled(pair.reversed, teacher, progress)
     result = SpellingMap(
@@ -45,23 +45,6 @@ def spellings_of_pair(pair: Pair, progress: Progress = silent) -> SpellingMap:
     )
     result.check()
     return replace(result, reports=(_report(result, pair),))
-
-
-def _partners(pair: Pair) -> tuple[Ids, Ids]:
-    """Return each token's shared token of the other side, int64 `[V]` each, or −1.
-
-    One role may have one token here and several there: then the lowest ids are partners.
-    """
-    of_student, of_teacher = (np.full(width, -1, np.int64) for width in pair.shape)
-    common = pair.common_ids[1]  # the student's id of the same bytes, or −1
-    teacher_ids = np.flatnonzero(common >= 0)
-    of_teacher[teacher_ids] = common[teacher_ids]
-    of_student[common[teacher_ids]] = teacher_ids
-    back = ((s, t) for t, s in pair.reversed.equal_roles.items())
-    for s, t in (*pair.equal_roles.items(), *back):
-        if of_student[s] < 0 and of_teacher[t] < 0:
-            of_student[s], of_teacher[t] = t, s
-    return of_student, of_teacher
 
 
 def _spelled(pair: Pair, partners: Ids, progress: Progress) -> Pieces:

@@ -362,28 +362,13 @@ def differing_ids(ours: TokenTable, other: TokenTable) -> list[int]:
     return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
 
 
-def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
-    """Return, for each student id whose bytes a teacher token has, that teacher id."""
-    id_of = teacher.canonical_ids().get
-    teacher_ids = np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
-    rows = np.flatnonzero(teacher_ids >= 0)
-    return dict(zip(rows.tolist(), teacher_ids[rows].tolist(), strict=True))
+def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
+    """Return, for each student id, the teacher id of the same bytes, int64 `[V_student]`, or −1.
 
-
-def common_ids(
-    student: TokenTable, teacher: TokenTable
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the events of a strict shared vocabulary: one for each common token, and a rest, −1.
-
-    int64 `[V_student]` and `[V_teacher]`. Of several ids with the same bytes, the one that the
-    tokenizer emits is the common token.
+    Of several teacher ids with these bytes, it is the one that the tokenizer emits.
     """
-    ours, theirs = (np.full(len(table), -1, np.int64) for table in (student, teacher))
-    id_of = teacher.canonical_ids()
-    for token, s in student.canonical_ids().items():
-        if token in id_of:
-            ours[s] = theirs[id_of[token]] = s
-    return ours, theirs
+    id_of = teacher.canonical_ids().get
+    return np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:

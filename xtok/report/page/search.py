@@ -51,10 +51,7 @@ def pack(examined: PageData, max_size: int | None = None) -> tuple[Columns, list
     tables = examined.pair.tables
     if max_size is None:
         max_size = _LEAST_SIZE + (_SIZE_OF_TOKEN + _SIZE_OF_ROW * len(maps)) * sum(map(len, tables))
-    same = examined.pair.equal_bytes
-    partners = [np.full(len(table), -1, np.int64) for table in tables]
-    partners[0][list(same)] = list(same.values())
-    partners[1][list(same.values())] = list(same)
+    partners = [examined.pair.equal_bytes, examined.pair.reversed.equal_bytes]
     of_maps = [_Entries(m, None if text is None else text.tokens[0]) for m in maps]
 
     def entries_of(kept: int) -> Columns:
