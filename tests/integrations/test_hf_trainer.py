@@ -418,6 +418,13 @@ def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
     assert logged(cut) == logged(whole)
     saved = sorted(path.name for path in (tmp_path / "cut").iterdir())
     assert "model.safetensors" in saved
+    assert not xtok.doctor(str(tmp_path / "cut")).failed
+
+
+def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Path) -> None:
+    without = [o for o in models if not o.startswith("--map")]
+    with pytest.raises(SystemExit, match=r"^--loss p-kl needs a map: give it as --map$"):
+        hf_trainer.main([*without, f"--output_dir={tmp_path}"])
 
 
 def test_the_example_trains_from_stored_predictions(
@@ -432,29 +439,7 @@ def test_the_example_trains_from_stored_predictions(
     assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("loss", ["alm", "csd"])
-def test_the_example_trains_from_a_teachers_own_cache(
-    models: list[str], collator: Collator, tmp_path: Path, loss: LossName
-) -> None:
-    [teacher] = collator.teachers
-    rows = stored_teachers.rows_of(teacher, [row["text"] for row in ROWS])
-    answers = [stored_teachers.vllm_answer(row) for row in rows]
-    dataset = stored_teachers.write_lines(tmp_path / "answers.jsonl", answers)
-    spellings_of_pair(collator.pairs[0]).save(tmp_path / "spellings.safetensors")
-    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--dataset"))]
-    [name] = [o.removeprefix("--teacher=") for o in models if o.startswith("--teacher=")]
-    options = [*kept, f"--teacher_tokenizer={name}", f"--loss={loss}", f"--dataset={dataset}"]
-    options += [f"--map={tmp_path / 'spellings.safetensors'}"] if loss == "csd" else []
-    one = hf_trainer.main([
-        *options, "--cross_entropy_weight=0", "--max_steps=8", f"--output_dir={tmp_path / 'run'}",
-    ])  # fmt: skip
-    assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
-
-
 @pytest.mark.parametrize("more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"]])
->>>>>>> gpu
 def test_two_processes_are_one_with_twice_the_batch(
     models: list[str], tmp_path: Path, forks: Forks, more: list[str]
 ) -> None:

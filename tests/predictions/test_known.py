@@ -16,6 +16,7 @@ import stored_teachers as teachers
 from stored_teachers import Row
 
 import xtok
+from xtok.config import CacheFormat
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 
@@ -33,7 +34,7 @@ def row(byte_level: Tokenizer) -> Row:
 def projected(digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path: Path) -> Any:
     """Write a cache of one document, project it, and return the row and the report."""
 
-    def run(kind: str, value: Any, to: str = "neutral", **about: str) -> tuple[Row, Any]:
+    def run(kind: str, value: Any, to: CacheFormat = "neutral", **about: Any) -> tuple[Row, Any]:
         if kind == "neutral":
             path = teachers.write_neutral(tmp_path / "a.parquet", [value], **about)
         else:
@@ -51,7 +52,7 @@ def projected(digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path
 
 
 def answer_of(row: Row, kind: str) -> Row:
-    copy = json.loads(json.dumps(row))
+    copy: Row = json.loads(json.dumps(row))
     if kind == "neutral":
         return copy
     return teachers.vllm_answer(copy) if kind == "vllm" else {

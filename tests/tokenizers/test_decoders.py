@@ -58,7 +58,9 @@ READ: dict[str, Any] = {
                                   decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
     "a replacement of the text": decoders.Sequence([decoders.Fuse(), decoders.Replace("▁", " ")]),
     "two replacements": decoders.Sequence([decoders.Replace("▁a", "X"), decoders.Replace("X", "")]),
-    "joined, never": decoders.Sequence([decoders.Fuse(), decoders.Metaspace(prepend_scheme="never")]),
+    "joined, never": decoders.Sequence(
+        [decoders.Fuse(), decoders.Metaspace(prepend_scheme="never")]
+    ),
 }  # fmt: skip
 
 

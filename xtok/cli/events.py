@@ -6,12 +6,13 @@ from xtok.cli.options import (
     JSON,
     ModelArguments,
     Widths,
-    needs_nothing,
+    loss_option,
+    note_one_vocabulary,
     output_option,
     output_path,
     report_written,
 )
-from xtok.config import MAIN, EventLoss, option
+from xtok.config import EventLoss
 from xtok.maps import names
 from xtok.maps.file import SUFFIXES, check_output, files_of
 
@@ -20,12 +21,10 @@ from xtok.maps.file import SUFFIXES, check_output, files_of
 def events(
     *,
     models: ModelArguments,
-    for_loss: EventLoss = option(
+    for_loss: EventLoss = loss_option(
+        EventLoss,
         "event-kl",
         "The loss: event-kl, or csd, which takes each side's tokens spelled in the other's.",
-        name="for",
-        metavar="LOSS",
-        panel=MAIN,
     ),
     output: str | None = output_option(
         "the current folder, under a name that tells the pair.",
@@ -44,14 +43,16 @@ def events(
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
-    pair = models.pair(widths)
-    if needs_nothing(pair, output):
-        return
+    if path.suffix == ".pt":
+        from xtok.maps.nemo_tables import check_reverse
 
+        check_reverse(path, student_id, teacher_id)
+    pair = models.pair(widths)
+    note_one_vocabulary(pair)
     result = events_of_pair(pair, for_loss, report.progress_bar)
     result.save(path)
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 
-        report.print_note(nemo_overrides(result, path))
+        report.print_notes(nemo_overrides(result, path))
     report_written(result.reports, *files_of(result, path), json=json)

@@ -9,6 +9,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 from xtok.counting.pair_text import PairText
+from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WORTH, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
@@ -236,6 +237,8 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     yield Check("backend", "ok", f"{vocabulary.backend}, as its files call for")
     for note in tokenizer.notes:
         yield Check("backend", "warning", note)
+    if difference := _other_reading(tokenizer):
+        yield Check("backend", "note", difference)
     if not tokenizer.text_changes:
         how = _difference(_SPACE.encode(), _back(tokenizer, [_SPACE])[0])
         message = f"none, but {how}" if how else "none: text is its tokens' bytes"
@@ -253,6 +256,38 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     shown = examples_of(empty, None, "id") if empty else "none"
     yield Check("decode to nothing", "failed" if empty else "ok", shown)
     yield _duplicates(tokenizer.table)
+
+
+def _other_reading(tokenizer: Tokenizer) -> str:
+    """Say where the file alone, or AutoTokenizer, gives other ids; "" if nowhere.
+
+    Words, numbers and special tokens are compared, because wrong ids come back as the same text.
+    """
+    words = [word for text in _PROBE.values() for word in text.split()]
+    table = tokenizer.table
+    control = table.ids_of_type(TokenType.CONTROL).tolist()
+    special = [f"a{table.control_names[i]} 1" for i in control]
+    texts = [*words, *_PROBE.values(), *special]
+    try:
+        other = tokenizer.read_otherwise()
+        if other is None:
+            return ""
+        name, reading = other
+        rows = zip(texts, *(one.encode_batch(texts) for one in (tokenizer, reading)), strict=True)
+    except TokenizerError:
+        return "nothing else reads these files, to compare ids with"
+    differing = [(text, ours, theirs) for text, ours, theirs in rows if ours != theirs]
+    if not differing:
+        return ""
+    text, ours, theirs = min(differing, key=lambda one: len(one[0]))
+    return (
+        f"{name} gives other ids for {len(differing)} of {len(texts)} texts: "
+        f"{quoted(escape(text.encode()))} is {_beginning(ours)} here, {_beginning(theirs)} there"
+    )
+
+
+def _beginning(ids: Sequence[int]) -> str:
+    return f"[{listed(ids, 6)}]"
 
 
 def _duplicates(table: TokenTable) -> Check:

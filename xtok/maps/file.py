@@ -28,6 +28,7 @@ from xtok.files.keys import unique_keys
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.maps.pt import load_pt, require
+from xtok.vocab.display import listed
 from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     flushed, and renamed, so that there is never a half-written one under `path`.
 
     Raises:
-        OutputError: if the path has another suffix, or cannot be written.
+        OutputError: if the path has another suffix, or cannot be written; or another file has the
+            name of the second one.
         ValueError: if the map breaks an invariant of its class.
     """
     suffixes = SUFFIXES[: 1 if kind_of(vars(any_map)) == "events" else 2]
@@ -121,6 +123,7 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
         contents: Sequence[bytes] = [to_safetensors(any_map)]
     elif len(targets) == 2:
         spellings: Any = any_map
+        nemo_tables.check_reverse(targets[0], any_map.student.model_id, any_map.teacher.model_id)
         contents = nemo_tables.to_tables(spellings, *pack(any_map))
     else:
         contents = [to_nemo(any_map)]
@@ -190,7 +193,11 @@ def read(
             says = {**header, "enable_scale_trick": slots}
             entries = nemo.padded(tensors["indices"], tensors["likelihoods"], says)
             return _imported(entries, preserve_last)
-    raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
+    raise MapFileError(
+        f"{source} is a safetensors file, but not an xtok map: it holds "
+        f"{listed(map(repr, tensors), 5) or 'no tensors'}",
+        hint=MAP_HINT,
+    )
 
 
 def _imported(
@@ -267,6 +274,8 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
                 raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
             is_zip, is_json = start[:2] == b"PK", start[8:] == b"{"
             is_pt = is_zip or (source.suffix == ".pt" and not is_json)
+            if not (is_pt or is_json or source.suffix == ".safetensors"):
+                raise MapFileError(f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP)
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield source, is_pt
                 return

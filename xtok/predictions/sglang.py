@@ -32,7 +32,7 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
         XtokError: if it is no such answer.
     """
     counts, ids, logprobs = list[int](), list[Any](), list[Any]()
-    about = answer.get("meta_info")
+    about: Any = answer.get("meta_info")
     try:
         owns = about["input_token_logprobs"]
         tops = about.get("input_top_logprobs") or _unflattened(about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ class Backend(ABC):
 
     name: str
     notes: tuple[str, ...] = ()  # what the tokenizer's user should know about how it was loaded
+    other: tuple[str, Callable[[], Backend]] | None = None
+    """What else reads the same folder, by name: its file alone, or AutoTokenizer."""
 
     @abstractmethod
     def entries(self) -> Iterable[Entry]:

@@ -36,6 +36,13 @@ class HuggingFaceBackend(Backend):
     name = "hf"
 
     def __init__(self, tokenizer: Any, model: str) -> None:
+        if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
+            self.notes = (
+                f"{model} has a dropout of {dropout:g}, with which its library draws ids at "
+                "random; xtok reads it without",
+            )
+            tokenizer = copy.deepcopy(tokenizer)  # the one given is not changed
+            tokenizer.backend_tokenizer.model.dropout = None
         self._hf, self._model, rust = tokenizer, model, tokenizer.backend_tokenizer
         _check_growth(rust, model)
         self._rust = _within_text(rust)
@@ -221,17 +228,13 @@ def components(component: Any) -> Iterator[Spec]:
 
 
 def _within_text(rust: RustTokenizer) -> RustTokenizer:
-    """Return what encodes as in the middle of a text: no prefix, padding or dropout.
+    """Return what encodes as in the middle of a text: no prefix, no padding.
 
     The model is shared, because copying its vocabulary takes seconds.
     """
     from tokenizers import Tokenizer as RustTokenizer
 
-    model = rust.model
-    if getattr(model, "dropout", None):
-        model = copy.deepcopy(model)
-        model.dropout = None
-    within = RustTokenizer(model)
+    within = RustTokenizer(rust.model)
     for name in ("normalizer", "pre_tokenizer"):
         part = getattr(rust, name)
         spec = _without_prefix(_spec(part))
@@ -244,8 +247,8 @@ def _within_text(rust: RustTokenizer) -> RustTokenizer:
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
-    """Return a component that puts nothing before a text; None for one that does nothing else."""
-    if spec["type"] == "Prepend":
+    """Return a component that does nothing to a text's beginning; None for one that only does."""
+    if spec["type"] == "Prepend" or _is_at_start(spec):
         return None
     never = {"prepend_scheme": "never", "add_prefix_space": False}
     spec = spec | {key: value for key, value in never.items() if key in spec}
@@ -254,6 +257,12 @@ def _without_prefix(spec: Spec) -> Spec | None:
             inner = map(_without_prefix, spec[key])
             spec[key] = [component for component in inner if component is not None]
     return spec
+
+
+def _is_at_start(spec: Spec) -> bool:
+    """Whether it replaces what a text begins with, as the dummy prefix of a SentencePiece file."""
+    pattern: str = spec.get("pattern", {}).get("Regex", "") if spec["type"] == "Replace" else ""
+    return pattern.startswith(r"\A")
 
 
 _MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
