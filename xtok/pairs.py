@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class Pair:
         return require_table(self.student), require_table(self.teacher)
 
     @functools.cached_property
-    def sides(self) -> dict[str, Vocabulary]:
+    def sides(self) -> dict[str, Any]:
         """Both vocabularies, by side, as a map keeps them: with their tokenizers' digests."""
         of_side = {"student": self.student_tokenizer, "teacher": self.teacher_tokenizer}
         return {

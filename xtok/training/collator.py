@@ -233,7 +233,10 @@ class DistillationCollator:
             if begin and (not ours or ours[0][0][:1] != list(begin)):
                 ours = [(list(begin), True), *ours]
             own.append(_row_of(ours))
-        alignments = [self._align(aligner, *both) for both in zip(own, theirs, strict=True)]
+        sides_of = self.student, teacher
+        alignments = [
+            self._align(aligner, sides_of, *both) for both in zip(own, theirs, strict=True)
+        ]
         batch, side = (
             _pad(of, tokenizer, self.max_length)
             for of, tokenizer in ((own, self.student), (theirs, teacher))
