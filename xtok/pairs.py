@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +56,18 @@ class Pair:
         return require_table(self.student), require_table(self.teacher)
 
     @functools.cached_property
-    def sides(self) -> dict[str, Any]:
-        """Both vocabularies, by side, as a map keeps them: with their tokenizers' digests."""
-        of_side = {"student": self.student_tokenizer, "teacher": self.teacher_tokenizer}
-        return {
-            side: getattr(self, side) if one is None
-            else replace(getattr(self, side), definition_sha256=one.definition_sha256)
-            for side, one in of_side.items()
-        }  # fmt: skip
+    def sides(self) -> tuple[Vocabulary, Vocabulary]:
+        """Both vocabularies as a map keeps them: with their tokenizers' digests."""
+        student, teacher = (
+            vocabulary
+            if tokenizer is None
+            else replace(vocabulary, definition_sha256=tokenizer.definition_sha256)
+            for vocabulary, tokenizer in (
+                (self.student, self.student_tokenizer),
+                (self.teacher, self.teacher_tokenizer),
+            )
+        )
+        return student, teacher
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -101,6 +105,18 @@ class Pair:
     def differing_ids(self) -> list[int]:
         """The ids that are not the same token on both sides, rising; none for one vocabulary."""
         return differing_ids(*self.tables)
+
+    @functools.cached_property
+    def upper_case(self) -> NDArray[np.int64]:
+        """Student ids with upper-case letters, where the teacher's vocabulary has none at all.
+
+        The teacher cannot spell them; mostly there are none.
+        """
+        rows, columns = self.tables
+        if columns.has_upper_case:
+            return np.zeros(0, np.int64)
+        texts = (token.decode("utf-8", "ignore") for token in rows.tokens())
+        return np.flatnonzero([text != text.lower() for text in texts])
 
     def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
         """Spell tokens of the student as the teacher's tokenizer does in the middle of a text.

@@ -219,7 +219,7 @@ def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_pat
           for prefix in ("", "hf:", "spm:")),
         ("hf:", "the model's name is empty"), ("/dev/zero", "has no tokenizer.json"),
         ("hf:SMALL/small.model", "has no tokenizer.json"),
-        ("hf:MEGATRON", "is a vocabulary of Megatron"),
+        ("MEGATRON", "is a vocabulary of Megatron"),
         ("tiktoken:SMALL/small.model@x", "is not a base64 token"),
         ("spm:SMALL/small.tiktoken", "is not a SentencePiece model"),
         ("SMALL/small-hf@main", "takes no @main"),

@@ -150,8 +150,9 @@ class TokenAligner:
         control = {s: symbols[t] for s, t in roles.items()}
         self.student = SymbolTable("student", rows, control, FIRST_UNKNOWN)
         self.teacher = SymbolTable("teacher", columns, symbols, FIRST_UNKNOWN + 1)
+        # Libraries that drop text shift the offsets of what follows, so `align_spans` is no help.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
-        self._is_lossy = any(one is not None and one.drops_text for one in tokenizers)
+        self.is_lossy = any(one is not None and one.drops_text for one in tokenizers)
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
         self._exact = np.full(len(rows), -1, np.int32)
@@ -217,7 +218,7 @@ class TokenAligner:
         walk(s, t, self._exact, chunks)
         if (chunks.differs[:, 0] >= 0).any():
             most = min(self.max_comb_len, num_tokens)  # fits into an int64
-            walk_on(s, t, most, self._is_lossy, chunks)
+            walk_on(s, t, most, self.is_lossy, chunks)
         lengths = np.diff(s.bounds)
         place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
         has_chunk = place < np.repeat(chunks.total, lengths)
@@ -225,10 +226,11 @@ class TokenAligner:
             chunks.student, chunks.teacher, chunks.total, chunks.correct[has_chunk]
         )
 
-    def may_lack_text(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
-        """Whether ids may stand for less than their text: `align_spans` is then better."""
+    def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
+        """Whether a side has unknown tokens, whose places `align_spans` knows from the text."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
-        return self._is_lossy or any(np.isin(ids, side.unknown_ids).any() for side, ids in sides)
+        has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
+        return has_unknown and not self.is_lossy
 
     def align_spans(
         self,
@@ -237,7 +239,7 @@ class TokenAligner:
         teacher_ids: NDArray[Any],
         teacher_bounds: NDArray[np.int64],
     ) -> FlatAlignment:
-        """Align one document whose text has bytes that a side has no tokens for.
+        """Align one document whose text has bytes that a side has unknown tokens for.
 
         Chunks lie between the places of the text where tokens of both sides begin, and count only
         if both sides have the same bytes there.

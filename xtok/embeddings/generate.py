@@ -110,7 +110,8 @@ def generate(
     options["embedding_model"] = source.key if source else {"kind": embedding_model}
     projection = map_of_edges(
         edges,
-        **pair.sides,
+        student=pair.sides[0],
+        teacher=pair.sides[1],
         row_kind=kind,
         scale_slot=None,
         method=embedding_model.partition(":")[0],

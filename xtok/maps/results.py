@@ -113,6 +113,19 @@ def tokenizer_notes(pair: Pair) -> list[str]:
             f"{vocabulary.model_id} changes text: {normalizer}: {changes}"
             for normalizer, changes in tokenizer.text_changes
         ]
+    return [*notes, *case_notes(pair)]
+
+
+def case_notes(pair: Pair) -> list[str]:
+    """Return a note for each side whose vocabulary has no upper case, where the other's has."""
+    ends = ("their rows are empty", "no row leads to them")
+    notes = []
+    for one, end in zip((pair, pair.reversed), ends, strict=True):
+        if count := len(one.upper_case):
+            notes.append(
+                f"{count:,} of {len(one.tables[0].text_ids):,} tokens of {one.student.model_id} "
+                f"have upper-case letters, and {one.teacher.model_id} has none: {end}"
+            )
     return notes
 
 
@@ -207,7 +220,8 @@ def map_of_rows(
         edges, slot = add_slots(edges, candidates, len(kind))
     return map_of_edges(
         edges,
-        **pair.sides,
+        student=pair.sides[0],
+        teacher=pair.sides[1],
         row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
         scale_slot=slot,
         method=method,

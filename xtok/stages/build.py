@@ -216,7 +216,7 @@ def asked_for(
 
 def _cached(pair: Pair, recipe: Recipe) -> Path:
     """Return where a map is kept that is asked for without a path."""
-    definitions = [side.definition_sha256 for side in pair.sides.values()]
+    definitions = [side.definition_sha256 for side in pair.sides]
     key = [definitions, pair.shape, recipe]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "maps" / f"{digest[:32]}.safetensors"

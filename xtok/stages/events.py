@@ -98,7 +98,8 @@ def events_of_pair(
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     labels, rest = _numbered(_components(s_link, t_link), len(s_link))
     result = EventMap(
-        **pair.sides,
+        student=pair.sides[0],
+        teacher=pair.sides[1],
         student_event=labels[: len(s_link)],
         teacher_event=labels[len(s_link) :],
         student_link=s_link.astype(np.int32),

@@ -35,7 +35,8 @@ def spellings_of_pair(pair: Pair, progress: Progress = silent) -> SpellingMap:
     of_student = _spelled(pair, student, progress)
     of_teacher = _spelled(pair.reversed, teacher, progress)
     result = SpellingMap(
-        **pair.sides,
+        student=pair.sides[0],
+        teacher=pair.sides[1],
         student_pieces=of_student.ids,
         student_counts=of_student.counts.astype(np.int32),
         teacher_pieces=of_teacher.ids,

@@ -104,7 +104,8 @@ class FolderBackend(Backend):
         }
         for role in SPECIAL_NAMES:
             for name in _contents([self._config.get(f"{role}_token")]):
-                roles[role] = [ids[name]]
+                if name in ids:  # else it is plain text in the file
+                    roles[role] = [ids[name]]
         return roles
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:

@@ -118,6 +118,10 @@ class HuggingFaceBackend(Backend):
         ids = {role: getattr(self._hf, f"{role}_token_id", None) for role in SPECIAL_NAMES}
         return {role: [i] for role, i in ids.items() if i is not None}
 
+    def special_names(self) -> Mapping[str, str]:
+        """Return the special-token map, with the names that are the model's own."""
+        return dict(self._hf.special_tokens_map)
+
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores, special tokens as plain text; no ids for what the model refuses."""
         # The library's results are many times as large as the ids.

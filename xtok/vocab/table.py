@@ -86,6 +86,13 @@ class TokenTable:
         return np.diff(self.offsets)
 
     @property
+    def has_upper_case(self) -> bool:
+        """Whether tokens have letters from A to Z: 1 % of them, as names like [MASK] have them."""
+        is_upper = (self.data >= ord("A")) & (self.data <= ord("Z"))
+        owners = np.repeat(np.arange(len(self)), self.lengths)
+        return len(np.unique(owners[is_upper])) > len(self.text_ids) / 100
+
+    @property
     def text_ids(self) -> NDArray[np.int64]:
         """The ids that stand for bytes, int64, in rising order."""
         return np.flatnonzero(self.lengths)
@@ -206,7 +213,8 @@ class Vocabulary:
     revision: str | None  # the repo's commit, if known; else what was given
     backend: str | None  # the reader of the tokenizer: hf, sentencepiece, tiktoken, tekken …
     vocab_size: int  # V, the width of the model's logits
-    width_source: str  # option, config, tokenizer, map; or ids: the largest of a map without one
+    # option, config, model type, tokenizer, map; or ids: the largest of a map without one
+    width_source: str
     tokenizer_vocab_size: int | None  # the tokenizer's largest id within V + 1
     table: TokenTable | None  # None for a map from elsewhere that carries no tokens
     # `Tokenizer.definition_sha256` of what a map was made of; None where it is not known.
