@@ -22,7 +22,8 @@ RESPLIT_RATE = 0.01
 Gemma 3's tokens in manual pages in four languages and in Python: SmolLM2, Llama 3 and Qwen split at
 0.4 to 3 % of such places.
 """
-CLOSE_RATIO = 1 + 2.0**-9  # probabilities that differ more have other float32 logarithms, up to 2**13
+CLOSE_RATIO = 1 + 2.0**-9
+"""Probabilities that differ more have other float32 logarithms, up to 2**13."""
 _HASH = np.uint64(0xCBF29CE484222325)
 BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
 
