@@ -15,10 +15,10 @@ import pytest
 from make import byte_ranks, same
 
 import xtok
+from xtok.building.build import map_of_pair
 from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
-from xtok.stages.build import map_of_pair
 
 PACKAGE = Path(xtok.__file__).parent
 

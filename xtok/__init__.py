@@ -15,9 +15,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner as TokenAligner
     from xtok.alignment.aligner import shift_to_predictions as shift_to_predictions
-    from xtok.alignment.logprobs import project_logprobs as project_logprobs
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.alignment.text import align as align
+    from xtok.building.build import build as build
+    from xtok.building.build import get_map as get_map
+    from xtok.building.embeddings.generate import generate as generate
+    from xtok.building.events import events as events
+    from xtok.building.exact import reapply_exact as reapply_exact
+    from xtok.building.multitoken import multitoken as multitoken
+    from xtok.building.sort_cut import sort_cut as sort_cut
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
     from xtok.config import ServeConfig as ServeConfig
     from xtok.config import SortCutConfig as SortCutConfig
     from xtok.conversation import render as render
-    from xtok.embeddings.generate import generate as generate
     from xtok.errors import XtokError as XtokError
     from xtok.inspection.compare import compare as compare
     from xtok.inspection.describe import describe as describe
@@ -37,18 +42,13 @@ if TYPE_CHECKING:
     from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.maps.spellings import SpellingMap as SpellingMap
-    from xtok.pairs import Pair as Pair
-    from xtok.projecting.files import project as project
-    from xtok.serving import serve as serve
-    from xtok.stages.build import build as build
-    from xtok.stages.build import get_map as get_map
-    from xtok.stages.events import events as events
-    from xtok.stages.exact import reapply_exact as reapply_exact
-    from xtok.stages.multitoken import multitoken as multitoken
-    from xtok.stages.sort_cut import sort_cut as sort_cut
+    from xtok.teachers.files import project as project
+    from xtok.teachers.logprobs import project_logprobs as project_logprobs
+    from xtok.teachers.serving import serve as serve
     from xtok.tokenizers import Tokenizer as Tokenizer
     from xtok.tokenizers import load_tokenizer as load_tokenizer
     from xtok.tokenizers import pair as pair
+    from xtok.tokenizers.pairs import Pair as Pair
     from xtok.training.collator import DistillationCollator as DistillationCollator
     from xtok.training.module import ProjectionModule as ProjectionModule
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "TokenAligner": "xtok.alignment.aligner",
     "shift_to_predictions": "xtok.alignment.aligner",
-    "project_logprobs": "xtok.alignment.logprobs",
+    "project_logprobs": "xtok.teachers.logprobs",
     "Retokenizer": "xtok.alignment.retokenize",
     "align": "xtok.alignment.text",
     "BuildConfig": "xtok.config",
@@ -66,7 +66,7 @@ _MODULE_OF = {
     "ServeConfig": "xtok.config",
     "SortCutConfig": "xtok.config",
     "render": "xtok.conversation",
-    "generate": "xtok.embeddings.generate",
+    "generate": "xtok.building.embeddings.generate",
     "XtokError": "xtok.errors",
     "compare": "xtok.inspection.compare",
     "describe": "xtok.inspection.describe",
@@ -79,15 +79,15 @@ _MODULE_OF = {
     "EventMap": "xtok.maps.events",
     "ProjectionMap": "xtok.maps.projection_map",
     "SpellingMap": "xtok.maps.spellings",
-    "Pair": "xtok.pairs",
-    "project": "xtok.projecting.files",
-    "serve": "xtok.serving",
-    "build": "xtok.stages.build",
-    "get_map": "xtok.stages.build",
-    "events": "xtok.stages.events",
-    "reapply_exact": "xtok.stages.exact",
-    "multitoken": "xtok.stages.multitoken",
-    "sort_cut": "xtok.stages.sort_cut",
+    "Pair": "xtok.tokenizers.pairs",
+    "project": "xtok.teachers.files",
+    "serve": "xtok.teachers.serving",
+    "build": "xtok.building.build",
+    "get_map": "xtok.building.build",
+    "events": "xtok.building.events",
+    "reapply_exact": "xtok.building.exact",
+    "multitoken": "xtok.building.multitoken",
+    "sort_cut": "xtok.building.sort_cut",
     "Tokenizer": "xtok.tokenizers",
     "load_tokenizer": "xtok.tokenizers",
     "DistillationCollator": "xtok.training.collator",

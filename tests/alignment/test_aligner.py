@@ -18,10 +18,10 @@ import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
-from xtok.integrations import nemo_rl
 from xtok.maps.admit import pair_of_maps
-from xtok.pairs import Pair
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenType
+from xtok.training.trainers import nemo_rl
 
 TEXT = (
     "The quick brown fox, 2024 of them;  das Größte — 東京都 👨\u200d👩 def f(x):\n\treturn x\r\n"

@@ -24,9 +24,9 @@ from xtok.cli import COMMANDS, HELP, make_app
 from xtok.cli.command import expanded
 from xtok.cli.options import output_path
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import require_table
 from xtok.tokenizers import load_tokenizer
-from xtok.vocab.classes import TokenClass, token_classes
+from xtok.tokenizers.classes import TokenClass, token_classes
+from xtok.tokenizers.pairs import require_table
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def test_a_full_disk_under_stdout_is_an_error(maps: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
-@pytest.mark.parametrize("when", ["typer", "xtok.cli.build", "xtok.stages.build"])
+@pytest.mark.parametrize("when", ["typer", "xtok.cli.build", "xtok.building.build"])
 def test_ctrl_c_is_one_line(small: Path, tmp_path: Path, when: str, quiet: list[str]) -> None:
     """Among the imports of the command line, among those of the command, and within it."""
     program = f"""

@@ -19,7 +19,7 @@ import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
 from xtok.maps.recipe import difference, recipe_of
-from xtok.projecting.checkpoint import identity_of
+from xtok.teachers.checkpoint import identity_of
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
 Document = dict[str, Any]

@@ -13,8 +13,8 @@ from make import GOOD, alignment, built
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule, XtokError, losses
-from xtok.pairs import Pair
-from xtok.stages.spellings import spellings_of_pair
+from xtok.building.spellings import spellings_of_pair
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
 from xtok.training.losses.named import (

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.kernels import in_python
 from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Side, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
-from xtok.kernels import in_python
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.tokenizers.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
     import torch
 
-    from xtok.pairs import Pair
+    from xtok.tokenizers.pairs import Pair
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import (
     JSON,
@@ -15,9 +15,9 @@ from xtok.cli.options import (
     TEACHER_CHAT_TEMPLATE,
     ModelArguments,
 )
+from xtok.cli.tables.alignment import print_alignment
 from xtok.config import option
 from xtok.errors import XtokError
-from xtok.report.alignment import print_alignment
 
 
 @command
@@ -67,7 +67,7 @@ def align(
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
         )
-        report.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
+        console.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
         alignment = xtok.chats.describe_chat(aligner, pair, aligned)
     show(alignment, print_alignment, json=json)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
+from xtok._lib.shards import Source
 from xtok.config import BuildConfig, MultitokenConfig
-from xtok.files.shards import Source
 from xtok.maps import file as mapfile
 from xtok.maps.parts import Recipe
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import SIDES, Pair
+from xtok.tokenizers.pairs import SIDES, Pair
 
 _IN_WORDS = {
     "texts": "it was counted on other text",

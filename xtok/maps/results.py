@@ -13,10 +13,10 @@ from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, add_slots, heaviest, in_map_order, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
-from xtok.pairs import SIDES, Pair, require_table
-from xtok.vocab.display import listed, plural
-from xtok.vocab.roles import slot_candidates
-from xtok.vocab.table import TokenTable
+from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.pairs import SIDES, Pair, require_table
+from xtok.tokenizers.roles import slot_candidates
+from xtok.tokenizers.table import TokenTable
 
 
 def map_of_edges(

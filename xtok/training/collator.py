@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from xtok._lib.known import NEXT, candidates_of_row, own_logprobs, without_null
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,
@@ -27,10 +28,9 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
 from xtok.errors import XtokError
-from xtok.pairs import Pair
-from xtok.predictions.known import NEXT, candidates_of_row, own_logprobs, without_null
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.boundaries import ROUNDING
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
