@@ -350,7 +350,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "words has vocab.txt, and no config.json that names the tokenizer's class", TYPES),
     (lambda: load_tokenizer(Path(file("words/merges.txt", "a b")).parent),
      "words has merges.txt, and no config.json that names the tokenizer's class", TYPES),
-    (lambda: nemo_rl.TokenAligner(3, "bytes"),
+    (lambda: nemo_rl.NemoTokenAligner(3, "bytes"),
      "tokenizer is int, not a fast Hugging Face tokenizer",
      "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True"),
     (lambda: decode_vocabulary([Entry(6, TokenType.NORMAL, b"x")], width=6),

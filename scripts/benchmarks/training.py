@@ -89,7 +89,7 @@ def loss_cost(options: Namespace) -> Iterator[Row]:
         [side] = batch["teachers"]
         lengths = batch["input_ids"].shape[1], side["input_ids"].shape[1]
         ours, theirs = logits(lengths, *pair.shape, device=options.device)
-        artefacts = {
+        artefacts: dict[losses.LossName, Any] = {
             "event-kl": losses.event_index(events_of_pair(pair)),
             "csd": losses.spelling_index(spellings_of_pair(pair)), "alm": None,
         }  # fmt: skip

@@ -18,7 +18,7 @@ from peer_checks import nemo_rl_draft, report
 from peer_checks.report import Check, Checks
 from xtok.config import Loss
 from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
-from xtok.training.trainers.nemo_rl import TokenAligner
+from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 
 PEER = "NeMo-RL"
 LEFT_OUT = (

@@ -527,14 +527,14 @@ def test_what_it_takes(
         TokenAligner(Pair(student.vocabulary, likewise)),
         TokenAligner(xtok.pair(hf, teacher)),
         TokenAligner(pair_of_maps(xtok.ProjectionMap.load(path)), 2),
-        nemo_rl.TokenAligner(hf, teacher),
-        nemo_rl.TokenAligner(hf, teacher, path, 4),
-        nemo_rl.TokenAligner(student, teacher, projection_matrix_path=str(path)),
+        nemo_rl.NemoTokenAligner(hf, teacher),
+        nemo_rl.NemoTokenAligner(hf, teacher, path, 4),
+        nemo_rl.NemoTokenAligner(student, teacher, projection_matrix_path=str(path)),
     ):
         assert student_chunks(made, s, t) == expected
     assert hf.backend_tokenizer.to_str() == before
     with pytest.raises(XtokError, match="swapped"):
-        nemo_rl.TokenAligner(teacher, student, path)
+        nemo_rl.NemoTokenAligner(teacher, student, path)
     with pytest.raises(ValueError, match="max_comb_len is 0"):
         TokenAligner(xtok.pair(student, teacher), max_comb_len=0)
 

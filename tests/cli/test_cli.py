@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -381,10 +380,8 @@ def test_heavy_libraries_are_not_loaded(maps: Path, tmp_path: Path, line: str | 
 def test_every_public_name_is_there() -> None:
     for name in xtok.__all__:
         assert getattr(xtok, name) is not None
-    for name in set(dir(xtok)) - set(xtok.__all__):  # rooms, and modules under a short name
-        assert isinstance(getattr(xtok, name), types.ModuleType)
     with pytest.raises(AttributeError, match="nonsense"):
-        xtok.nonsense  # noqa: B018
+        xtok.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
 # Bad input

@@ -50,7 +50,9 @@ def align(
         data = _text(text, file)
         alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
     else:
-        from xtok.conversation.files import read_conversations  # which a text does not need
+        # Which a text does not need:
+        from xtok.alignment import chats
+        from xtok.conversation.files import read_conversations
 
         record, *others = read_conversations(chat)
         if others:
@@ -59,7 +61,7 @@ def align(
             )
         pair = models.pair()
         aligner = xtok.TokenAligner(pair, max_comb_len)
-        aligned = xtok.chats.align_chat(
+        aligned = chats.align_chat(
             aligner,
             pair,
             record.messages,
@@ -68,7 +70,7 @@ def align(
             teacher_template=teacher_chat_template,
         )
         console.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
-        alignment = xtok.chats.describe_chat(aligner, pair, aligned)
+        alignment = chats.describe_chat(aligner, pair, aligned)
     show(alignment, print_alignment, json=json)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from xtok import XtokError, build, events
 from xtok.tokenizers import from_transformers
-from xtok.training.trainers.nemo_rl import TokenAligner
+from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 
 TEXTS = ["The quick brown fox, 2024 of them;  das Größte — 東京都\n", "In 201 words: 東京 x", ""]
 FIELDS = {  # the fields of NeMo-RL's AlignmentBatch that its losses read, and their types

@@ -1,4 +1,4 @@
-"""`TokenAligner` in the place of NeMo-RL's: it takes the same arguments."""
+"""`NemoTokenAligner` in the place of NeMo-RL's `TokenAligner`: it takes the same arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xtok.alignment.aligner import Array
 
 
-class TokenAligner(aligner.TokenAligner):
+class NemoTokenAligner(aligner.TokenAligner):
     """An `xtok.TokenAligner` as NeMo-RL's `setup` makes one.
 
     Args:
