@@ -85,6 +85,12 @@ def tables(name: str) -> str:
 TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
 
 
+def chat_of_named(messages: list[dict[str, Any]]) -> object:
+    """Render by a tokenizer whose only template has a name."""
+    named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
+    return render(load_tokenizer(folder("tokenizer_config", chat_template=named)), messages)
+
+
 def folder(stem: str, content: str | None = None, **parts: object) -> str:
     """Copy a tokenizer's folder, with other content or other parts of a JSON file."""
     shutil.copytree("small/small-digits", "model")
@@ -425,6 +431,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: chat([{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]),
      "message 0 is nested more than 100 deep", "give its content as text, or as a list of parts"),
     (lambda: chat([ASK], None), "small-byte-level has no chat template", TEMPLATE),
+    (lambda: chat_of_named([ASK]), "model has no chat template by default, but the named ones rag",
+     f"give the name of one, or {TEMPLATE.removeprefix('give ')}"),
+    (lambda: xtok.DistillationCollator("bytes", "bytes", student_template="plain")([[ASK]]),
+     "bytes has no chat template", TEMPLATE.replace("template=", "teacher_templates=")),
+    (lambda: load_tokenizer("bytes").encode_batch(["ok", "a\ud83d"]),
+     "text 1, 'a\\ud83d', has '\\ud83d', half of a surrogate pair, which is no text",
+     "write the whole pair, or the character itself"),
     (lambda: chat([ASK], "none.jinja"),
      "the chat template none.jinja cannot be read: No such file or directory", TEMPLATE),
     (lambda: chat([ASK], "{% for %}"),
