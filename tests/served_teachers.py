@@ -19,14 +19,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tiny_models import tiny_model
 
+from xtok._lib.progress import silent_note
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
-from xtok.progress import silent_note
-from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.translator import Translator
-from xtok.serving.server import Proxy, bound
-from xtok.serving.teacher import TeacherServer
+from xtok.teachers.back_map import BACK_MAP
+from xtok.teachers.serving.server import Proxy, bound
+from xtok.teachers.serving.teacher import TeacherServer
+from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 
 
 class Model:

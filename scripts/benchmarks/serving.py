@@ -28,14 +28,14 @@ from starlette.routing import Route
 import xtok
 from benchmarks.harness import Row, chosen, documents, path_of, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, stored
+from xtok.building.build import map_of_pair
 from xtok.config import ServeConfig
-from xtok.predictions.ranked import Scores
-from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.shared_text import SharedText
-from xtok.projecting.translator import Translator
-from xtok.serving.server import bound, score
-from xtok.serving.teacher import PROBE
-from xtok.stages.build import map_of_pair
+from xtok.teachers.back_map import BACK_MAP
+from xtok.teachers.formats.ranked import Scores
+from xtok.teachers.serving.server import bound, score
+from xtok.teachers.serving.teacher import PROBE
+from xtok.teachers.shared_text import SharedText
+from xtok.teachers.translator import Translator
 
 PAIRS = (("llama3", "qwen"), ("qwen", "llama3"))
 K, AT_ONCE, CHARACTERS = 64, 64, 3000

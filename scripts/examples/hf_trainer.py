@@ -18,6 +18,7 @@ From predictions that a teacher made before, as `xtok project` writes them, no t
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,15 @@ from typing import Any
 
 import torch
 from datasets import load_dataset
-from transformers import AutoModelForCausalLM, HfArgumentParser, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from xtok.integrations.transformers import DistillationTrainer
+from xtok.errors import XtokError
 from xtok.tokenizers import load_tokenizer
 from xtok.training.collator import DistillationCollator, TopKCollator
 from xtok.training.losses import CombineConfig
+from xtok.training.losses.named import loss_named
+from xtok.training.trainers.transformers import DistillationTrainer
 
 
 @dataclass
@@ -46,6 +49,9 @@ class Arguments:
     loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
     max_length: int = field(default=1024, metadata={"help": "tokens of a sample, on each side"})
     cross_entropy_weight: float = field(default=1.0, metadata={"help": "0: distillation only"})
+    dynamic_scaling: bool = field(
+        default=False, metadata={"help": "scale the distillation to the size of the cross-entropy"}
+    )
 
 
 def read(name: str | None) -> Any:
@@ -60,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     kinds: Any = [Arguments, TrainingArguments]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
+    artefact = loss_named(options.loss).artefact
+    if artefact and not options.map:
+        raise SystemExit(f"--loss {options.loss} needs {artefact.name}: give it as --map")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     collate: Any = TopKCollator(max_length=options.max_length)
     if options.teacher:
@@ -78,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> Any:
         or None,
         loss=options.loss,
         projection=options.map or None,
-        combine=CombineConfig(cross_entropy_weight=options.cross_entropy_weight),
+        combine=CombineConfig(
+            cross_entropy_weight=options.cross_entropy_weight,
+            dynamic_scaling=options.dynamic_scaling,
+        ),
         train_dataset=read(options.dataset),
         eval_dataset=read(options.eval_dataset),
     )
@@ -86,8 +98,13 @@ def main(argv: Sequence[str] | None = None) -> Any:
     last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model()
+    if trainer.is_world_process_zero():
+        AutoTokenizer.from_pretrained(options.student).save_pretrained(config.output_dir)
     return trainer
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except XtokError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.kernels import CONTROL, Side, Walk, align_documents, align_rest
+from xtok._lib.kernels import in_python
+from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Side, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
-from xtok.kernels import in_python
-from xtok.vocab.table import TokenTable
+from xtok.tokenizers.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
     import torch
 
-    from xtok.pairs import Pair
+    from xtok.tokenizers.pairs import Pair
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
@@ -44,6 +44,21 @@ class AlignmentBatch:
     student_chunk_id: Array
     teacher_chunk_id: Array
     num_chunks: Array  # int64 [B]
+
+
+@dataclass
+class PaddedAlignment(AlignmentBatch):
+    """An alignment that knows where a row has its tokens; padding predicts nothing."""
+
+    student_kept: Array  # bool [B, T_s]
+    teacher_kept: Array  # bool [B, T_t]
+
+
+@dataclass
+class ShiftedAlignment(AlignmentBatch):
+    """An alignment of the positions that predict the tokens, as losses take it."""
+
+    has_start: Array  # bool [B, max_pairs], whether both sides predict a chunk's first token
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +89,7 @@ class FlatAlignment:
 
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
-    ) -> AlignmentBatch:
+    ) -> PaddedAlignment:
         """Return the alignment of a padded batch, as NumPy arrays.
 
         Args:
@@ -87,7 +102,7 @@ class FlatAlignment:
         is_single = np.append(self.is_correct, False)
         for number in (student, teacher):
             is_single[:-1] &= np.bincount(number, minlength=len(is_single))[:-1] == 1
-        return AlignmentBatch(
+        return PaddedAlignment(
             pair_valid=valid,
             pair_is_correct=filled(valid, self.is_correct, False),
             student_exact_partition_mask=filled(student_kept, is_single[student], False),
@@ -95,6 +110,8 @@ class FlatAlignment:
             student_chunk_id=filled(student_kept, self.student_chunk_id.astype(np.int64), -1),
             teacher_chunk_id=filled(teacher_kept, self.teacher_chunk_id.astype(np.int64), -1),
             num_chunks=self.num_chunks,
+            student_kept=student_kept,
+            teacher_kept=teacher_kept,
         )
 
 
@@ -138,17 +155,25 @@ class TokenAligner:
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
         rows, columns = pair.tables
-        roles = {s: t for s, t in pair.equal_roles.items() if t in columns.control_names}
+        unknown = [set(table.ids_of_type(TokenType.UNKNOWN).tolist()) for table in pair.tables]
+        roles = {
+            s: t
+            for s, t in pair.equal_roles.items()
+            if t in columns.control_names and s not in unknown[0] and t not in unknown[1]
+        }
         symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
-        if len(symbols) > 2**16 - CONTROL:
+        if len(symbols) > FIRST_UNKNOWN - CONTROL:
             raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
-        self.student = SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
-        self.teacher = SymbolTable("teacher", columns, symbols)
+        control = {s: symbols[t] for s, t in roles.items()}
+        self.student = SymbolTable("student", rows, control, FIRST_UNKNOWN)
+        self.teacher = SymbolTable("teacher", columns, symbols, FIRST_UNKNOWN + 1)
+        # Libraries that drop text shift the offsets of what follows, so `align_spans` is no help.
+        tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
+        self.is_lossy = any(one is not None and one.drops_text for one in tokenizers)
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
-        self._exact = np.full(len(rows), -1, np.int32)
-        exact = pair.equal_bytes | roles
-        self._exact[list(exact)] = list(exact.values())
+        self._exact = pair.equal_bytes.astype(np.int32)
+        self._exact[list(roles)] = list(roles.values())
 
     def align(
         self,
@@ -157,7 +182,7 @@ class TokenAligner:
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
-    ) -> AlignmentBatch:
+    ) -> PaddedAlignment:
         """Align a batch of rows of token ids.
 
         Args:
@@ -179,7 +204,7 @@ class TokenAligner:
                 raise ValueError(f"{side.side}_ids are not a padded batch [B, T]")
         batch = self.align_sequences(student, teacher).padded(student.kept, teacher.kept)
         arrays = {name: like(array, student_ids) for name, array in vars(batch).items()}
-        return AlignmentBatch(**arrays)
+        return PaddedAlignment(**arrays)
 
     def align_sequences(
         self, student: Sequences | FlatIds, teacher: Sequences | FlatIds
@@ -208,13 +233,57 @@ class TokenAligner:
             walk, walk_on = in_python(walk), in_python(walk_on)
         walk(s, t, self._exact, chunks)
         if (chunks.differs[:, 0] >= 0).any():
-            walk_on(s, t, min(self.max_comb_len, num_tokens), chunks)  # fits into an int64
+            most = min(self.max_comb_len, num_tokens)  # fits into an int64
+            walk_on(s, t, most, self.is_lossy, chunks)
         lengths = np.diff(s.bounds)
         place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
         has_chunk = place < np.repeat(chunks.total, lengths)
         return FlatAlignment(
             chunks.student, chunks.teacher, chunks.total, chunks.correct[has_chunk]
         )
+
+    def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
+        """Whether a side has unknown tokens, whose places `align_spans` knows from the text."""
+        sides = ((self.student, student_ids), (self.teacher, teacher_ids))
+        has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
+        return has_unknown and not self.is_lossy
+
+    def align_spans(
+        self,
+        student_ids: NDArray[Any],
+        student_bounds: NDArray[np.int64],
+        teacher_ids: NDArray[Any],
+        teacher_bounds: NDArray[np.int64],
+    ) -> FlatAlignment:
+        """Align one document whose text has bytes that a side has unknown tokens for.
+
+        Chunks lie between the places of the text where tokens of both sides begin, and count only
+        if both sides have the same bytes there.
+
+        Args:
+            student_ids: integers `[T_s]`.
+            student_bounds: int64 `[T_s + 1]`, the bytes of the text at which each token begins, and
+                the last one ends.
+            teacher_ids: integers `[T_t]`.
+            teacher_bounds: int64 `[T_t + 1]`.
+        """
+        shared = np.intersect1d(student_bounds, teacher_bounds)
+        texts = [
+            _Symbols.of(side, ids, bounds, shared)
+            for side, ids, bounds in (
+                (self.student, student_ids, student_bounds),
+                (self.teacher, teacher_ids, teacher_bounds),
+            )
+        ]
+        same = texts[0].counts == texts[1].counts
+        ours, theirs = (one.symbols[same[one.segment]] for one in texts)
+        segment = texts[0].segment[same[texts[0].segment]]
+        same[segment[ours != theirs]] = False
+        same &= texts[0].counts > 0
+        number = np.append(np.where(same, np.cumsum(same) - 1, -1), -1).astype(np.int32)
+        chunks = [number[one.segment_of_token] for one in texts]
+        total = int(same.sum())
+        return FlatAlignment(chunks[0], chunks[1], np.array([total]), np.ones(total, np.bool_))
 
     def align_ids(
         self,
@@ -284,6 +353,34 @@ class TokenAligner:
         ]
 
 
+class _Symbols(NamedTuple):
+    """The symbols of one side's tokens, and the segments of the text that they are in."""
+
+    symbols: NDArray[np.uint16]
+    segment: NDArray[np.int64]  # of each symbol
+    segment_of_token: NDArray[np.int64]  # −1 for a token without symbols, or outside
+    counts: NDArray[np.int64]  # symbols of each segment
+
+    @classmethod
+    def of(
+        cls,
+        side: SymbolTable,
+        ids: NDArray[Any],
+        bounds: NDArray[np.int64],
+        shared: NDArray[np.int64],
+    ) -> _Symbols:
+        """Find the segments between neighbours of `shared` that tokens begin in."""
+        lengths = np.diff(side.offsets)[ids]
+        of_token = np.searchsorted(shared, bounds[:-1], side="right") - 1
+        of_token[(lengths == 0) | (bounds[:-1] >= shared[-1])] = -1
+        lengths = np.where(of_token < 0, 0, lengths)
+        starts = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(side.offsets[ids] - starts, lengths)
+        segment = np.repeat(of_token, lengths)
+        counts = np.bincount(segment, minlength=len(shared) - 1)
+        return cls(side.symbols[places], segment, of_token, counts)
+
+
 def _spans(
     table: TokenTable, ids: Sequence[int] | NDArray[Any], chunk: NDArray[np.int32], count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, int], tuple[int, int]]]:
@@ -342,33 +439,54 @@ def describe_alignment(
     )
 
 
-def shift_to_predictions(batch: AlignmentBatch) -> AlignmentBatch:
+def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     """Return the alignment of the positions that predict the tokens, as losses take it.
 
-    Position i predicts token i + 1, so it takes that token's chunk; the last position predicts
-    nothing. A chunk without a predicting position on one side (a first token) is no longer valid.
+    Position i predicts token i + 1, so it takes that token's chunk. The last position predicts
+    nothing, nor does padding: a row's first token has no position, on whichever side it is padded.
+    A chunk without a position on one side is no longer valid.
 
     >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))
     >>> batch.student_chunk_id.tolist(), xtok.shift_to_predictions(batch).student_chunk_id.tolist()
     ([[0, 1]], [[1, -1]])
+
+    Raises:
+        ValueError: if it is shifted already.
     """
-    shifted: dict[str, Any] = {
-        f"{side}_{name}": _shift(getattr(batch, f"{side}_{name}"), fill)
-        for side in ("student", "teacher")
-        for name, fill in (("chunk_id", -1), ("exact_partition_mask", False))
-    }
-    valid: Any = batch.pair_valid
-    if valid.shape[1]:
-        # Only chunk 0 can hold a row's first token, and lose its last predicting position.
-        valid = valid.copy() if isinstance(valid, np.ndarray) else valid.clone()
-        for side in ("student", "teacher"):
-            valid[:, 0] &= (shifted[f"{side}_chunk_id"] == 0).any(1)
-    return replace(batch, pair_valid=valid, **shifted)
+    if isinstance(batch, ShiftedAlignment):
+        raise ValueError("the alignment is shifted already")
+    valid, has_start = (_copy(batch.pair_valid) for _ in range(2))
+    shifted: dict[str, Any] = {}
+    for side in ("student", "teacher"):
+        ids: Any = getattr(batch, f"{side}_chunk_id")
+        predicts: Any = getattr(batch, f"{side}_kept", ids == ids)
+        mask = _shift(getattr(batch, f"{side}_exact_partition_mask"), False)
+        moved = _shift(ids, -1)
+        moved[~predicts] = -1
+        shifted |= {f"{side}_chunk_id": moved, f"{side}_exact_partition_mask": mask & predicts}
+        # The tokens that nothing predicts, and what is left of their chunks.
+        unpredicted = ids >= 0
+        unpredicted[:, 1:] &= ~predicts[:, :-1]
+        rows, places = _nonzero(unpredicted)
+        chunks = ids[rows, places]
+        has_start[rows, chunks] = False
+        is_gone = (moved[rows] != chunks[:, None]).all(1)
+        valid[rows[is_gone], chunks[is_gone]] = False
+    kept = {n: getattr(batch, n) for n in ("pair_is_correct", "num_chunks")}
+    return ShiftedAlignment(pair_valid=valid, has_start=has_start & valid, **kept, **shifted)
 
 
 def _shift(array: Any, fill: Any) -> Any:
-    shifted = array.copy() if isinstance(array, np.ndarray) else array.clone()
+    shifted = _copy(array)
     shifted[:, :-1] = array[:, 1:]
     shifted[:, -1:] = fill
     return shifted
+
+
+def _copy(array: Any) -> Any:
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
+def _nonzero(array: Any) -> Any:
+    return array.nonzero() if isinstance(array, np.ndarray) else array.nonzero(as_tuple=True)

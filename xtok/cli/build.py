@@ -1,37 +1,26 @@
 """`xtok build`."""
 
 from pathlib import Path
-from typing import get_args
 
 import typer
 
 import xtok
-from xtok import report
+from xtok.building.counting.texts import check_texts
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     TEXT_FIELD,
     MapOptions,
     ModelArguments,
     StrictOutput,
+    loss_option,
     map_option,
-    needs_nothing,
+    note_one_vocabulary,
     report_written,
     text_option,
 )
 from xtok.cli.spellings import nemo_name
-from xtok.config import MAIN, OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
-from xtok.counting.texts import check_texts
-from xtok.errors import XtokError
-
-
-def read_loss(text: str) -> str:
-    """Return the name of a loss that takes a map."""
-    if text == "event-kl":
-        raise XtokError("event KL takes no map", hint="xtok events STUDENT TEACHER")
-    if text not in get_args(Loss):
-        known = ", ".join(map(repr, get_args(Loss)))
-        raise typer.BadParameter(f"{text!r} is not one of {known}.")
-    return text
+from xtok.config import OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
 
 
 @command
@@ -39,15 +28,11 @@ def build(
     context: typer.Context,
     *,
     models: ModelArguments,
-    for_loss: Loss | None = option(
+    for_loss: Loss | None = loss_option(
+        Loss,
         None,
         "Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without it, the "
         "recipe of X-Token. Event KL takes no map, but what `xtok events` makes.",
-        name="for",
-        metavar="LOSS",
-        parser=read_loss,
-        autocompletion=lambda incomplete: [x for x in get_args(Loss) if x.startswith(incomplete)],
-        panel=MAIN,
     ),
     output: StrictOutput,
     text: list[str] = text_option("Count the map on this text: "),
@@ -81,24 +66,23 @@ def build(
     """
     names = models.both()
     check_texts(text, field)
+    from xtok.building.build import asked_for, load_or_build, map_of_pair
     from xtok.maps.names import name_of_map
     from xtok.maps.recipe import difference
-    from xtok.stages.build import asked_for, load_or_build, map_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
     own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
-    path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
+    path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    if needs_nothing(pair, output.output):
-        return
+    note_one_vocabulary(pair)
 
     def make() -> xtok.ProjectionMap:
         projection = map_of_pair(
             pair, config, texts=text, field=field, initial=initial,
-            progress=report.progress_bar, text_progress=report.text_progress_bar,
+            progress=console.progress_bar, text_progress=console.text_progress_bar,
         )  # fmt: skip
         output.require_complete(projection)
         projection.save(path)
@@ -109,11 +93,11 @@ def build(
         def differs(existing: xtok.ProjectionMap) -> str | None:
             return difference(existing, pair, asked_for(config, text, field, initial))
 
-        projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)
+        projection = load_or_build(path, differs, make, timeout=timeout, note=console.print_note)
     else:
         projection = make()
     report_written(projection.reports, path, json=output.json)
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 
-        report.print_note(nemo_overrides(projection, path, for_loss))
+        console.print_notes(nemo_overrides(projection, path, for_loss))

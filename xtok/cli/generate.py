@@ -5,9 +5,9 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command
-from xtok.cli.options import ModelArguments, StrictOutput, Widths
+from xtok.cli.options import ModelArguments, StrictOutput, Widths, note_one_vocabulary
 from xtok.cli.spellings import nemo_name
 from xtok.config import COMPUTING, MAIN, GenerateConfig, option
 from xtok.maps.names import map_name
@@ -43,13 +43,15 @@ def generate(
 ) -> None:
     """Map each student token to the teacher tokens that are most similar."""
     output.check()
+    pair = models.pair(widths)
+    note_one_vocabulary(pair)
     projection = xtok.generate(
-        models.pair(widths),
+        pair,
         embedding_model,
         config,
         cache_dir=cache_dir,
         force_recompute=force_recompute,
-        progress=report.progress_bar,
+        progress=console.progress_bar,
     )
-    name = nemo_name(context, models, config) or map_name(projection, "generate")
-    output.write(projection, name)
+    name = nemo_name(context, models.both(), config) or map_name(projection, "generate")
+    output.write_of_stage(projection, name)

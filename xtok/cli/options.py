@@ -7,26 +7,27 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import expanded
-from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, option
+from xtok.cli.stdout import print_path, print_result
+from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, Loss, option
 from xtok.errors import XtokError
 from xtok.maps.admit import admit, name_notes, pair_of_map
-from xtok.pairs import SIDES
-from xtok.report.stdout import print_path, print_result
+from xtok.tokenizers.pairs import SIDES
 
 if TYPE_CHECKING:
     from xtok.maps.map_like import AnyMap
     from xtok.maps.projection_map import ProjectionMap, StageReport
-    from xtok.pairs import Pair
     from xtok.tokenizers import Tokenizer
+    from xtok.tokenizers.pairs import Pair
 
 M = TypeVar("M", bound="AnyMap")
 
@@ -141,11 +142,11 @@ class Loading(Config):
 
     def tokenizer(self, model: str, vocab_size: int | None = None) -> Tokenizer:
         """Load a tokenizer, and print the notes on how it was loaded."""
-        with report.announced(f"loading {model}"):
+        with console.announced(f"loading {model}"):
             tokenizer = xtok.load_tokenizer(
                 model, vocab_size=vocab_size, trust_remote_code=self.trust_remote_code
             )
-        report.print_notes(tokenizer.notes)
+        console.print_notes(tokenizer.notes)
         return tokenizer
 
 
@@ -213,7 +214,7 @@ class Models(Loading):
             the map, with the tokens that it lacks, and its pair.
         """
         pair = pair_of_map(projection, **self.tokenizers(widths))
-        report.print_notes(name_notes(pair, projection))
+        console.print_notes(name_notes(pair, projection))
         return admit(pair, projection, name=str(name)), pair
 
 
@@ -225,6 +226,41 @@ class ModelArguments(Models):
     teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
     student_model: str | None = _model("The same as STUDENT, as an option.", "-s", RARE)
     teacher_model: str | None = _model("The same as TEACHER, as an option.", "-t", RARE)
+
+
+_MADE_FOR = {
+    **{loss: ("map", f"xtok build STUDENT TEACHER --for {loss}") for loss in get_args(Loss)},
+    "event-kl": ("event map", "xtok events STUDENT TEACHER"),
+    "csd": ("spelling map", "xtok events STUDENT TEACHER --for csd"),
+    "topk-kl": ("rows of predictions", "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
+    "alm": ("file", "train with it as it is: it needs the teacher's log-probabilities alone"),
+    "same-tokenizer": ("file", "train with it as it is: it needs the same vocabulary alone"),
+}
+"""What each loss is given, and the command that makes it."""
+
+
+def read_loss(text: str, known: Any = Loss) -> str:
+    """Return the name of one of the `known` losses; an `XtokError` names another's command."""
+    loss, losses = text.replace("_", "-"), get_args(known)
+    if loss in losses:
+        return loss
+    if loss in _MADE_FOR:
+        hint = _MADE_FOR[loss][1]
+        raise XtokError(f"{loss} takes no {_MADE_FOR[losses[0]][0]}", hint=hint)
+    raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, losses))}.")
+
+
+def loss_option(known: Any, default: str | None, help: str) -> Any:
+    """Return the option for a loss, one of the `known` that the command makes something for."""
+    return option(
+        default,
+        help,
+        name="for",
+        metavar="LOSS",
+        parser=partial(read_loss, known=known),
+        autocompletion=lambda incomplete: [x for x in get_args(known) if x.startswith(incomplete)],
+        panel=MAIN,
+    )
 
 
 def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
@@ -278,23 +314,37 @@ class Output(Config):
         projection.save(path)
         report_written(projection.reports, path, json=self.json)
 
+    def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
+        """Write a map that NeMo-RL's users may train on next, and say what is better for that."""
+        from xtok.maps.loss_fit import is_counted
 
-def needs_nothing(pair: Pair, output: str | None) -> bool:
-    """Say where both have one vocabulary; return whether to stop, as no file was asked for."""
+        self.write(projection, name)
+        path = self.path(name)
+        if path.suffix != ".pt":
+            console.print_note(
+                f"NeMo-RL reads .pt: xtok convert {path} {path.with_suffix('.pt')}, or --output "
+                "NAME.pt"
+            )
+        if not is_counted(projection):
+            console.print_note(
+                "to train on, xtok build STUDENT TEACHER --for p-kl (gold, h-kl) makes a better map"
+            )
+
+
+def note_one_vocabulary(pair: Pair) -> None:
+    """Print a note where both models have one vocabulary, which needs no file; it is made."""
     if pair.is_same:
         from xtok.inspection.advice import SAME
 
-        end = "" if output else " Nothing was written; --output FILE makes a file all the same."
-        report.print_note(SAME + end)
-    return pair.is_same and not output
+        console.print_note(SAME)
 
 
 def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
     """Report on stderr what stages did, and print the paths of their results on stdout."""
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
-        report.print_reports(reports)
+        console.print_reports(reports)
     if json:
-        print_result(report.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
+        print_result(console.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
     for path in () if json else paths:
         print_path(path)
 

@@ -1,16 +1,18 @@
 """`xtok report`."""
 
+from json import loads
 from pathlib import Path
 
 import typer
 
-from xtok import report as reports
+from xtok._lib.io import check_output, write
+from xtok.building.counting.texts import check_texts
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.cli.stdout import print_path
 from xtok.config import OUTPUT, option
-from xtok.counting.texts import check_texts
-from xtok.io import check_output, write
-from xtok.report.stdout import print_path
+from xtok.errors import OutputError
 
 
 @command
@@ -40,14 +42,14 @@ def report(
     files = {output: check_output(output, [".html"], "page")}
     if json:
         data = output.with_suffix(".json")
-        files[data] = check_output(data, [".json"], "page")
+        files[data] = _checked_data(check_output(data, [".json"], "page"))
+    from xtok.cli.page import render
     from xtok.inspection.report import examine
-    from xtok.report.page import render
 
     check_texts(text, field)
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
-        reports.print_reports(projection.reports)
+        console.print_reports(projection.reports)
     maps[0], pair = models.with_map(maps[0], name=map_paths[0])
     examined = examine(
         maps,
@@ -56,10 +58,24 @@ def report(
         models=names,
         names=[path.name for path in map_paths],
         field=field,
-        progress=reports.progress_bar,
-        text_progress=reports.text_progress_bar,
+        progress=console.progress_bar,
+        text_progress=console.text_progress_bar,
     )
-    contents = render(examined), f"{reports.to_json(examined.report)}\n".encode()
+    contents = render(examined), f"{console.to_json(examined.report)}\n".encode()
     for (name, path), content in zip(files.items(), contents, strict=False):
         write(path, [content])
         print_path(name)
+
+
+def _checked_data(path: Path) -> Path:
+    """Return the path of the page's data, which may replace a page's data and nothing else."""
+    try:
+        there = loads(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
+    except ValueError:
+        there = None
+    if not (isinstance(there, dict) and {"pair", "maps"} <= there.keys()):
+        raise OutputError(
+            f"{path} exists, and is not the data of a page: the page's data would replace it",
+            hint="move it away, or give the page another name",
+        )
+    return path

@@ -20,7 +20,6 @@ from typer.core import TyperCommand
 from xtok.maps.names import map_name
 
 if TYPE_CHECKING:
-    from xtok.cli.options import Models
     from xtok.maps.projection_map import ProjectionMap
 
 # NeMo-RL's option to the ones of xtok that it sets: to the value that is typed (`...`), or to
@@ -53,7 +52,6 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
 # By command, those for which xtok has none: the one value, or None for any, and what to do.
 FIXED: Mapping[str, tuple[str, str | None, str]] = {
     "keep_top_tokens": ("generate", "-1", "generate always takes every token"),
-    "num_examples": ("multitoken", None, "xtok inspect shows rows of the map"),
 }
 
 # The tool that takes the options of the step before and ignores them, and writes beside its input.
@@ -67,6 +65,9 @@ _NAMES: Mapping[str, str] = {
 }
 _FOLDER = "cross_tokenizer_data"
 _PLACES = ("data_dir", "output_dir", "output_filename")
+
+# An option of the same name in both that only a command line in NeMo-RL's words has.
+_THEIRS = {"multitoken": "num_examples"}
 
 
 def nemo_options(command: str, own: Collection[str]) -> Iterator[tuple[str, str | None]]:
@@ -125,7 +126,8 @@ class Command(TyperCommand):
         values = {name: ctx.params.pop(name) for name in hidden}
         theirs = {name: value for name, value in values.items() if is_given(ctx, name)}
         self._set_options(ctx, line, theirs)
-        if theirs and self.name != _IGNORING:
+        is_theirs = theirs or is_given(ctx, _THEIRS.get(str(self.name), ""))
+        if is_theirs and self.name != _IGNORING:
             self._set_output(ctx, theirs)
         return rest
 
@@ -170,13 +172,13 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None:
+def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> str | None:
     """Return the name that NeMo-RL gives to the output of a command line in its words, or None."""
     name, command = line_of(context).stem, str(context.info_name)
     if name is None:
         return None
     if not name:
-        student, teacher = map(cleaned, models.both())
+        student, teacher = map(cleaned, models)
         name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
     if command == "multitoken" and config.special_tokens != "off":
         name += "_special"

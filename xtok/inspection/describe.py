@@ -14,8 +14,8 @@ from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.maps.spellings import SpellingMap
-from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.table import SIDES, TokenType, Vocabulary
+from xtok.tokenizers.classes import TokenClass, token_classes
+from xtok.tokenizers.table import SIDES, TokenType, Vocabulary
 
 _LARGEST = 10
 
@@ -30,6 +30,7 @@ class SideDescription:
     vocab_size: int
     width_source: str
     tokenizer_vocab_size: int | None
+    definition_sha256: str | None  # of its tokenizer's definition, when the map was made
     token_types: Mapping[str, int]  # ids by type; empty if the map carries no tokens
 
 

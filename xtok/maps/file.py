@@ -16,22 +16,21 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from xtok import io
+from xtok._lib import io
+from xtok._lib.keys import unique_keys
 from xtok.errors import MAP_HINT, MapFileError, XtokError
-from xtok.files.keys import unique_keys
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.maps.pt import load_pt, require
-from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
+from xtok.tokenizers.display import listed
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
-if TYPE_CHECKING:
-    from xtok.maps.projection_map import ProjectionMap
 M = TypeVar("M", bound="StoredMap")
 
 Kind: TypeAlias = Literal["map", "events", "spellings"]
@@ -111,7 +110,8 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     flushed, and renamed, so that there is never a half-written one under `path`.
 
     Raises:
-        OutputError: if the path has another suffix, or cannot be written.
+        OutputError: if the path has another suffix, or cannot be written; or another file has the
+            name of the second one.
         ValueError: if the map breaks an invariant of its class.
     """
     suffixes = SUFFIXES[: 1 if kind_of(vars(any_map)) == "events" else 2]
@@ -120,8 +120,8 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     if targets[0].suffix != ".pt":
         contents: Sequence[bytes] = [to_safetensors(any_map)]
     elif len(targets) == 2:
-        spellings: Any = any_map
-        contents = nemo_tables.to_tables(spellings, *pack(any_map))
+        nemo_tables.check_reverse(targets[0], any_map.student.model_id, any_map.teacher.model_id)
+        contents = nemo_tables.to_tables(*pack(any_map), any_map.student, any_map.teacher)
     else:
         contents = [to_nemo(any_map)]
     io.write_all(dict(zip(targets, contents, strict=True)))
@@ -149,10 +149,11 @@ def to_safetensors(any_map: StoredMap) -> bytes:
 
 def to_nemo(projection: Any) -> bytes:
     """Return the bytes of the map's `.pt` file; see `nemo.to_nemo`."""
-    return nemo.to_nemo(projection, *pack(projection))
+    sides = projection.student, projection.teacher
+    return nemo.to_nemo(*pack(projection), *sides, projection.top_k)
 
 
-def sha256(projection: ProjectionMap) -> str:
+def sha256(projection: StoredMap) -> str:
     """Return the sha256 of the map's `.safetensors` file."""
     return hashlib.sha256(to_safetensors(projection)).hexdigest()
 
@@ -190,7 +191,11 @@ def read(
             says = {**header, "enable_scale_trick": slots}
             entries = nemo.padded(tensors["indices"], tensors["likelihoods"], says)
             return _imported(entries, preserve_last)
-    raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
+    raise MapFileError(
+        f"{source} is a safetensors file, but not an xtok map: it holds "
+        f"{listed(map(repr, tensors), 5) or 'no tensors'}",
+        hint=MAP_HINT,
+    )
 
 
 def _imported(
@@ -267,6 +272,8 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
                 raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
             is_zip, is_json = start[:2] == b"PK", start[8:] == b"{"
             is_pt = is_zip or (source.suffix == ".pt" and not is_json)
+            if not (is_pt or is_json or source.suffix == ".safetensors"):
+                raise MapFileError(f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP)
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield source, is_pt
                 return
@@ -348,6 +355,7 @@ _OF_VOCABULARY = {
     "width_source": (str,),
     "tokenizer_vocab_size": (int, NoneType),
 }
+_DEFINITION = "definition_sha256"  # files of earlier versions have none
 
 
 def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
@@ -368,6 +376,8 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
         fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
+        if vocabulary.definition_sha256 is not None:
+            fields[side][_DEFINITION] = vocabulary.definition_sha256
         if table is not None:
             names = (f"{side}_token_{name}" for name in _OF_TABLE)
             tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
@@ -479,11 +489,14 @@ def _vocabulary(
     """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
     for name, kinds in _OF_VOCABULARY.items():
         require(type(fields[name]) in kinds, f"the {side}'s {name}")
+    definition = fields.get(_DEFINITION)
+    require(type(definition) in (str, NoneType), f"the {side}'s {_DEFINITION}")
     width = fields["vocab_size"]
     require(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     has_table = any(f"{side}_token_{name}" in tensors for name in _OF_TABLE)
     table = _table(side, fields, tensors, width) if has_table else None
-    return Vocabulary(**{name: fields[name] for name in _OF_VOCABULARY}, table=table)
+    known = {name: fields[name] for name in _OF_VOCABULARY}
+    return Vocabulary(**known, table=table, definition_sha256=definition)
 
 
 def _table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from xtok.errors import TokenizerError
 
 if TYPE_CHECKING:
     from xtok.tokenizers.hub import ModelFiles
-    from xtok.vocab.table import Entry
+    from xtok.tokenizers.table import Entry
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
@@ -31,6 +31,8 @@ class Backend(ABC):
 
     name: str
     notes: tuple[str, ...] = ()  # what the tokenizer's user should know about how it was loaded
+    other: tuple[str, Callable[[], Backend]] | None = None
+    """What else reads the same folder, by name: its file alone, or AutoTokenizer."""
 
     @abstractmethod
     def entries(self) -> Iterable[Entry]:
@@ -39,6 +41,15 @@ class Backend(ABC):
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode stretches from the middle of a text: no dummy prefix, control tokens are text."""
+
+    def definition(self) -> Iterable[bytes]:
+        """Return all that decides which ids a text becomes, but for the tokens and their roles."""
+        return ()
+
+    @property
+    def drops_text(self) -> bool:
+        """Whether the library leaves out, in silence, what it has no token for."""
+        return False
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
@@ -76,6 +87,10 @@ class Backend(ABC):
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
+        return {}
+
+    def special_names(self) -> Mapping[str, str]:
+        """Return the texts of special tokens that chat templates know by name, as `image_token`."""
         return {}
 
     def chat_templates(self) -> Mapping[str, str]:
@@ -122,8 +137,8 @@ def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
 
-def model_vocab_size(files: ModelFiles) -> int | None:
-    """Return the width of a model's logits by its config.json; None without one.
+def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
+    """Return the width of a model's logits by its config.json, and its source; None without one.
 
     Read from the file if it is there, so that a model of a new or custom type needs no code;
     else the default of its type, from transformers' `get_text_config().vocab_size`.
@@ -136,7 +151,7 @@ def model_vocab_size(files: ModelFiles) -> int | None:
     config = files.json("config.json")
     for part in (config.get("text_config"), config):
         if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
-            return size
+            return size, "config"
     from transformers import AutoConfig
 
     try:
@@ -146,7 +161,7 @@ def model_vocab_size(files: ModelFiles) -> int | None:
             local_files_only=files.offline,
             trust_remote_code=False,
         )
-        return int(loaded.get_text_config().vocab_size)
+        return int(loaded.get_text_config().vocab_size), "model type"
     except Exception as error:
         raise TokenizerError(
             f"the config.json of {files} has no vocabulary size: {error}",

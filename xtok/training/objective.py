@@ -16,7 +16,7 @@ from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.event_kl import EventIndex
@@ -28,7 +28,7 @@ Loss = LossName | BatchLoss
 Projection = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathLike[str]
 
 
-class Terms(NamedTuple):
+class LossTerms(NamedTuple):
     """What an objective adds up, each a scalar; all but `loss` without a gradient."""
 
     loss: Tensor
@@ -63,12 +63,14 @@ class Objective:
         teacher_logits: Sequence[Tensor | None],
         batch: Mapping[str, Any],
         totals: Tensor | None = None,
-    ) -> Terms:
+        whole: tuple[Tensor, Tensor] | None = None,
+    ) -> LossTerms:
         """Return the loss of a batch, or with `totals` its share of that of all, and its parts.
 
-        The shares of batches sum to what one batch of all rows gives, and so do their gradients.
-        Two choices are made per batch and not over all: the columns of a P-KL with `top_k`, and
-        the factor of `dynamic_scaling`.
+        The shares of batches sum to what one batch of all rows gives, and so do their gradients;
+        with `dynamic_scaling`, if all of them are given `whole`, the sums of their distillation
+        and of their cross-entropy. One choice is made per batch and not over all: the columns of a
+        P-KL with `top_k`.
         """
         targets: Tensor = batch["targets"]
         inside = targets >= 0
@@ -88,11 +90,11 @@ class Objective:
             loss, distillation = self.combine.cross_entropy_weight * own, torch.zeros_like(own)
         else:
             distillation = sum_teachers(parts, self.teacher_weights)
-            loss = combine(distillation, own, self.combine)
+            loss = combine(distillation, own, self.combine, whole=whole)
         covered = [_covered(side)[inside].sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(own)) / max(1, len(covered))
         coverage = coverage * (shares[0] / max(1, int(count[0])))
-        return Terms(loss, own.detach(), distillation.detach(), coverage)
+        return LossTerms(loss, own.detach(), distillation.detach(), coverage)
 
 
 def _covered(side: Mapping[str, Any]) -> Tensor:
@@ -182,7 +184,7 @@ def _artefact(
     return artefact.to(device)
 
 
-class Distils:
+class DistillationMixin:
     """What trainers of any library share: an objective, its teachers, and what they log.
 
     Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
@@ -193,6 +195,8 @@ class Distils:
 
     state: Any
     accelerator: Any
+    model_wrapped: Any
+    compute_loss_context_manager: Any
     objective: Objective
     teachers: Sequence[Any]  # models; None for stored predictions
     _sums: Tensor | None = None
@@ -203,7 +207,7 @@ class Distils:
         if "loss" in logs and self._sums is not None:
             steps = max(1, self.state.global_step - self._logged_at)
             sums = self.accelerator.reduce(self._sums, "sum") / steps
-            logs |= dict(zip(Terms._fields[1:], sums.tolist(), strict=True))
+            logs |= dict(zip(LossTerms._fields[1:], sums.tolist(), strict=True))
             self._sums, self._logged_at = None, self.state.global_step
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
@@ -211,7 +215,8 @@ class Distils:
         """Count the prepared batches of an optimizer's step, for `compute_loss`.
 
         Each gets its `count`, and their sum over all processes as `totals`, which is returned:
-        int64 `[1 + teachers]`.
+        int64 `[1 + teachers]`. With dynamic scaling, each also gets `whole`, which takes a pass
+        over them without gradients: the factor of the first depends on the last.
         """
         device = self.accelerator.device
         total = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64, device=device)
@@ -221,7 +226,24 @@ class Distils:
         summed: Tensor = self.accelerator.reduce(total, "sum")
         for batch in batches:
             batch["totals"] = summed
+        dynamic = self.objective.combine.dynamic_scaling
+        if dynamic and len(batches) * self.accelerator.num_processes > 1:
+            whole = self._whole(batches)
+            for batch in batches:
+                batch["whole"] = whole
         return summed
+
+    def _whole(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        """Return the distillation and cross-entropy of a step's batches on all processes."""
+        device = self.accelerator.device
+        generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        # What is drawn here, by dropout, is drawn again when gradients are computed.
+        with torch.no_grad(), self.compute_loss_context_manager(), generators:
+            self.model_wrapped.train()
+            terms = [self._terms(self.model_wrapped, batch)[0] for batch in batches]
+        parts = torch.stack([torch.stack([t.distillation, t.cross_entropy]) for t in terms])
+        distillation, own = self.accelerator.reduce(parts.sum(0), "sum")
+        return distillation, own
 
     def prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the prepared batch of what the library hands to `compute_loss`."""
@@ -239,25 +261,32 @@ class Distils:
         Processes average their gradients, so a share of all their terms is multiplied by their
         number.
         """
+        batch = self.prepared(inputs)
+        terms, of_student = self._terms(model, batch)
+        loss = terms.loss
+        if "totals" in batch:
+            new = torch.stack([term.float() for term in terms[1:]])
+            self._sums = new if self._sums is None else self._sums + new
+            loss = loss * self.accelerator.num_processes
+        return (loss, of_student) if return_outputs else loss
+
+    def _terms(self, model: Any, batch: dict[str, Any]) -> tuple[LossTerms, Any]:
+        """Run the models; return what their outputs add up to, and the student's."""
 
         def run(of: Any, side: dict[str, Any]) -> Any:
             mask = side["attention_mask"]
             return of(input_ids=side["input_ids"], attention_mask=mask, use_cache=False)
 
-        batch = self.prepared(inputs)
-        totals, of_student, logits = batch.get("totals"), run(model, batch), []
+        of_student, logits = run(model, batch), []
         with torch.no_grad():
             for teacher, side in zip(self.teachers, batch["teachers"], strict=True):
                 if teacher is not None:
                     teacher.eval()  # DeepSpeed's returns None
                 logits.append(None if teacher is None else run(teacher, side).logits)
-        terms = self.objective.terms(of_student.logits, logits, batch, totals)
-        loss = terms.loss
-        if totals is not None:
-            new = torch.stack([term.float() for term in terms[1:]])
-            self._sums = new if self._sums is None else self._sums + new
-            loss = loss * self.accelerator.num_processes
-        return (loss, of_student) if return_outputs else loss
+        terms = self.objective.terms(
+            of_student.logits, logits, batch, batch.get("totals"), batch.get("whole")
+        )
+        return terms, of_student
 
 
 def require_one_device(args: Any) -> None:

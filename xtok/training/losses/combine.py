@@ -108,7 +108,11 @@ def sum_teachers(losses: Sequence[Tensor], weights: Sequence[float] | None = Non
 
 
 def combine(
-    distillation: Tensor, cross_entropy: Tensor, config: CombineConfig | None = None
+    distillation: Tensor,
+    cross_entropy: Tensor,
+    config: CombineConfig | None = None,
+    *,
+    whole: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the sum of a distillation loss d and the student's own cross-entropy c.
 
@@ -117,12 +121,18 @@ def combine(
         loss = sg(|c| / |d|) · d + c
 
     where sg lets no gradient through, and the factor is 1 where d is 0.
+
+    Args:
+        distillation: d.
+        cross_entropy: c.
+        config: the weights; the defaults if None.
+        whole: d and c of the whole step, for the factor, where these are a batch's shares of them.
     """
     config = config or CombineConfig()
     if not config.dynamic_scaling:
         weighted = config.distillation_weight * distillation
         return weighted + config.cross_entropy_weight * cross_entropy
-    d, c = distillation.detach().abs(), cross_entropy.detach().abs()
+    d, c = (part.detach().abs() for part in whole or (distillation, cross_entropy))
     return torch.where(d > 0, c / d.clamp(min=1e-30), 1.0) * distillation + cross_entropy
 
 

@@ -1,0 +1,197 @@
+"""On a pretended GPU: results of the CPU, no operation on two devices, and few waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from make import loss_artefact
+from pretended_gpu import GPU, on_cpu, pretended_gpu
+
+import xtok
+from xtok import DistillationCollator, ProjectionModule
+from xtok._lib.threads import one_thread_each
+from xtok.building.embeddings.similarity import Cosine
+from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers.pairs import Pair
+from xtok.training.collator import TopKCollator, prepare
+from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.named import LOSSES, LossName, make_loss
+from xtok.training.objective import make_objective
+
+TEXTS = [
+    "There are 201 lighthouses on this coast.", "Der Leuchtturm steht auf dem letzten Felsen.",
+    "for x in range(1234):\n    print(x)  # naïve 日本語",
+]  # fmt: skip
+
+FETCHES: dict[LossName, int] = {
+    "p-kl": 17, "event-kl": 10, "csd": 37, "alm": 15, "gold": 15, "h-kl": 15, "same-tokenizer": 7,
+    "topk-kl": 9,
+}  # fmt: skip
+"""How often a step may wait for the GPU: a batch's preparation, a loss and its gradient."""
+
+
+def test_what_a_gpu_refuses_and_counts() -> None:
+    with pretended_gpu() as fetches:
+        ours = torch.arange(6.0, device=GPU).view(2, 3)
+        assert ours.device == GPU
+        assert torch.tensor([1], device=GPU).device == GPU
+        with pytest.raises(RuntimeError, match="two devices"):
+            ours + torch.ones(3)
+        with pytest.raises(RuntimeError, match="two devices"):
+            torch.ones(3)[ours.long()]
+        with pytest.raises(RuntimeError, match="numpy"):
+            ours.numpy()
+        assert not fetches
+        ours[:, 1:].mul_(2).add_(torch.tensor(1.0))  # a CPU scalar is no second device
+        ours.repeat_interleave(2, output_size=12)
+        assert not fetches
+        assert float(ours.sum()) == 31
+        assert bool((ours > 1).any())
+        assert ours.tolist() == ours.cpu().tolist() == [[0, 3, 5], [3, 9, 11]]
+        _ = ours[ours > 1], ours[torch.tensor([0])], ours.nonzero(), torch.unique(ours)
+        ours.flatten().repeat_interleave(torch.ones(6, dtype=torch.int64, device=GPU))
+    assert sum(fetches.values()) == 9
+
+
+def batch_of(name: LossName, pair: Pair) -> dict[str, Any]:
+    """Return a batch as a data loader has it."""
+    if not LOSSES[name].is_stored:
+        return DistillationCollator(*pair.tokenizers)(TEXTS)
+    ids = [pair.tokenizers[0].encode(text).ids.tolist() for text in TEXTS]
+    return TopKCollator()([
+        {
+            "input_ids": row,
+            "topk_ids": [[], *([i, i + 1] for i in row[1:])],
+            "topk_logprobs": [[], *([np.log(0.6), np.log(0.3)] for _ in row[1:])],
+            "rest_logprob": [None, *(np.log(0.1) for _ in row[1:])],
+        }
+        for row in ids
+    ])  # fmt: skip
+
+
+def logits_of(batch: dict[str, Any], pair: Pair, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return random logits of both sides, on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    [side] = batch["teachers"]
+    shapes = [(*batch["input_ids"].shape, pair.shape[0])]
+    if "input_ids" in side:
+        shapes.append((*side["input_ids"].shape, pair.shape[1]))
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
+    if name == "same-tokenizer":
+        pair = xtok.pair(*pair.tokenizers[:1] * 2)
+    artefact = loss_artefact(name, pair)
+    batch = batch_of(name, pair)
+
+    def step(device: torch.device | str) -> list[torch.Tensor]:
+        ours, *theirs = (logits.to(device) for logits in logits_of(batch, pair, dtype))
+        ours = ours.detach().requires_grad_()
+        loss = make_loss(name, module=artefact if artefact is None else artefact.to(device))
+        prepared = prepare(batch, device)
+        value = loss(ours, theirs[0] if theirs else None, prepared, prepared["teachers"][0])
+        value.backward()
+        assert ours.grad is not None
+        return [value.detach(), ours.grad]
+
+    expected = step("cpu")
+    with pretended_gpu() as fetches:
+        found = step(GPU)
+    assert sum(fetches.values()) <= FETCHES[name], fetches
+    for here, there in zip(expected, found, strict=True):
+        torch.testing.assert_close(on_cpu(there), here)
+
+
+@pytest.mark.parametrize("dynamic_scaling", [False, True])
+def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> None:
+    student, teacher = pair.tokenizers
+    batch = DistillationCollator(student, [teacher, student])(TEXTS)
+    artefact = xtok.events(student, teacher)
+    generator = torch.Generator().manual_seed(0)
+    logits = [
+        torch.randn(*side["input_ids"].shape, width, generator=generator)
+        for side, width in zip(
+            (batch, *batch["teachers"]), (*pair.shape, pair.shape[0]), strict=True
+        )
+    ]
+
+    def step(device: torch.device | str) -> list[torch.Tensor]:
+        objective = make_objective(
+            [pair, xtok.pair(student, student)],
+            ["event-kl", "same-tokenizer"],
+            [artefact, None],
+            teacher_weights=[1, 0.5],
+            combine=CombineConfig(cross_entropy_weight=0.5, dynamic_scaling=dynamic_scaling),
+            device=device,
+        )
+        ours, *theirs = (of_side.to(device) for of_side in logits)
+        ours = ours.detach().requires_grad_()
+        prepared = prepare(batch, device)
+        count = objective.count(prepared)
+        terms = objective.terms(ours, theirs, prepared, count * 2)
+        terms.loss.backward()
+        assert ours.grad is not None
+        return [count, *(term.detach() for term in terms), ours.grad]
+
+    expected = step("cpu")
+    with pretended_gpu() as fetches:
+        found = step(GPU)
+    assert sum(fetches.values()) <= FETCHES["event-kl"] + FETCHES["same-tokenizer"] + 15, fetches
+    for here, there in zip(expected, found, strict=True):
+        torch.testing.assert_close(on_cpu(there), here)
+
+
+@pytest.mark.parametrize("learnable", [False, True])
+@pytest.mark.parametrize("columns", [None, [5, 300, 7]])
+def test_a_map_as_a_module(
+    map_to_digits: ProjectionMap, learnable: bool, columns: list[int] | None
+) -> None:
+    probs = torch.randn(2, 5, map_to_digits.shape[0]).softmax(-1)
+
+    def step(device: torch.device | str) -> list[torch.Tensor]:
+        module = ProjectionModule(map_to_digits, learnable=learnable).to(device)
+        ours = probs.to(device).detach().requires_grad_()
+        which = None if columns is None else torch.tensor(columns, device=device)
+        projected = module(ours, which)
+        projected.square().sum().backward()
+        learned = [] if module.logits is None else [module.logits.grad]
+        return [part for part in (projected.detach(), ours.grad, *learned) if part is not None]
+
+    expected = step("cpu")
+    with pretended_gpu() as fetches:
+        found = step(GPU)
+    # How many entries the columns have, and which rows these are.
+    assert sum(fetches.values()) <= 2, fetches
+    assert len(expected) == 2 + learnable
+    for here, there in zip(expected, found, strict=True):
+        torch.testing.assert_close(on_cpu(there), here)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cosines(dtype: str) -> None:
+    generator = np.random.default_rng(0)
+    students, teachers = (
+        generator.standard_normal((size, 8)).astype(np.float32) for size in (700, 2500)
+    )
+
+    def top(device: str) -> Sequence[Any]:
+        with one_thread_each() as pool:
+            cosine = Cosine(teachers, device=device, dtype=dtype, chunk_size=600, pool=pool)
+            return cosine.top_k(
+                students, 4, absolute=False, advance=lambda _: None,
+                weigh=lambda tile, largest: (tile - largest).exp(),
+            )  # fmt: skip
+
+    expected = top("cpu")
+    with pretended_gpu():
+        found = top(str(GPU))
+    for here, there in zip(expected, found, strict=True):
+        np.testing.assert_allclose(there, here, rtol=1e-6)

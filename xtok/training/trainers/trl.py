@@ -1,0 +1,182 @@
+"""Distillation in TRL's `GOLDTrainer`, on policy and off: any tokenizers, map and loss of xtok."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from xtok.errors import XtokError
+from xtok.tokenizers import from_transformers
+from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.losses.config import CombineConfig
+from xtok.training.objective import (
+    DistillationMixin,
+    Loss,
+    Projection,
+    make_objective,
+    require_one_device,
+)
+
+OLDEST = "1.14"
+"""The first TRL whose GOLD prepares texts for tokenizers that are not byte-level."""
+
+INSTALL = "install TRL 1.14 to 1.16: pip install 'trl>=1.14,<1.17'"
+"""The versions that the tests were run with."""
+
+_HOOKS = (
+    "compute_loss", "prediction_step", "_fill_buffer", "_prepare_inputs",
+    "_prepare_dataset_with_original_text",
+)  # fmt: skip
+_OPTIONS = (
+    "use_uld_loss", "use_extended_uld", "uld_crossentropy_weight", "uld_distillation_weight",
+    "uld_student_temperature", "uld_teacher_temperature",
+)  # fmt: skip
+
+
+def _gold() -> tuple[type, type]:
+    """Return TRL's `GOLDTrainer` and `GOLDConfig`, if they have what this module builds on."""
+    try:
+        import trl
+    except ImportError:
+        raise XtokError("TRL is not installed", hint=INSTALL) from None
+    version = f"TRL {trl.__version__}"
+    if Version(trl.__version__) < Version(OLDEST):
+        problem = f"{version} is too old: its GOLD takes byte-level tokenizers only"
+        raise XtokError(problem, hint=INSTALL)
+    try:
+        from trl.experimental.gold import GOLDConfig, GOLDTrainer
+    except ImportError:
+        raise XtokError(f"{version} has no GOLDTrainer", hint=INSTALL) from None
+    fields = getattr(GOLDConfig, "__dataclass_fields__", {})
+    missing = [name for name in _HOOKS if not hasattr(GOLDTrainer, name)]
+    missing += [name for name in _OPTIONS if name not in fields]
+    if missing:
+        raise XtokError(f"the GOLDTrainer of {version} has no {', '.join(missing)}", hint=INSTALL)
+    return GOLDTrainer, GOLDConfig
+
+
+_GOLDTrainer, GOLDConfig = _gold()
+
+
+class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, valid-type]
+    """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
+
+    On policy (`lmbda` > 0) the student generates, and the teacher reads the same bytes, spelled in
+    its own tokens; no text is decoded, so SentencePiece models and half a character are exact. Off
+    policy the same holds for the dataset's completions. The teacher reads the prompts of
+    conversations by its own chat template, and other prompts as the student's bytes.
+
+    Of `GOLDConfig`, `uld_crossentropy_weight`, `uld_distillation_weight`, and the temperatures
+    (which must be equal) hold for xtok's losses; other options of ULD, and `beta`, have no effect.
+    The loss is exact over gradient accumulation and processes.
+
+    Args:
+        model: the student.
+        teacher_model: the teacher.
+        args: a `GOLDConfig`; `use_uld_loss` is set to True, `use_extended_uld` to False.
+        loss: the name of a loss, or a `losses.BatchLoss`.
+        projection: a map, its file or its module; None for losses without a map.
+        teacher_template: the teacher's chat template, if not its tokenizer's own: a file, the name
+            of a format, or Jinja.
+        **kwargs: as of a `GOLDTrainer`: datasets, `processing_class` …
+
+    Raises:
+        XtokError: if a map is missing or of other tokenizers, for vision models, and for several
+            GPUs in one process.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        teacher_model: Any = None,
+        args: Any = None,
+        *,
+        loss: Loss = "p-kl",
+        projection: Projection | None = None,
+        teacher_template: str | Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            raise ValueError("args is None, and must be a GOLDConfig")
+        if args.uld_student_temperature != args.uld_teacher_temperature:
+            raise XtokError(
+                f"uld_student_temperature is {args.uld_student_temperature}, "
+                f"uld_teacher_temperature {args.uld_teacher_temperature}",
+                hint="give the same temperature for both: xtok's losses have one",
+            )
+        args.use_uld_loss, args.use_extended_uld = True, False
+        super().__init__(model, teacher_model, args, **kwargs)
+        require_one_device(args)
+        if self._is_vlm:
+            raise XtokError(
+                "the student reads images", hint="use TRL's own GOLDTrainer for vision models"
+            )
+        student, teacher = (
+            from_transformers(tokenizer, vocab_size=of_model.config.get_text_config().vocab_size)
+            for tokenizer, of_model in (
+                (self._tokenizer, self.accelerator.unwrap_model(self.model)),
+                (self.teacher_tokenizer, self.accelerator.unwrap_model(self.teacher_model)),
+            )
+        )
+        self.distillation_collator = DistillationCollator(
+            student, teacher, teacher_templates=[teacher_template]
+        )
+        self.teachers = [self.teacher_model]
+        self.objective = make_objective(
+            self.distillation_collator.pairs,
+            loss,
+            projection,
+            combine=CombineConfig(
+                distillation_weight=args.uld_distillation_weight,
+                cross_entropy_weight=args.uld_crossentropy_weight,
+            ),
+            temperature=args.uld_student_temperature,
+            device=self.accelerator.device,
+        )
+        self.data_collator: Any = _WithPrompts(self.data_collator)
+
+    def _fill_buffer(self, generation_batch: Any, buffer_steps: int) -> None:
+        """Make the batches of an optimizer's step at once: their terms are counted together."""
+        super()._fill_buffer(generation_batch, buffer_steps)
+        for inputs in self._buffered_inputs:
+            inputs["_xtok"] = self.prepared(inputs)
+        self.count_all([inputs["_xtok"] for inputs in self._buffered_inputs])
+
+    def prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return GOLD's batch as a prepared batch of the collator."""
+        if "_xtok" in inputs:
+            return inputs["_xtok"]  # type: ignore[no-any-return]
+        batch = self.distillation_collator.from_student_ids(
+            inputs["input_ids"],
+            inputs["attention_mask"],
+            inputs["labels"],
+            prompts=inputs.get(_PROMPTS),
+        )
+        return prepare(batch, self.accelerator.device)
+
+
+_PROMPTS = "xtok_prompts"
+
+
+class _WithPrompts:
+    """A data collator that also hands on the conversations that prompts are."""
+
+    def __init__(self, collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]) -> None:
+        self.collate = collate
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.collate(examples), _PROMPTS: [_prompt(example) for example in examples]}
+
+
+def _prompt(example: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what comes before a dataset's completion; None where it is text."""
+    messages = example.get("prompt")
+    if messages is None and example.get("messages"):
+        answers = [n for n, m in enumerate(example["messages"]) if m["role"] == "assistant"]
+        messages = example["messages"][: answers[-1]] if answers else None
+    if not messages or isinstance(messages, str):
+        return None
+    return {"messages": messages, "variables": example.get("chat_template_kwargs")}
