@@ -333,7 +333,6 @@ def _silence(quiet: bool) -> Iterator[TextIO]:
             with (
                 _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr,
                 reserved_stdout(),
-                report.telling(),
             ):
                 yield stderr
         except KeyboardInterrupt as interrupt:

@@ -142,7 +142,7 @@ class Loading(Config):
 
     def tokenizer(self, model: str, vocab_size: int | None = None) -> Tokenizer:
         """Load a tokenizer, and print the notes on how it was loaded."""
-        with report.announced(f"loading {model}"):
+        with report.progress_bar(f"loading {model}"):
             tokenizer = xtok.load_tokenizer(
                 model, vocab_size=vocab_size, trust_remote_code=self.trust_remote_code
             )
