@@ -29,22 +29,22 @@ from safetensors.torch import save as safetensors
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
+from xtok._lib.shards import shards
+from xtok.building.counting.texts import Columns, find_texts, read_batches
+from xtok.building.embeddings.checkpoint import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
-from xtok.counting.texts import Columns, find_texts, read_batches
-from xtok.embeddings.checkpoint import Model, input_layer
-from xtok.files.shards import shards
-from xtok.integrations import nemo_rl
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_output, to_nemo, to_safetensors
 from xtok.maps.nemo_tables import check_reverse
-from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 from xtok.training.objective import make_objective
-from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+from xtok.training.trainers import nemo_rl
 
 Cause = Callable[[], object]
 
@@ -266,8 +266,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.gguf is a .gguf file, which xtok does not read",
      "give the repo or folder of the model that it was made from"),
     (lambda: load_tokenizer(file("a.json", '[{"rank": 0, "token_bytes": "AA=="}]')),
-     "a.json is a vocabulary of Megatron, without its pattern and special tokens",
-     "give the model's Hugging Face repo or folder, or its tekken.json"),
+     "a.json is a vocabulary of Megatron, which does not tell its split pattern",
+     "give that of --tiktoken-pattern: 'a.json@v2', 'a.json@v1', or 'a.json@REGEX'"),
+    (lambda: load_tokenizer(file("rwkv.txt", "1 '\\x00' 1\n2 '\\x01' 1\n")),
+     "rwkv.txt is a vocabulary of RWKV, which matches the longest token and is not read",
+     "give a model with a tokenizer.json, .model, .tiktoken or tekken.json file"),
+    (lambda: load_tokenizer(folder("tokenizer", decoder={
+        "type": "Strip", "content": " ", "start": 1, "stop": 0})),
+     "model has a Strip decoder of each token: its text is not the concatenation of its tokens",
+     "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
     (lambda: load_tokenizer(file("a.json", "{}")),
      "a.json is JSON, but neither a tokenizer.json nor a tekken file: …",
      "give a tokenizer's file, or the folder of a Hugging Face tokenizer"),
@@ -291,7 +298,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give bytes alone; for more ids than 256 give vocab_size="),
     (lambda: load_tokenizer("bytes", vocab_size=10),
      "the vocabulary size 10 of bytes (as given) does not hold its largest token id 255",
-     "give the width of the model's logits, at least 256, with vocab_size="),
+     "give the width of the model's logits with vocab_size=; all but a few of the 256 ids have a "
+     "row"),
     (lambda: load_tokenizer("bytes", vocab_size=2**24 + 1),
      "the vocabulary size 16777217 of bytes (as given) is not in 1..16777216", WIDTH),
     (lambda: load_tokenizer(small_one(), vocab_size=3000),
@@ -311,7 +319,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "model has no decoder: what bytes its tokens stand for is not said",
      "use a byte-level or SentencePiece-style tokenizer"),
     (lambda: load_tokenizer(folder("tokenizer", decoder=CTC)),
-     "model has a CTC decoder: its text is not the concatenation of its tokens",
+     "model has a CTC decoder of each token: its text is not the concatenation of its tokens",
      "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
     (lambda: load_tokenizer(folder("config", "{}")),
      "the config.json of model has no vocabulary size: …", WIDTH),
@@ -342,7 +350,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "words has vocab.txt, and no config.json that names the tokenizer's class", TYPES),
     (lambda: load_tokenizer(Path(file("words/merges.txt", "a b")).parent),
      "words has merges.txt, and no config.json that names the tokenizer's class", TYPES),
-    (lambda: nemo_rl.TokenAligner(3, "bytes"),
+    (lambda: nemo_rl.NemoTokenAligner(3, "bytes"),
      "tokenizer is int, not a fast Hugging Face tokenizer",
      "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True"),
     (lambda: decode_vocabulary([Entry(6, TokenType.NORMAL, b"x")], width=6),

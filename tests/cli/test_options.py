@@ -15,20 +15,20 @@ from conftest import Cli, Load
 from make import NO_SLOT, byte_ranks, row
 
 import xtok
+from xtok.building.counted import synthetic_base, synthetic_map
+from xtok.building.exact import reapply_exact
+from xtok.building.matches import find_matches
+from xtok.building.multitoken import multitoken, spelled_map
+from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.stages.counted import synthetic_base, synthetic_map
-from xtok.stages.exact import reapply_exact
-from xtok.stages.matches import find_matches
-from xtok.stages.multitoken import multitoken, spelled_map
-from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.relaxed import match_relaxed, relaxed_form
-from xtok.vocab.roles import match_names
-from xtok.vocab.table import Entry, TokenTable, TokenType, decode_vocabulary
+from xtok.tokenizers.relaxed import match_relaxed, relaxed_form
+from xtok.tokenizers.roles import match_names
+from xtok.tokenizers.table import Entry, TokenTable, TokenType, decode_vocabulary
 
 DEFAULTS = {"top_k": 32, "max_pieces": 4, "reverse_pass": True, "scale_trick": True}
 

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checks import known
 from conftest import ROOT, Cli
 from make import HEAVY, run_python, two_files
 
-from xtok import __version__, report
-from xtok.cli import make_app
+from xtok import __version__
+from xtok.cli import console, make_app
 
 APP = make_app()
 SHELLS = ["bash", "zsh", "fish"]
@@ -171,7 +172,7 @@ def test_the_version_is_what_a_bug_report_needs(cli: Cli) -> None:
     done = cli("--version", env={"HF_TOKEN": "hf_secret"})
     assert (done.returncode, done.stderr) == (0, "")
     first, python, *rest = done.stdout.splitlines()
-    assert first == f"xtok {__version__} ({Path(report.__file__).parents[1]})"
+    assert first == f"xtok {__version__} ({Path(console.__file__).parents[1]})"
     assert python.startswith(f"Python {sys.version.split()[0]} ")
     assert {line.split()[0] for line in rest} >= {"numpy", "tokenizers", "torch", "transformers"}
     assert "hf_secret" not in done.stdout
@@ -242,8 +243,8 @@ def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str
 
 
 SLOWLY = """
-from xtok import report
-report.EVERY = 0.01
+from xtok.cli import console
+console.EVERY = 0.01
 """
 
 
@@ -301,14 +302,14 @@ def test_every_ten_seconds_a_line_tells_how_far_a_step_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 6.0, 12.0, 13.0, 40.0])
-    monkeypatch.setattr(report.time, "monotonic", lambda: next(clock))
-    with report.progress_bar("a\x1b", 4) as advance:
+    monkeypatch.setattr("xtok.cli.console.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with console.progress_bar("a\x1b", 4) as advance:
         for _ in range(4):
             advance(1)
     assert capsys.readouterr().err.splitlines() == [
         "a\\x1b: 50%, about 12 s left", "a\\x1b: 100%, about 0 s left"
     ]  # fmt: skip
     monkeypatch.undo()
-    with report.progress_bar("loading b") as advance:
+    with console.progress_bar("loading b") as advance:
         advance(1)
     assert capsys.readouterr().err == ""

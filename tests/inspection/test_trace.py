@@ -10,16 +10,16 @@ from types import FrameType
 import small_tokenizers
 
 import xtok
-from xtok.counting.pair_text import PairText
-from xtok.counting.texts import find_texts
+from xtok.building.counting.pair_text import PairText
+from xtok.building.counting.texts import find_texts
+from xtok.building.matches import find_matches
+from xtok.building.multitoken import spelled_map
 from xtok.inspection.advice import advise
 from xtok.inspection.pair_facts import pair_facts
 from xtok.inspection.report import examine
 from xtok.maps.admit import admit
-from xtok.stages.matches import find_matches
-from xtok.stages.multitoken import spelled_map
-from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, differing_ids, match_bytes
+from xtok.tokenizers.roles import match_roles
+from xtok.tokenizers.table import TokenTable, differing_ids, match_bytes
 
 COUNTED = {
     function.__code__: function.__name__

@@ -102,7 +102,7 @@ def program() -> None:
 
 def _version(show: bool) -> None:
     if show:
-        from xtok.version import version_lines
+        from xtok._lib.version import version_lines
 
         for line in version_lines():
             print(line)  # noqa: T201

@@ -28,14 +28,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, MultitokenConfig, SortCutConfig
-from xtok.counting.counts import pair_edges
-from xtok.counting.measures import entropy_of, kept_of, share_of
-from xtok.counting.pair_text import PairText, PerDocument, Wanted
-from xtok.counting.smoothing import losses as losses_of
-from xtok.counting.smoothing import weights_at
+from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok._lib.shards import Source
+from xtok.building.counting.counts import pair_edges
+from xtok.building.counting.measures import entropy_of, kept_of, share_of
+from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
+from xtok.building.counting.smoothing import losses as losses_of
+from xtok.building.counting.smoothing import weights_at
+from xtok.building.exact import with_exact
+from xtok.building.matches import find_matches
+from xtok.building.multitoken import spelled_map
+from xtok.building.sort_cut import cut_rows
+from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
 from xtok.errors import XtokError
-from xtok.files.shards import Source
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
@@ -45,12 +50,7 @@ from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
-from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.exact import with_exact
-from xtok.stages.matches import find_matches
-from xtok.stages.multitoken import spelled_map
-from xtok.stages.sort_cut import cut_rows
+from xtok.tokenizers.pairs import Pair
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -219,6 +219,8 @@ def evaluation_of(
     """Return what `evaluate` says of maps, by name, on text that was counted per document."""
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
+    if for_loss is not None:
+        for_loss = loss_name(for_loss)
     documents = text.per_document
     by_row = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.measures import entropy_of, kept_of, share_of
+from xtok.building.counting.measures import entropy_of, kept_of, share_of
 from xtok.maps.spellings import UNUSED, SpellingMap
-from xtok.pairs import Pair
-from xtok.vocab.classes import num_digits
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.tokenizers.classes import num_digits
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenTable, TokenType
 
 _EXAMPLES = 3
 
 if TYPE_CHECKING:
-    from xtok.counting.pair_text import LeftOut, PairText
+    from xtok.building.counting.pair_text import LeftOut, PairText
     from xtok.inspection import Grade
     from xtok.maps.events import EventMap
 

@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from xtok import io
+from xtok._lib import io
+from xtok._lib.keys import unique_keys
 from xtok.errors import MAP_HINT, MapFileError, XtokError
-from xtok.files.keys import unique_keys
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.maps.pt import load_pt, require
-from xtok.vocab.display import listed
-from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
+from xtok.tokenizers.display import listed
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
 M = TypeVar("M", bound="StoredMap")
 

@@ -27,8 +27,8 @@ from xtok.maps.edges import (
 )
 from xtok.maps.parts import InvariantError, RowKind
 from xtok.maps.pt import own_tensors, require, strided
-from xtok.vocab.display import listed
-from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
+from xtok.tokenizers.display import listed
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import torch

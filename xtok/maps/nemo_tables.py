@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xtok.errors import MapFileError, OutputError
 from xtok.maps.pt import load_pt, own_tensors, require
-from xtok.vocab.table import SIDES, Vocabulary
+from xtok.tokenizers.table import SIDES, Vocabulary
 
 Tensors = Mapping[str, NDArray[Any]]
 

@@ -27,7 +27,7 @@ from xtok.maps.file import StoredMap
 from xtok.maps.parts import InvariantError, Recipe, history_step
 from xtok.maps.parts import RowKind as RowKind
 from xtok.maps.parts import StageReport as StageReport
-from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import pandas
