@@ -58,7 +58,7 @@ def files(tmp_path: Path) -> Path:
         ("xtok build --no-scale", ["--no-scale-trick"]),
         ("xtok build --for ", ["p-kl", "gold", "h-kl"]),
         ("xtok build --target c", ["chunk"]),
-        ("xtok build s t --weights ", ["decay", "prior"]),
+        ("xtok build s t --weights ", ["decay", "synthetic"]),
         ("xtok build --tokens_to_cut ", []),
         ("xtok build --top_k 3 --fo", ["--for"]),
         ("xtok inspect ", ["a.safetensors", "b.pt", "odd/", "sub/"]),
