@@ -29,22 +29,22 @@ from safetensors.torch import save as safetensors
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
+from xtok._lib.shards import shards
+from xtok.building.counting.texts import Columns, find_texts, read_batches
+from xtok.building.embeddings.checkpoint import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
-from xtok.counting.texts import Columns, find_texts, read_batches
-from xtok.embeddings.checkpoint import Model, input_layer
-from xtok.files.shards import shards
-from xtok.integrations import nemo_rl
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_output, to_nemo, to_safetensors
 from xtok.maps.nemo_tables import check_reverse
-from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 from xtok.training.objective import make_objective
-from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+from xtok.training.trainers import nemo_rl
 
 Cause = Callable[[], object]
 
@@ -350,7 +350,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "words has vocab.txt, and no config.json that names the tokenizer's class", TYPES),
     (lambda: load_tokenizer(Path(file("words/merges.txt", "a b")).parent),
      "words has merges.txt, and no config.json that names the tokenizer's class", TYPES),
-    (lambda: nemo_rl.TokenAligner(3, "bytes"),
+    (lambda: nemo_rl.NemoTokenAligner(3, "bytes"),
      "tokenizer is int, not a fast Hugging Face tokenizer",
      "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True"),
     (lambda: decode_vocabulary([Entry(6, TokenType.NORMAL, b"x")], width=6),

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.topk import TopK
-from xtok.ragged import bounds_of
+from xtok._lib.ragged import bounds_of
+from xtok.teachers.formats.topk import TopK
 
 KINDS = {"en, Python": ("en", "python"), "zh": ("zh",), "own text": ("own text",)}
 ORDER = 4

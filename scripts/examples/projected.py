@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xtok._lib.ragged import bounds_of
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
-from xtok.predictions.topk import TopK
-from xtok.projecting.project import Projector
-from xtok.ragged import bounds_of
+from xtok.teachers.formats.topk import TopK
+from xtok.teachers.project import Projector
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import IGNORED, StoredTopK, pad_candidates
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl

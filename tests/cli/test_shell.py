@@ -19,8 +19,8 @@ from checks import known
 from conftest import ROOT, Cli
 from make import HEAVY, run_python, two_files
 
-from xtok import __version__, report
-from xtok.cli import make_app
+from xtok import __version__
+from xtok.cli import console, make_app
 
 APP = make_app()
 SHELLS = ["bash", "zsh", "fish"]
@@ -172,7 +172,7 @@ def test_the_version_is_what_a_bug_report_needs(cli: Cli) -> None:
     done = cli("--version", env={"HF_TOKEN": "hf_secret"})
     assert (done.returncode, done.stderr) == (0, "")
     first, python, *rest = done.stdout.splitlines()
-    assert first == f"xtok {__version__} ({Path(report.__file__).parents[1]})"
+    assert first == f"xtok {__version__} ({Path(console.__file__).parents[1]})"
     assert python.startswith(f"Python {sys.version.split()[0]} ")
     assert {line.split()[0] for line in rest} >= {"numpy", "tokenizers", "torch", "transformers"}
     assert "hf_secret" not in done.stdout
@@ -243,8 +243,8 @@ def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str
 
 
 SLOWLY = """
-from xtok import report
-report.EVERY = 0.01
+from xtok.cli import console
+console.EVERY = 0.01
 """
 
 
@@ -292,7 +292,7 @@ def test_a_terminal_without_a_size_has_lines(counting: list[str], tmp_path: Path
 def test_every_ten_seconds_a_line_tells_what_a_command_is_at(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "EVERY", 0.001)
+    monkeypatch.setattr(console, "EVERY", 0.001)
 
     def told() -> str:
         capsys.readouterr()
@@ -301,15 +301,15 @@ def test_every_ten_seconds_a_line_tells_what_a_command_is_at(
             time.sleep(0.05)
         return lines[1]
 
-    with report.telling():
+    with console.telling():
         assert told() == "0 s: working"
-        with report.progress_bar("a\x1b", 4) as advance:
+        with console.progress_bar("a\x1b", 4) as advance:
             assert told() == "0 s: a\\x1b"
             advance(2)
             assert told() == "0 s: a\\x1b: 50%, about 0 s left"
-            with report.announced("loading b"):
+            with console.announced("loading b"):
                 assert told() == "0 s: loading b"
-        with report.announced(""):  # a server that works
+        with console.announced(""):  # a server that works
             capsys.readouterr()
             time.sleep(0.05)
             assert capsys.readouterr().err.count("\n") <= 1

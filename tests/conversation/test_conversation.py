@@ -303,7 +303,7 @@ def test_what_a_format_writes(
     generated["nemotron-nano-v2"] = "yo\n<SPECIAL_12>\n"
     expected = [generated[name]] if name in generated else None
     blocks = found.generated
-    assert blocks == expected or [text[slice(*place)] for place in known(blocks)] == expected
+    assert expected == (None if blocks is None else [text[slice(*place)] for place in blocks])
 
 
 def test_every_format_is_tested() -> None:

@@ -11,8 +11,8 @@ from checks import error_of
 import xtok
 from xtok import XtokError
 from xtok.maps.admit import admit, at_widths_of, is_swapped, pair_of_maps
-from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 
 
 def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:

@@ -19,7 +19,7 @@ import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
 from xtok.maps.recipe import difference, recipe_of
-from xtok.projecting.parts import identity_of
+from xtok.teachers.checkpoint import identity_of
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
 Document = dict[str, Any]
@@ -117,9 +117,8 @@ class Kept:
         self.models = self.models_of(before)
 
     def models_of(self, tokenizer: Tokenizer) -> Any:
-        templates = {"student_template": None, "teacher_template": None}
         pair = xtok.pair(self.other, tokenizer)
-        return identity_of(pair, (), "", ProjectConfig(), templates)["models"]
+        return identity_of(pair, (), "", ProjectConfig(), (None, None))["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
         """Whether it gives other ids; then nothing may be kept, else it may be either way."""

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 
 def by_transformers(folder: Path) -> Library:

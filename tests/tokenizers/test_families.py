@@ -12,7 +12,7 @@ from small_tokenizers import CORPUS
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import load_tokenizer
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 TEXT = CORPUS[0] + "It's 2024,\n\nin 12345 STEPS (caf\u00e9)!\r\n"
 

@@ -22,7 +22,7 @@ from make import copied, hf_folder_of_ranks, spelled, table_of
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 # Newer Pythons say only that a file with too long a name is not there.
 TOO_LONG = "no such file or folder: " if sys.version_info >= (3, 14) else "cannot be looked up: "

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation, render
 from xtok.conversation.templates import Message
-from xtok.pairs import Pair
-from xtok.vocab.table import byte_offsets
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import byte_offsets
 
 
 class ChatAlignment(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.kernels import inner_kernel, kernel
+from xtok._lib.kernels import inner_kernel, kernel
 
 CONTROL = 256  # the first symbol that is not a byte
 FIRST_UNKNOWN = 0xFFFE  # of the student's unknown tokens; the teacher's are one more, and differ

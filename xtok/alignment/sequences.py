@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.ragged import bounds_of
-from xtok.vocab.table import TokenTable, TokenType
+from xtok._lib.ragged import bounds_of
+from xtok.tokenizers.table import TokenTable, TokenType
 
 
 class FlatIds(NamedTuple):

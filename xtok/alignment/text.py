@@ -5,7 +5,7 @@ from __future__ import annotations
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
-from xtok.vocab.table import utf8_text
+from xtok.tokenizers.table import utf8_text
 
 
 def align(

@@ -20,7 +20,6 @@ from typer.core import TyperCommand
 from xtok.maps.names import map_name
 
 if TYPE_CHECKING:
-    from xtok.cli.options import Models
     from xtok.maps.projection_map import ProjectionMap
 
 # NeMo-RL's option to the ones of xtok that it sets: to the value that is typed (`...`), or to
@@ -173,13 +172,13 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None:
+def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> str | None:
     """Return the name that NeMo-RL gives to the output of a command line in its words, or None."""
     name, command = line_of(context).stem, str(context.info_name)
     if name is None:
         return None
     if not name:
-        student, teacher = map(cleaned, models.both())
+        student, teacher = map(cleaned, models)
         name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
     if command == "multitoken" and config.special_tokens != "off":
         name += "_special"

@@ -28,14 +28,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, MultitokenConfig, SortCutConfig
-from xtok.counting.counts import pair_edges
-from xtok.counting.measures import entropy_of, kept_of, share_of
-from xtok.counting.pair_text import PairText, PerDocument, Wanted
-from xtok.counting.smoothing import losses as losses_of
-from xtok.counting.smoothing import weights_at
+from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok._lib.shards import Source
+from xtok.building.counting.counts import pair_edges
+from xtok.building.counting.measures import entropy_of, kept_of, share_of
+from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
+from xtok.building.counting.smoothing import losses as losses_of
+from xtok.building.counting.smoothing import weights_at
+from xtok.building.exact import with_exact
+from xtok.building.matches import find_matches
+from xtok.building.multitoken import spelled_map
+from xtok.building.sort_cut import cut_rows
+from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
 from xtok.errors import XtokError
-from xtok.files.shards import Source
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
@@ -45,12 +50,7 @@ from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
-from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.exact import with_exact
-from xtok.stages.matches import exact_matches
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
+from xtok.tokenizers.pairs import Pair
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -219,6 +219,8 @@ def evaluation_of(
     """Return what `evaluate` says of maps, by name, on text that was counted per document."""
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
+    if for_loss is not None:
+        for_loss = loss_name(for_loss)
     documents = text.per_document
     by_row = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
@@ -247,7 +249,7 @@ def _of_events(
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     events = {name: (m.student_event[s], m.teacher_event[t]) for name, m in maps.items()}
     leaks = {name: of_s != of_t for name, (of_s, of_t) in events.items()}
-    of_shared = pair.common_ids[0][s] != pair.common_ids[1][t]
+    of_shared = pair.shared[0][s] != np.where(pair.shared[1][t] >= 0, t, -1)
     measures: list[EventMapMeasures] = []
     for group, chosen in _groups(text):
         counts = text.amounts(chosen)
@@ -329,10 +331,11 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     if not cuts:
         return {}
     config = MultitokenConfig(scale_trick=False)
-    matches = exact_matches(pair, config)
-    spelled = multitoken(pair, config=config, only=~matches.is_exact, progress=progress)
+    matches = find_matches(pair, config)
+    only = ~matches.is_exact
+    spelled, _ = spelled_map(pair, config, matches, only=only, progress=progress)
     exact = with_exact(spelled, matches, config)
-    return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
+    return {k: cut_rows(exact, SortCutConfig(top_k=k))[0].edges for k in cuts}
 
 
 def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[Source]) -> list[str]:

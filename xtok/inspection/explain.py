@@ -16,10 +16,10 @@ from xtok.maps.admit import admit, at_widths_of, pair_of_maps
 from xtok.maps.edges import row_starts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
-from xtok.pairs import Pair
-from xtok.vocab.classes import TokenClass, classes_named, token_class, token_classes
-from xtok.vocab.relaxed import relaxed_form
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.tokenizers.classes import TokenClass, classes_named, token_class, token_classes
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.relaxed import relaxed_form
+from xtok.tokenizers.table import TokenTable, TokenType
 
 _SHOWN = 10
 

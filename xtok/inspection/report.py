@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xtok import __version__
-from xtok.counting.pair_text import PairText, Wanted
+from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.events import events_of_pair
+from xtok.building.spellings import spellings_of_pair
 from xtok.inspection import Grade, distinct
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
@@ -21,11 +24,8 @@ from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.pairs import Pair, require_table
-from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import events_of_pair
-from xtok.stages.spellings import spellings_of_pair
-from xtok.vocab.display import listed, plural
+from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.pairs import Pair, require_table
 
 _MOST_FINDINGS = 6
 _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xtok.errors import XtokError
-from xtok.pairs import SIDES, Pair
-from xtok.vocab.table import Vocabulary, same_tokens
+from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.table import Vocabulary, same_tokens
 
 if TYPE_CHECKING:
     from xtok.maps.map_like import AnyMap

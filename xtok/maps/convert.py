@@ -19,7 +19,7 @@ from xtok.maps.loss_fit import exact_rows, is_counted
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map
 from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 
 
 def convert(

@@ -22,17 +22,16 @@ from xtok.maps.edges import (
     ranks,
     row_starts,
     row_sums,
+    slot_entries,
     sum_duplicates,
 )
 from xtok.maps.parts import InvariantError, RowKind
 from xtok.maps.pt import own_tensors, require, strided
-from xtok.vocab.display import listed
-from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
+from xtok.tokenizers.display import listed
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import torch
-
-    from xtok.maps.projection_map import ProjectionMap
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -51,7 +50,9 @@ _ROUNDING = 1e-6
 # Writing
 
 
-def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes:
+def to_nemo(
+    tensors: Tensors, metadata: str, student: Vocabulary, teacher: Vocabulary, top_k: int
+) -> bytes:
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
     `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
@@ -63,24 +64,26 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     stops, and would train on its special tokens alone.
 
     Args:
-        projection: the map.
-        tensors: its arrays by name, for xtok to read it back without loss.
+        tensors: the map's arrays by name; xtok reads it back from them without loss.
         metadata: all else of it, as JSON.
+        student: the vocabulary of the rows.
+        teacher: the vocabulary of the columns.
+        top_k: the most entries of a row.
     """
     import torch
 
-    s, t, w = projection.edges
-    num_rows, k = projection.shape[0], max(2, projection.top_k)
+    s, t, w = (tensors[name] for name in Edges._fields)
+    kinds, slot = tensors["row_kind"], tensors.get("scale_slot")
+    num_rows, k = student.vocab_size, max(2, top_k)
     if num_rows * k > _MAX_CELLS:
         raise OutputError(
             f"a .pt of {num_rows} rows of {k} columns would take {num_rows * k >> 30} times 12 GiB",
             hint="cut the map first with xtok sort-cut, or write .safetensors",
         )
-    column = np.where(projection.is_slot, k - 1, ranks(s))
+    column = np.where(slot_entries(s, slot), k - 1, ranks(s))
     indices = np.full((num_rows, k), -1, np.int64)
     likelihoods = np.zeros((num_rows, k), np.float32)
     indices[s, column], likelihoods[s, column] = t, w
-    kinds = projection.row_kind
     pairs = [RowKind.EXACT, RowKind.ROLE]
     if RowKind.COUNTED in kinds and RowKind.EXACT not in kinds:
         pairs = []
@@ -98,9 +101,9 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
         {
             "indices": torch.from_numpy(indices),
             "likelihoods": torch.from_numpy(likelihoods),
-            "student_model_id": projection.student.model_id,
-            "teacher_model_id": projection.teacher.model_id,
-            "enable_scale_trick": projection.enable_scale_trick,
+            "student_model_id": student.model_id,
+            "teacher_model_id": teacher.model_id,
+            "enable_scale_trick": slot is not None,
             "xtok": {"tensors": own, "metadata": metadata},
         },
         buffer,

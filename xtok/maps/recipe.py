@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from xtok._lib.shards import Source
 from xtok.config import BuildConfig, MultitokenConfig
-from xtok.files.shards import Source
 from xtok.maps import file as mapfile
-from xtok.pairs import SIDES, Pair
-
-if TYPE_CHECKING:
-    from xtok.maps.projection_map import ProjectionMap
-
-Recipe = Mapping[str, Any]
-"""All that a map depends on but for its pair and the version of xtok, as JSON has it."""
+from xtok.maps.parts import Recipe
+from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers.pairs import SIDES, Pair
 
 _IN_WORDS = {
     "texts": "it was counted on other text",

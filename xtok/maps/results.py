@@ -13,10 +13,10 @@ from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, add_slots, heaviest, in_map_order, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
-from xtok.pairs import SIDES, Pair, require_table
-from xtok.vocab.display import listed, plural
-from xtok.vocab.roles import slot_candidates
-from xtok.vocab.table import TokenTable
+from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.pairs import SIDES, Pair, require_table
+from xtok.tokenizers.roles import slot_candidates
+from xtok.tokenizers.table import TokenTable
 
 
 def map_of_edges(
@@ -74,7 +74,24 @@ def stage_report(
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
 
 
-def reported(
+def report_of_pair(
+    stage: str,
+    pair: Pair,
+    projection: ProjectionMap,
+    config: MultitokenConfig,
+    *,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> StageReport:
+    """Return the report of a stage with all that is to say of the pair's tokenizers."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0]), *notes]
+    failures = [*undecodable_tokens(pair, ignored), *failures]
+    return stage_report(stage, projection, notes, failures, counts)
+
+
+def with_report(
     projection: ProjectionMap,
     notes: Sequence[str] = (),
     failures: Sequence[str] = (),
@@ -84,20 +101,6 @@ def reported(
     stage = projection.history[-1]["stage"]
     report = stage_report(stage, projection, notes, failures, counts)
     return replace(projection, reports=(*projection.reports, report))
-
-
-def reported_of_pair(
-    pair: Pair,
-    projection: ProjectionMap,
-    config: MultitokenConfig,
-    failures: Sequence[str],
-    notes: Sequence[str] = (),
-) -> ProjectionMap:
-    """Return a map with the report of its last stage, and all that is to say of its tokenizers."""
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    failures = [*undecodable_tokens(pair, ignored), *failures]
-    notes = [*notes, *tokenizer_notes(pair), *map_notes(projection, ignored[0])]
-    return reported(projection, notes, failures)
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:

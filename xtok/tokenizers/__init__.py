@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.pairs import Pair
 from xtok.tokenizers._backend import Backend, no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
@@ -24,6 +23,7 @@ from xtok.tokenizers._tekken import is_megatron, is_tekken, load_megatron, load_
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
+from xtok.tokenizers.pairs import Pair
 
 __all__ = [
     "Backend",

@@ -16,7 +16,7 @@ from xtok.errors import TokenizerError
 
 if TYPE_CHECKING:
     from xtok.tokenizers.hub import ModelFiles
-    from xtok.vocab.table import Entry
+    from xtok.tokenizers.table import Entry
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""

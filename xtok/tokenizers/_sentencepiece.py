@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, TextChange
-from xtok.vocab.table import Entry, TokenType
+from xtok.tokenizers.table import Entry, TokenType
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, damaged, is_panic, splitting_at
-from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
+from xtok.tokenizers.table import MAX_WIDTH, Entry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

@@ -27,10 +27,10 @@ from xtok.tokenizers._backend import (
     no_panic,
     splitting_at,
 )
+from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.display import escape, listed, plural, quoted
-from xtok.vocab.roles import find_roles
-from xtok.vocab.table import (
+from xtok.tokenizers.roles import find_roles
+from xtok.tokenizers.table import (
     MAX_WIDTH,
     Decoded,
     TokenTable,

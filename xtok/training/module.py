@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from xtok import __version__
+from xtok._lib.ragged import bounds_of
 from xtok.maps.edges import Edges, map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.ragged import bounds_of
 from xtok.training.sparse import check_columns, check_width, project_token_likelihoods
 
 

@@ -16,7 +16,7 @@ from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.event_kl import EventIndex

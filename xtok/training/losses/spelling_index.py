@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xtok._lib.ragged import bounds_of
 from xtok.maps.spellings import SpellingMap
-from xtok.ragged import bounds_of
 from xtok.training.losses.picked import Tokens
 
 
