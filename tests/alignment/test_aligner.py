@@ -18,7 +18,7 @@ import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
-from xtok.maps.admit import pair_of_maps
+from xtok.maps.binding import pair_of_maps
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
 from xtok.training.trainers import nemo_rl

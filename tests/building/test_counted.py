@@ -142,7 +142,7 @@ def test_a_base_of_another_pair_is_refused_before_the_text_is_read(
 @pytest.mark.parametrize(("loss", "is_exact"), [("p-kl", False), ("gold", True), ("h-kl", True)])
 def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
     config = BuildConfig.for_loss(loss)  # type: ignore[arg-type]
-    assert (config.weights, config.top_k, config.scale_trick) == ("prior", 8, False)
+    assert (config.weights, config.top_k, config.scale_trick) == ("synthetic", 8, False)
     assert config.target == ("both" if loss == "p-kl" else "start")
     found = map_of_pair(pair, config)
     matches = [ids(pair, b"2", b"2"), ids(pair, b"e", b"e")]

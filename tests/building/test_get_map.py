@@ -357,7 +357,7 @@ def test_a_map_that_was_counted_on_other_text(
 
     assert differs(config, [text], initial) is None
     found = [
-        differs(BuildConfig(alpha=2, weights="prior", scale_trick=False), (), None),
+        differs(BuildConfig(alpha=2, weights="synthetic", scale_trick=False), (), None),
         differs(config, [text], None),
         differs(BuildConfig(alpha=3), [text], initial),
         differs(config, [text], built),

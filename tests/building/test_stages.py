@@ -16,7 +16,7 @@ from xtok.building.multitoken import multitoken
 from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
-from xtok.maps.admit import admit
+from xtok.maps.binding import bind_map
 from xtok.maps.file import sha256
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers import Tokenizer
@@ -309,10 +309,10 @@ def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tok
         reapply_exact(bare)
     assert caught.value.parameter == "pair"
     pair = xtok.pair(student, teacher)
-    for given in (reapply_exact(admit(pair, bare)), reapply_exact(bare, pair)):
+    for given in (reapply_exact(bind_map(pair, bare)), reapply_exact(bare, pair)):
         assert sha256(given) == sha256(reapply_exact(full))
     with pytest.raises(XtokError, match="wide"):
-        admit(xtok.pair(student, student), bare)
+        bind_map(xtok.pair(student, student), bare)
 
 
 def test_anything_but_a_config_is_refused() -> None:

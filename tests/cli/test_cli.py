@@ -58,7 +58,7 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
 
 def test_build_tells_what_a_loss_chose(cli: Cli, small: Path) -> None:
     done = cli("build", *pair(small), "--for", "p-kl", "--top-k", "3")
-    chosen = "--no-scale-trick --weights prior --target both --no-exact-match"
+    chosen = "--no-scale-trick --weights synthetic --target both --no-exact-match"
     assert done.stderr.startswith(f"note: --for p-kl chose {chosen}\n")
     assert " rows counted" in done.stderr
 

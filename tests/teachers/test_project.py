@@ -345,10 +345,10 @@ def test_what_is_not_spelled_is_what_spelling_would_say(
     learnt = slice(len(stems), len(stems) + len(keys))
     assert len(spelled) < 0.6 * len(keys)
     expected = [ids[0] if ids else -1 for ids in spell(texts)]
-    assert projector._stems.first[learnt].tolist() == expected
+    assert projector._prefixes.first[learnt].tolist() == expected
     longer = sorted(student.table.canonical_ids())
     behind = [longer[bisect_right(longer, text) :][:1] for text in texts]
     grows = [
         any(token.startswith(text) for token in b) for b, text in zip(behind, texts, strict=True)
     ]
-    assert projector._stems.grows[learnt].tolist() == grows
+    assert projector._prefixes.may_grow[learnt].tolist() == grows

@@ -11,7 +11,7 @@ from conftest import Load
 from naive_projecting import Small, map_of
 
 import xtok
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.teachers.formats.ranked import Scores, ranked_entries
 from xtok.teachers.formats.topk import TopK
 from xtok.teachers.serving.server import score
@@ -34,7 +34,7 @@ def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
         np.concatenate([none, row]).astype(np.float32) for row in (rest, np.log(shares[:, 0]))
     )
     topk = TopK(
-        own, np.array([0, size]), bounds_of([0, *[4] * (size - 1)]),
+        own, np.array([0, size]), offsets_of([0, *[4] * (size - 1)]),
         candidates.ravel().astype(np.int32), np.log(shares).ravel().astype(np.float32), *values,
     )  # fmt: skip
     return Scores(topk, np.ones(size, np.int64))

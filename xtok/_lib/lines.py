@@ -16,7 +16,7 @@ _BLOCK = 1 << 17
 _ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in two
 
 
-class Line(NamedTuple):
+class LinePlace(NamedTuple):
     """A line of a file; its number is counted when an error asks for it."""
 
     path: Path
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 class JsonLine(NamedTuple):
     """A value of a file of JSON lines."""
 
-    place: Line
+    place: LinePlace
     value: Any
     read: int  # bytes on disk that were read up to its end, from the file's beginning
 
@@ -81,7 +81,7 @@ def json_lines(
     with shard.path.open("rb", _BLOCK) as raw:
         file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
         for offset, line in lines(shard, file, max_bytes + 1):
-            place = Line(shard.path, offset)
+            place = LinePlace(shard.path, offset)
             if len(line) > max_bytes:
                 raise too_long(place, max_bytes)
             if not line.strip():
@@ -114,7 +114,7 @@ def no_json(error: ValueError | RecursionError) -> str:
     return f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
 
 
-def decode(place: Line, data: bytes) -> str:
+def decode(place: LinePlace, data: bytes) -> str:
     """Decode what begins somewhere in a file; a byte order mark at its beginning is no text.
 
     Raises:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def bounds_of(sizes: Any) -> NDArray[np.int64]:
+def offsets_of(sizes: Any) -> NDArray[np.int64]:
     """Return where parts of these sizes begin, and the last one ends, int64 `[parts + 1]`.
 
-    >>> bounds_of([2, 0, 3]).tolist()
+    >>> offsets_of([2, 0, 3]).tolist()
     [0, 2, 2, 5]
     """
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

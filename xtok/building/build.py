@@ -25,7 +25,7 @@ from xtok.building.sort_cut import cut_rows
 from xtok.config import WAIT, BuildConfig, Loss
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.parts import Recipe
 from xtok.maps.projection_map import ProjectionMap
@@ -99,8 +99,8 @@ def map_of_pair(
     config = BuildConfig.or_default(config)
     if initial is not None and not texts:
         raise ValueError("initial goes with texts; multitoken extends a map")
-    if config.target != "start" and not (texts or config.weights == "prior"):
-        raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
+    if config.target != "start" and not (texts or config.weights == "synthetic"):
+        raise ValueError(f"target {config.target!r} goes with weights 'synthetic', or with texts")
     config = config.for_text() if texts else config
     check_ignored(pair, config)
     if texts:
@@ -129,7 +129,7 @@ def _of_tokens(pair: Pair, config: BuildConfig, progress: Progress) -> _Made:
     """Make a map of two vocabularies: what matches, then the rows that are left; and cut it."""
     matches = find_matches(pair, config)
     only = ~matches.is_exact if config.exact_match else None
-    if config.weights == "prior":
+    if config.weights == "synthetic":
         made, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
     else:
         options = config.multitoken
@@ -155,7 +155,7 @@ def _on_text(
         matches = find_matches(pair, options)
         base, failures = synthetic_base(pair, config, matches, progress)
     else:
-        base = admit(pair, initial)
+        base = bind_map(pair, initial)
         options = used_options(base)
     made, notes = counted_map(text, base, config)
     if config.exact_match:
@@ -167,7 +167,7 @@ def _pair_of(
     student_model: ModelLike, teacher_model: ModelLike, initial: ProjectionMap | None
 ) -> Pair:
     pair = pair_of(student_model, teacher_model)
-    return pair if initial is None else at_widths_of(pair, initial)
+    return pair if initial is None else at_map_widths(pair, initial)
 
 
 def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:

@@ -10,7 +10,7 @@ import numpy as np
 from xtok.building.matches import Matches, find_matches, matching_options
 from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
-from xtok.maps.admit import admit, at_widths_of, name_notes, pair_of_maps
+from xtok.maps.binding import at_map_widths, bind_map, name_notes, pair_of_maps
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -48,9 +48,9 @@ def reapply_exact(
             pair is not given, or is of other tokenizers.
     """
     projection = as_map(projection)
-    pair = pair_of_maps(projection) if pair is None else at_widths_of(pair, projection)
+    pair = pair_of_maps(projection) if pair is None else at_map_widths(pair, projection)
     notes = name_notes(pair, projection)
-    projection = admit(pair, projection)
+    projection = bind_map(pair, projection)
     used = used_options(projection)
     options = replace(
         used,

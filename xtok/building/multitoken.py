@@ -12,7 +12,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.matches import Matches, find_matches, with_matches, without_ignored
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.maps import file as mapfile
-from xtok.maps.admit import admit, at_widths_of, name_notes
+from xtok.maps.binding import at_map_widths, bind_map, name_notes
 from xtok.maps.edges import Edges, ranks
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -55,7 +55,7 @@ def multitoken(
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else as_map(initial)
-    pair = pair if earlier is None else at_widths_of(pair, earlier)
+    pair = pair if earlier is None else at_map_widths(pair, earlier)
     check_ignored(pair, config)
     made, failures = spelled_map(
         pair, config, find_matches(pair, config), earlier=earlier, progress=progress
@@ -90,7 +90,7 @@ def spelled_map(
     details: dict[str, Any] = {}
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
-        earlier = admit(pair, earlier)
+        earlier = bind_map(pair, earlier)
         before = without_ignored(earlier.edges.take(~earlier.is_slot), config).normalized()
         edges = Edges.concatenate([before, edges])
         others = earlier.row_kind

@@ -16,7 +16,7 @@ from xtok.cli.options import (
     loss_option,
     map_option,
     note_one_vocabulary,
-    report_written,
+    print_written,
     text_option,
 )
 from xtok.cli.spellings import nemo_name
@@ -96,7 +96,7 @@ def build(
         projection = load_or_build(path, differs, make, timeout=timeout, note=console.print_note)
     else:
         projection = make()
-    report_written(projection.reports, path, json=output.json)
+    print_written(projection.reports, path, json=output.json)
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.cli.stdout import safe_json
@@ -25,70 +24,39 @@ EVERY = 10.0
 """Seconds from line to line where there is no room for a bar."""
 
 
-_steps: list[Callable[[], str]] = []
-"""Labels of running steps without a bar, innermost last."""
-
-
 @contextmanager
-def telling() -> Iterator[None]:
-    """Print every ten seconds on stderr what a command is at, unless a bar shows it."""
-    start, ended = time.monotonic(), Event()
+def progress_bar(label: str, total: int = 0, unit: str = "") -> Iterator[Callable[..., object]]:
+    """Show a bar on stderr, or only the label of a step without a total.
 
-    def tell() -> None:
-        while not ended.wait(EVERY):
-            steps = [*_steps]
-            if steps or not _columns():
-                step = printable(steps[-1]() if steps else "working")
-                if not step:  # of a server, which has nothing to tell
-                    continue
-                with suppress(OSError, ValueError):  # nobody reads it
-                    sys.stderr.write(f"{_duration(time.monotonic() - start)}: {step}\n")
-                    sys.stderr.flush()
-
-    thread = Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
-def announced(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
-    """Have `telling` tell of a step that has no bar."""
-    start, done = time.monotonic(), 0
-
-    def advance(size: int, tokens: int = 0) -> None:
-        nonlocal done
-        done += size
-
-    def line() -> str:
-        if not (total and done):
-            return label
-        left = (time.monotonic() - start) * max(total - done, 0) / done
-        return f"{label}: {min(done / total, 1):.0%}, about {_duration(left)} left"
-
-    _steps.append(line)
-    try:
-        yield advance
-    finally:
-        _steps.remove(line)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-@contextmanager
-def progress_bar(label: str, total: int, unit: str = "") -> Iterator[Callable[..., object]]:
-    """Show a bar on stderr; where there is no room for one, a line every ten seconds."""
+    Where there is no room for one, the step tells a line every ten seconds how far it is.
+    """
     if _columns():
         with _new_bar(label, total, unit) as bar:
             yield bar.advance
     else:
-        with announced(label, total) as advance:
-            yield advance
+        yield _new_lines(label, total)
+
+
+def _new_lines(label: str, total: int) -> Callable[..., object]:
+    start, done = time.monotonic(), 0
+    told = start
+
+    def advance(size: int, tokens: int = 0) -> None:
+        nonlocal done, told
+        done += size
+        now = time.monotonic()
+        if total and now - told >= EVERY:
+            told = now
+            left = (now - start) * max(total - done, 0) / max(done, 1)
+            share = f"{min(done / total, 1):.0%}, about {_duration(left)} left"
+            with suppress(OSError, ValueError):  # nobody reads it
+                print(f"{printable(label)}: {share}", file=sys.stderr, flush=True)  # noqa: T201
+
+    return advance
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 text_progress_bar = partial(progress_bar, unit="B")
@@ -117,7 +85,9 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             """As wide as the terminal is now, less the ^C that it may show behind the bar."""
-            return {**super().format_dict, "ncols": max(_columns() - 3, 1)}
+            is_label = not (self.total or self.n)
+            bar = "{desc} …" if is_label else None
+            return {**super().format_dict, "ncols": max(_columns() - 3, 1), "bar_format": bar}
 
     return Bar(total=total, desc=label, unit=unit, unit_scale=True, leave=False)
 

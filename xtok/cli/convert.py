@@ -7,7 +7,7 @@ import typer
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, read_path
-from xtok.cli.options import JSON, MAP, MapOptions, Models, report_written
+from xtok.cli.options import JSON, MAP, MapOptions, Models, print_written
 from xtok.config import option
 
 
@@ -44,4 +44,4 @@ def convert(
     xtok.convert(projection, path)
     if path.suffix == ".pt":
         console.print_notes(nemo_overrides(projection, path))
-    report_written(reports, *files_of(projection, path), json=json)
+    print_written(reports, *files_of(projection, path), json=json)

@@ -10,7 +10,7 @@ from xtok.cli.options import (
     note_one_vocabulary,
     output_option,
     output_path,
-    report_written,
+    print_written,
 )
 from xtok.config import EventLoss
 from xtok.maps import names
@@ -55,4 +55,4 @@ def events(
         from xtok.maps.convert import nemo_overrides
 
         console.print_notes(nemo_overrides(result, path))
-    report_written(result.reports, *files_of(result, path), json=json)
+    print_written(result.reports, *files_of(result, path), json=json)

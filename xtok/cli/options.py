@@ -20,7 +20,7 @@ from xtok.cli.command import expanded
 from xtok.cli.stdout import print_path, print_result
 from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, Loss, option
 from xtok.errors import XtokError
-from xtok.maps.admit import admit, name_notes, pair_of_map
+from xtok.maps.binding import bind_map, name_notes, pair_of_map
 from xtok.tokenizers.pairs import SIDES
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Loading(Config):
 
     def tokenizer(self, model: str, vocab_size: int | None = None) -> Tokenizer:
         """Load a tokenizer, and print the notes on how it was loaded."""
-        with console.announced(f"loading {model}"):
+        with console.progress_bar(f"loading {model}"):
             tokenizer = xtok.load_tokenizer(
                 model, vocab_size=vocab_size, trust_remote_code=self.trust_remote_code
             )
@@ -215,7 +215,7 @@ class Models(Loading):
         """
         pair = pair_of_map(projection, **self.tokenizers(widths))
         console.print_notes(name_notes(pair, projection))
-        return admit(pair, projection, name=str(name)), pair
+        return bind_map(pair, projection, name=str(name)), pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +312,7 @@ class Output(Config):
         """Write the map, under this name unless another is given, and report it."""
         path = self.path(name)
         projection.save(path)
-        report_written(projection.reports, path, json=self.json)
+        print_written(projection.reports, path, json=self.json)
 
     def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
         """Write a map that NeMo-RL's users may train on next, and say what is better for that."""
@@ -339,7 +339,7 @@ def note_one_vocabulary(pair: Pair) -> None:
         console.print_note(SAME)
 
 
-def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
+def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
     """Report on stderr what stages did, and print the paths of their results on stdout."""
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
         console.print_reports(reports)

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import xtok
-from xtok._lib.io import check_output, replacing, write
+from xtok._lib.io import atomic_path, check_output, write
 from xtok._lib.opening import need
 from xtok.cli import console
 from xtok.cli.command import command
@@ -132,6 +132,6 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     columns = {"text": text, "input_ids": ids, "assistant_masks": mask, "labels": ids}
     columns["message_spans"] = arrow.list_(arrow.struct(spans))
     schema = arrow.schema(columns)
-    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with atomic_path(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(rows, 1000)):
             writer.write_table(arrow.Table.from_pylist(group, schema))

@@ -55,15 +55,14 @@ def serve(
             "map from the teacher to the student: --map takes one that is built already"
         )
     pair = models.pair(widths)
-    with console.announced(""):  # a server that works has nothing to tell
-        xtok.serve(
-            pair,
-            teacher_url,
-            config,
-            back_map=back_map,
-            student_template=student_chat_template,
-            teacher_template=teacher_chat_template,
-            progress=console.progress_bar,
-            note=console.print_note,
-            on_ready=on_ready,
-        )
+    xtok.serve(
+        pair,
+        teacher_url,
+        config,
+        back_map=back_map,
+        student_template=student_chat_template,
+        teacher_template=teacher_chat_template,
+        progress=console.progress_bar,
+        note=console.print_note,
+        on_ready=on_ready,
+    )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.lines import Line, decode, json_lines, no_json, too_long
+from xtok._lib.lines import LinePlace, decode, json_lines, no_json, too_long
 from xtok._lib.opening import decompressed, parquet_file, reading
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
@@ -70,7 +70,7 @@ def _records(path: Path) -> Iterator[ChatRecord]:
 
 def _parsed(data: bytes, path: Path) -> tuple[Any, bool]:
     """Return the first JSON value of a file, and whether nothing follows."""
-    text = decode(Line(path, 0), data)
+    text = decode(LinePlace(path, 0), data)
     try:
         value, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip()))
     except (ValueError, RecursionError) as error:

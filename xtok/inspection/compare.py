@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.building.counting.counts import edge_keys
-from xtok.maps.admit import admit, pair_of_maps
+from xtok.maps.binding import bind_map, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.pairs import Pair
@@ -76,7 +76,7 @@ def compare(
     loaded, names = as_maps([a, b], names)
     of_both = pair_of_maps(*loaded)
     first, second = (
-        admit(of_both, one, name=name) for one, name in zip(loaded, names, strict=True)
+        bind_map(of_both, one, name=name) for one, name in zip(loaded, names, strict=True)
     )
     return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
 

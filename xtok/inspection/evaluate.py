@@ -44,7 +44,7 @@ from xtok.errors import XtokError
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
-from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
@@ -184,7 +184,7 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    pair = at_widths_of(pair, loaded[0])
+    pair = at_map_widths(pair, loaded[0])
     if any(isinstance(one, SpellingMap) for one in loaded):
         raise XtokError(
             "a spelling map is not measured on text",
@@ -196,8 +196,8 @@ def evaluate(
             "event maps are measured neither beside maps nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
-    admitted = (admit(pair, one, name=name) for name, one in zip(names, loaded, strict=True))
-    named = dict(zip(distinct(names), admitted, strict=True))
+    bound = (bind_map(pair, one, name=name) for name, one in zip(names, loaded, strict=True))
+    named = dict(zip(distinct(names), bound, strict=True))
     text = PairText.read(
         pair, texts, Wanted(per_document=True), field=field, group_by=group_by,
         progress=text_progress,

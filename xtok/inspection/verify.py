@@ -12,7 +12,7 @@ import numpy as np
 from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
-from xtok.maps.admit import can_grow, is_swapped
+from xtok.maps.binding import can_grow, is_swapped
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike, as_any_map
 from xtok.maps.projection_map import ProjectionMap, RowKind

@@ -199,7 +199,7 @@ def read(
 
 
 def _imported(
-    entries: nemo.Entries, preserve_last: bool | None = None, normalize: bool = False
+    entries: nemo.PtEntries, preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
     """Return the fields of a map that may have to be put in order, with a report of that."""
     if entries.own is None:

@@ -186,7 +186,7 @@ class ProjectionMap(StoredMap):
         return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
-        """Return the map with another vocabulary, at least as wide, as a side; see `maps.admit`."""
+        """Return the map with another vocabulary, at least as wide, as a side; see `binding`."""
         changed: dict[str, Any] = {side: vocabulary}
         more = vocabulary.vocab_size - getattr(self, side).vocab_size
         if side == "student" and more:

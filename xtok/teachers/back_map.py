@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xtok.config import BuildConfig
 from xtok.errors import XtokError
-from xtok.maps.admit import admit, at_widths_of, is_swapped
+from xtok.maps.binding import at_map_widths, bind_map, is_swapped
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
@@ -23,10 +23,10 @@ def bind_back_map(pair: Pair, back_map: MapLike | None) -> tuple[Pair, Projectio
         return pair, None
     given = as_map(back_map)
     name = "the map" if given is back_map else str(back_map)
-    pair = at_widths_of(pair.reversed, given).reversed
+    pair = at_map_widths(pair.reversed, given).reversed
     hint = "leave out {option}, or build it of the teacher and the student, in this order"
     try:
-        bound_map = admit(pair.reversed, given)
+        bound_map = bind_map(pair.reversed, given)
     except XtokError as error:
         sides = f"{given.student.model_id} → {given.teacher.model_id}"
         wanted = f"{pair.teacher.model_id} → {pair.student.model_id}"

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from xtok import __version__
-from xtok._lib.io import parents_of, write, writing
+from xtok._lib.io import atomic_output, parents_of, write
 from xtok._lib.opening import need
 from xtok._lib.progress import Note
 from xtok._lib.shards import Shard, source_of
@@ -243,7 +243,7 @@ def make_part(
         return found
     arrow = need("pyarrow", job.part(shard))
     schema, totals, seal = arrow.schema([]), Totals(), _seal(job, shard)
-    with writing(job.part(shard)) as temporary, temporary.open("wb") as file:
+    with atomic_output(job.part(shard)) as temporary, temporary.open("wb") as file:
         for table, counted, consumed in _projected(job, shard, worker):
             schema = one_schema([schema, table.schema])
             totals.add(counted)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.alignment.kernels import Side, weigh_by_prefix
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
@@ -63,7 +63,7 @@ def prefix_weights(
     for number in numbers:
         places = np.flatnonzero(is_shared[number])
         sizes = np.bincount(number[places], minlength=len(sums))[is_shared]
-        chunks += [places, bounds_of(sizes)]
+        chunks += [places, offsets_of(sizes)]
     sides = (
         Side(tokens.ids, tokens.bounds, table.symbols, table.offsets)
         for tokens, table in ((student, aligner.student), (teacher, aligner.teacher))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok._lib.io import write, writing
+from xtok._lib.io import atomic_output, write
 from xtok._lib.opening import need
 from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.building.build import map_of_pair
 from xtok.config import ProjectConfig
 from xtok.errors import OutputError, XtokError
@@ -375,7 +375,7 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
             hint="lower {option}",
             parameter="top_k",
         )
-    group = bounds_of(sizes)[:-1] * width // _CANDIDATES_PER_GROUP
+    group = offsets_of(sizes)[:-1] * width // _CANDIDATES_PER_GROUP
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(sizes)]):
         yield neutral.read(batch.slice(start, stop - start))
@@ -383,7 +383,7 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
 
 def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
     parquet = need("pyarrow.parquet", target)
-    with writing(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
+    with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
         writer: Any = None
         for one in tables:
             table = one.replace_schema_metadata(about)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.kernels import inner_kernel, kernel
 
-ROOT = 62  # the bit that marks what is left of a token, in a key of `Stems`
+ROOT = 62  # the bit that marks what is left of a token, in a key of `PrefixTable`
 ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
 NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
 
@@ -43,7 +43,7 @@ class TeacherArrays(NamedTuple):
     num_texts: int  # tokens that stand for bytes
 
 
-class Stems(NamedTuple):
+class PrefixTable(NamedTuple):
     """Byte strings that teacher tokens spell, and what the student makes of each.
 
     The key of what is left of token t after u bytes is `1 << ROOT | u << ID_BITS | t`; that of stem
@@ -59,10 +59,10 @@ class Stems(NamedTuple):
     keys: NDArray[np.int64]  # [stems]
     first: NDArray[np.int32]  # [stems], the student's first token, or −1 if it cannot spell it
     # [stems], if nothing is known but its bytes: that token, or `-2 - t` for the map's row of t
-    settled: NDArray[np.int32]
-    grows: NDArray[np.bool_]  # [stems], whether a student token begins with it and is longer
-    splits: NDArray[np.bool_]  # [stems], whether a student token begins there, after what is before
-    alike: NDArray[np.int32]  # [stems], how many teacher tokens begin with what is before
+    token: NDArray[np.int32]
+    may_grow: NDArray[np.bool_]  # [stems], whether a student token begins with it and is longer
+    is_boundary: NDArray[np.bool_]  # [stems], whether a student token begins there, in its token
+    num_same_start: NDArray[np.int32]  # [stems], how many teacher tokens begin with what is before
 
 
 class ProjectedRows(NamedTuple):
@@ -109,7 +109,7 @@ def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def find_seams(student, stems, more, joins, grows):  # type: ignore[no-untyped-def]
+def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untyped-def]
     """Tell what byte strings, and a token after each, are to the student.
 
     Args:
@@ -119,7 +119,7 @@ def find_seams(student, stems, more, joins, grows):  # type: ignore[no-untyped-d
             begins; and which one each pair begins with, int64 `[pairs]`.
         more: the teacher's tokens, and where the other of each pair begins and ends there.
         joins: bool `[pairs]`, is filled: whether a student token reaches over the seam.
-        grows: bool `[pairs]`, is filled: whether one begins with both, and is longer.
+        may_grow: bool `[pairs]`, is filled: whether one begins with both, and is longer.
     """
     data, offsets, order, hashes = student
     stem_data, stem_offsets, stem_begins, stem_of = stems
@@ -156,10 +156,10 @@ def find_seams(student, stems, more, joins, grows):  # type: ignore[no-untyped-d
                 high = middle
             else:
                 low = middle + 1
-        grows[n] = False
+        may_grow[n] = False
         if low < len(order):
             a, b = offsets[order[low]], offsets[order[low] + 1]
-            grows[n] = _shared(data, a, b, text) == size
+            may_grow[n] = _shared(data, a, b, text) == size
 
 
 @inner_kernel
@@ -203,7 +203,7 @@ def project_rows(  # type: ignore[no-untyped-def]
     Args:
         teacher: a `TeacherArrays`.
         given: a `TopK`.
-        stems: `Stems`.
+        stems: `PrefixTable`.
         rows: `ProjectedRows`; what is found is written there, where no stem is missing.
         todo: int64, which rows, none of which is done.
         is_same: whether both have one tokenizer.
@@ -219,7 +219,7 @@ def project_rows(  # type: ignore[no-untyped-def]
     kept, order = np.empty_like(touched), np.empty_like(touched)
     values = np.empty(len(touched))
     places = np.zeros(BUCKETS, np.int64)
-    goes_to = np.empty(1024, np.int32)  # parts: a student's token, or a row, as `settled` has it
+    goes_to = np.empty(1024, np.int32)  # parts: a student's token, or a row, as `token` has it
     part = np.empty(1024, np.float64)
     for x in todo:
         j, u = rows.place[x], rows.inside[x]
@@ -273,7 +273,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
     # Arrays of their own: those of a tuple are counted references, in loops as well.
     data, offsets, is_text = teacher.data, teacher.offsets, teacher.is_text
     ids, logprobs, slots, keys = given.ids, given.logprobs, stems.slots, stems.keys
-    settled, splits, t = stems.settled, stems.splits, given.token_ids[j]
+    token, is_boundary, t = stems.token, stems.is_boundary, given.token_ids[j]
     so_far = data[offsets[t] : offsets[t] + u]
     start, end = given.starts[j], given.starts[j + 1]
     rest, realized = np.exp(np.float64(given.rest_logprob[j])), given.realized_logprob[j]
@@ -307,22 +307,22 @@ def _part_candidates(  # type: ignore[no-untyped-def]
                 key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
                 e, misses = _looked_up(slots, keys, key, missing, misses)
                 if e >= 0:
-                    goes_to[count] = settled[e]
-                    p *= _likely(splits[e], is_aligned)
+                    goes_to[count] = token[e]
+                    p *= _likely(is_boundary[e], is_aligned)
         part[count] = p
         count += 1
     if u > 0:
         key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
         e, misses = _looked_up(slots, keys, key, missing, misses)
         if e >= 0:
-            rest *= max(0, stems.alike[e] - fitting) / max(1, teacher.num_texts - listed)
+            rest *= max(0, stems.num_same_start[e] - fitting) / max(1, teacher.num_texts - listed)
     return count, on_path, rest, misses
 
 
 @inner_kernel
-def _likely(splits, is_aligned):  # type: ignore[no-untyped-def]
+def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
     """Return how likely the student splits before a stem, as it did; 1 if that cannot be told."""
-    return 1.0 if splits or not is_aligned else RESPLIT_RATE
+    return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
 
 
 @inner_kernel
@@ -340,7 +340,7 @@ def _part_path(  # type: ignore[no-untyped-def]
     """
     data, offsets, is_text, ends_text, is_open, _, _, _, joined, _ = teacher
     token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = given
-    slots, keys, stem_first, settled, grows, splits, _ = stems
+    slots, keys, stem_first, token, may_grow, is_boundary, _ = stems
     j, u, last, is_aligned = rows.place[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
     is_known, t = True, token_ids[j]
     key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
@@ -350,13 +350,13 @@ def _part_path(  # type: ignore[no-untyped-def]
             break
         j += 1
         start = end = np.int64(0)
-        if grows[e] and j < last:
+        if may_grow[e] and j < last:
             start, end = starts[j], starts[j + 1]
         if misses + end - start + 2 > len(missing):
             return goes_to, part, count, is_known, True, misses
         goes_to, part = _room(goes_to, part, count, end - start + 2)
         first = stem_first[e]
-        likely = _likely(splits[e], is_aligned)
+        likely = _likely(is_boundary[e], is_aligned)
         is_any = is_open[t]
         last_byte = data[offsets[t + 1] - 1]
         t = token_ids[j] if start < end else t
@@ -380,12 +380,12 @@ def _part_path(  # type: ignore[no-untyped-def]
                 grown, misses = _looked_up(slots, keys, child, missing, misses)
                 if grown >= 0:
                     goes_to[count] = stem_first[grown]
-                    part[count] = on_path * p * _likely(splits[grown], is_aligned)
+                    part[count] = on_path * p * _likely(is_boundary[grown], is_aligned)
             count += 1
         if start < end and not is_listed and not np.isnan(realized_logprob[j]):
             p_next = np.exp(np.float64(realized_logprob[j]))
             left = max(0.0, left - p_next)
-        goes_to[count], part[count] = settled[e], on_path * left * likely
+        goes_to[count], part[count] = token[e], on_path * left * likely
         count += 1
         on_path *= p_next
         if on_path > 0.0 and not is_text[t]:

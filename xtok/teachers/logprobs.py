@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.known import is_stand_in, own_logprobs
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
@@ -191,7 +191,7 @@ def _predictions(
     return TopK(
         teacher.ids,
         teacher.bounds,
-        bounds_of(sizes),
+        offsets_of(sizes),
         token_ids[~is_padding].astype(np.int32),
         values[~is_padding].astype(np.float32),
         rest.astype(np.float32),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok._lib.threads import available_cores
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
@@ -21,8 +21,8 @@ from xtok.teachers.formats.topk import TopK, chosen_rows
 from xtok.teachers.kernels import (
     ID_BITS,
     ROOT,
+    PrefixTable,
     ProjectedRows,
-    Stems,
     TeacherArrays,
     add_hashes,
     add_stems,
@@ -157,7 +157,7 @@ class Projector:
             logprobs.append(rows.logprobs[kept])
             count[some], rest[some], own[some] = rows.size, rows.rest, rows.own
         return TopK(
-            student.ids, student.bounds, bounds_of(count),
+            student.ids, student.bounds, offsets_of(count),
             np.concatenate(ids), np.concatenate(logprobs), rest,
             np.where(np.isnan(credit), own, credit),
         )  # fmt: skip
@@ -185,7 +185,7 @@ class Projector:
                 for of_document, begin in zip(spans, begins.tolist(), strict=False)
                 for span in of_document
             ]
-            ends = bounds_of([len(span) for span in ranges])
+            ends = offsets_of([len(span) for span in ranges])
             places.append((np.concatenate([*ranges, np.zeros(0, np.int64)]), ends))
         (ours, our_ends), (theirs, their_ends) = places
         given = chosen_rows(teacher, theirs, teacher.token_ids[theirs], their_ends)
@@ -231,7 +231,7 @@ class Projector:
         def run(todo: NDArray[np.int64]) -> NDArray[np.int64]:
             missing = np.empty(room, np.int64)
             misses = project_rows(
-                self._teacher, given, self._stems, rows, todo, self.is_same, top_k,
+                self._teacher, given, self._prefixes, rows, todo, self.is_same, top_k,
                 np.zeros(num_students), np.empty(num_students + 1, np.int32), missing,
             )  # fmt: skip
             return missing[:misses]
@@ -249,10 +249,10 @@ class Projector:
 
     def _forget(self) -> None:
         self._size = 0
-        self._stems = _no_stems(_LEAST_ROOM)
+        self._prefixes = _no_prefixes(_LEAST_ROOM)
 
     def _learn(self, keys: NDArray[np.int64]) -> None:
-        """Add stems; see `Stems`.
+        """Add stems; see `PrefixTable`.
 
         A token after a stem changes the stem's first token only if one of the student's reaches
         over the seam, or if the stem may be split in another way: only then are both spelled, as
@@ -260,7 +260,7 @@ class Projector:
         """
         size = self._size + len(keys)
         self._make_room(size)
-        _, all_keys, first, settled, grows, splits, alike = self._stems
+        _, all_keys, first, settled, may_grow, is_boundary, num_same_start = self._prefixes
         new = slice(self._size, size)
         all_keys[new] = keys
         is_root = keys >> ROOT != 0
@@ -281,13 +281,13 @@ class Projector:
         lengths = np.array([len(before) for before, _ in spelled])
         both = (
             np.frombuffer(b"".join(wholes), np.uint8),
-            bounds_of([*map(len, wholes)]),
+            offsets_of([*map(len, wholes)]),
             lengths,
             of,
         )
         more = data, begins, offsets[token + 1]
-        find_seams(self._student, both, more, is_spelled, grows[new])
-        grows[new] &= self.along_path
+        find_seams(self._student, both, more, is_spelled, may_grow[new])
+        may_grow[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
         is_spelled |= np.array([*map(may_split, wholes)])[of]
         asked = np.flatnonzero(is_spelled)
@@ -298,33 +298,35 @@ class Projector:
                 strict=True,
             )
         ]  # fmt: skip
-        first[new], splits[new] = first[other - 1], splits[other - 1]
-        first[new][asked], splits[new][asked] = self._first_tokens(texts)
+        first[new], is_boundary[new] = first[other - 1], is_boundary[other - 1]
+        first[new][asked], is_boundary[new][asked] = self._first_tokens(texts)
         whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
         whole = np.where(left == 0, token[is_root], whole)
         has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
         settled[new] = first[new]
         settled[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
-        alike[new][is_root] = [self._num_alike(before) for before, _ in spelled[len(numbers) :]]
-        add_stems(self._stems.slots, all_keys[:size], self._size)
+        num_same_start[new][is_root] = [
+            self._num_alike(before) for before, _ in spelled[len(numbers) :]
+        ]
+        add_stems(self._prefixes.slots, all_keys[:size], self._size)
         self._size = size
 
     def _make_room(self, size: int) -> None:
         """Make the table larger, if it has no room for so many stems."""
-        old = self._stems
+        old = self._prefixes
         if size <= len(old.keys):
             return
-        self._stems = _no_stems(max(size, 2 * len(old.keys)))
-        arrays: Any = zip(self._stems[1:], old[1:], strict=True)
+        self._prefixes = _no_prefixes(max(size, 2 * len(old.keys)))
+        arrays: Any = zip(self._prefixes[1:], old[1:], strict=True)
         for array, before in arrays:
             array[: self._size] = before[: self._size]
-        add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
+        add_stems(self._prefixes.slots, self._prefixes.keys[: self._size], 0)
 
     def _spelled(self, stem: int) -> tuple[bytes, bytes]:
         """Return the bytes of the teacher's token that are before a stem, and those of the stem."""
         parts: list[bytes] = []  # the last token first
         while True:
-            key = int(self._stems.keys[stem])
+            key = int(self._prefixes.keys[stem])
             token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
             if key >> ROOT:
                 inside = other - (1 << ROOT - ID_BITS)
@@ -350,12 +352,12 @@ class Projector:
         first = [
             self._begins_at(len(before), ids) for (before, _), ids in zip(texts, whole, strict=True)
         ]
-        splits = [token >= 0 or not ids for token, ids in zip(first, whole, strict=True)]
+        is_boundary = [token >= 0 or not ids for token, ids in zip(first, whole, strict=True)]
         rest = [n for n, token in enumerate(first) if token < 0 and texts[n][0]]
         alone = self.student.segment_batch([texts[n][1] for n in rest])
         for n, ids in zip(rest, alone, strict=True):
             first[n] = self._begins_at(0, ids)
-        return first, splits
+        return first, is_boundary
 
     def _begins_at(self, byte: int, ids: Sequence[int] | None) -> int:
         """Return the token that begins at a byte of a spelling; −1 if none does."""
@@ -367,12 +369,14 @@ class Projector:
         return -1
 
 
-def _no_stems(room: int) -> Stems:
+def _no_prefixes(room: int) -> PrefixTable:
     """Return an empty table, with room for so many."""
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
-    first, settled, alike = np.empty((3, room), np.int32)
-    grows, splits = np.empty((2, room), np.bool_)
-    return Stems(slots, np.empty(room, np.int64), first, settled, grows, splits, alike)
+    first, token, num_same_start = np.empty((3, room), np.int32)
+    may_grow, is_boundary = np.empty((2, room), np.bool_)
+    return PrefixTable(
+        slots, np.empty(room, np.int64), first, token, may_grow, is_boundary, num_same_start
+    )
 
 
 def _spellings(student: TokenTable) -> tuple[NDArray[Any], ...]:
@@ -403,7 +407,7 @@ def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -
         is_text=teacher.lengths > 0,
         ends_text=teacher.types == TokenType.CONTROL,
         is_open=is_open,
-        row_bounds=bounds_of(back_map.entries_per_row),
+        row_bounds=offsets_of(back_map.entries_per_row),
         columns=entries.ravel(),
         weights=entries.ravel().view(np.float32),
         joined=joined,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import shared_span, written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation, render
 from xtok.conversation.files import ChatRecord, chat_record, without_none
@@ -77,7 +77,7 @@ def _text_in(
     """
     spelled_as, is_control = translator.teacher_spelled, translator.is_control[ids]
     data, spelled = text.encode(), [spelled_as[i] for i in ids.tolist()]
-    ends, whole = bounds_of([*map(len, spelled)]), b"".join(spelled)
+    ends, whole = offsets_of([*map(len, spelled)]), b"".join(spelled)
     inner = _inner(is_control)
     for begin, start in enumerate(ends[: inner.start + 1].tolist()):
         for space in (0, 1):  # some libraries put one before a text
@@ -121,7 +121,7 @@ def _of_text(
     if not start:
         return SharedText.of(ours, ids)
     lengths = [table.lengths for table in pair.tables]
-    spans = shared_span(bounds_of(lengths[0][ours]), bounds_of(lengths[1][ids]) - start)
+    spans = shared_span(offsets_of(lengths[0][ours]), offsets_of(lengths[1][ids]) - start)
     return SharedText.of(ours, ids, [spans] if spans else [])
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import read_back
@@ -200,7 +200,7 @@ class Translator:
         teacher_ids = [*begin, *stretches[0], *stretches[1]]
         span = slice(0, len(plain)), slice(len(begin), len(teacher_ids))
         return SharedText(
-            np.array(ids, np.int32), np.array(plain, np.int32), bounds_of([*map(len, parts)]),
+            np.array(ids, np.int32), np.array(plain, np.int32), offsets_of([*map(len, parts)]),
             np.array(teacher_ids, np.int32), [span],
         )  # fmt: skip
 
@@ -235,12 +235,12 @@ class Translator:
                 candidates of its row room for it.
         """
         plain = _concatenated(text.plain for text in texts)
-        plain_bounds = bounds_of([len(text.plain) for text in texts])
+        plain_bounds = offsets_of([len(text.plain) for text in texts])
         projected, row_of = self._projector.project_spans(
             told, plain, plain_bounds, [text.spans for text in texts], top_k
         )
         own = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
-        bounds = bounds_of([len(text.ids) for text in texts])
+        bounds = offsets_of([len(text.ids) for text in texts])
         # Token i's parts in `plain` are `begins[i]:begins[i + 1]`; one spelled as nothing has none.
         offsets = np.repeat(plain_bounds[:-1], np.diff(bounds))
         begins = offsets + _concatenated((text.begins[:-1] for text in texts), np.int64)
@@ -249,7 +249,7 @@ class Translator:
         rows[firsts_of(bounds)] = -1  # no student has logits before its first token
         if without_gaps:
             _share_gaps(own, plain_bounds, texts, told)
-        realized = np.bincount(rows_of(bounds_of(sizes)), own, len(sizes)).astype(np.float32)
+        realized = np.bincount(rows_of(offsets_of(sizes)), own, len(sizes)).astype(np.float32)
         realized[firsts_of(bounds)] = np.nan
         token_ids = _concatenated(text.ids for text in texts)
         topk = chosen_rows(projected, rows, token_ids, bounds)

@@ -231,11 +231,11 @@ _MISTRAL_COMMON_TYPES = frozenset(_MISTRAL_TYPES) | {
 }
 _QWEN_TYPES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _GEMMA_TYPES = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
-AS_IT_IS = {
+READ_DIRECTLY = {
     **dict.fromkeys(("", "llama", "llama4", "gpt_oss", "glm4_moe", "nemotron_h"), _PLAIN),
     **dict.fromkeys((*_DEEPSEEK_TYPES, *_MISTRAL_TYPES), _PLAIN | _LLAMA),
 }
-BUILT_FOR = {
+BUILDERS = {
     **dict.fromkeys(_QWEN_TYPES, "Qwen2Tokenizer"),
     **dict.fromkeys(_GEMMA_TYPES, "GemmaTokenizer"),
     "llama": "LlamaTokenizer",
@@ -302,12 +302,12 @@ def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
     """Return the class that AutoTokenizer takes, by both configs; None if that is not known."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
-    built = BUILT_FOR.get(model_type)
+    built = BUILDERS.get(model_type)
     if not isinstance(name, str | None):
         return None  # damaged
     if name is None and "tokenizer_class" not in model and built != "LlamaTokenizer":
         return built  # the type's own
-    if name in AS_IT_IS.get(model_type, ()):
+    if name in READ_DIRECTLY.get(model_type, ()):
         return "TokenizersBackend"
     return built if str(name).removesuffix("Fast") == built else None
 

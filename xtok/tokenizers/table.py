@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers.display import escape, quoted, shortened, unescape
@@ -367,7 +367,7 @@ class Decoded:
         lengths[ids] = np.fromiter(map(len, self._tokens.values()), np.int64, len(ids))
         tokens = list(self._tokens.values())
         data = b"".join([tokens[place] for place in np.argsort(ids).tolist()])
-        offsets = bounds_of(lengths)
+        offsets = offsets_of(lengths)
         return TokenTable(np.frombuffer(data, np.uint8), offsets, types, self._names)
 
 
@@ -421,7 +421,7 @@ def byte_offsets(text: str) -> NDArray[np.int64]:
         return np.arange(len(text) + 1)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
-    return bounds_of(sizes)
+    return offsets_of(sizes)
 
 
 def utf8_text(data: bytes) -> str | None:

@@ -94,7 +94,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
 ) -> None:
     """Texts are encoded several at a time; counting goes on behind a difference."""
     drawn = ["Q", "Q", "２Q", *["Q"] * 27]
-    monkeypatch.setattr(synthetic._Source, "texts", lambda self, number: drawn[:number])
+    monkeypatch.setattr(synthetic._SyntheticSource, "texts", lambda self, number: drawn[:number])
     advanced: list[int] = []
 
     @contextmanager
@@ -112,7 +112,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
 def test_each_text_is_encoded_once_though_one_side_changes_all(
     byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthetic._Source, "texts", lambda self, number: ["２Q"] * number)
+    monkeypatch.setattr(synthetic._SyntheticSource, "texts", lambda self, number: ["２Q"] * number)
     encoded: list[str] = []
     start_encoding = TextEncoder.start_encoding
 
@@ -149,7 +149,7 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
 def test_rows_of_the_stage_are_probabilities(
     byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
-    config = BuildConfig(weights="prior", scale_trick=False)
+    config = BuildConfig(weights="synthetic", scale_trick=False)
     pair = xtok.pair(byte_level, sentencepiece)
     found, _ = synthetic_map(pair, config, find_matches(pair, config))
     by_row = naive.rows_of(found)

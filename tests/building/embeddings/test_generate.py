@@ -484,7 +484,9 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
         path.write_bytes(b"damaged")
     np.testing.assert_array_equal(embedded(["the", "cat"]), first)
     assert computed == [2, 1, 2, 2, 2]
-    monkeypatch.setattr(sources, "replacing", lambda path: (_ for _ in ()).throw(OSError(28, "x")))
+    monkeypatch.setattr(
+        sources, "atomic_path", lambda path: (_ for _ in ()).throw(OSError(28, "x"))
+    )
     assert len(embedded(["cat"])) == 1  # a full disk does not cost the work
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.tokenizers.display import escape, quoted
@@ -58,7 +58,7 @@ class AlignedTexts(NamedTuple):
         """
         if not self.differs.any():
             return np.zeros(len(sizes), np.int64)
-        ends = bounds_of(table.lengths[self.student.ids])
+        ends = offsets_of(table.lengths[self.student.ids])
         of_chunks = ends[self.spans[1]] - ends[self.spans[0]]
         within = np.bincount(self.documents, of_chunks, len(sizes)).astype(np.int64)
         return np.where(self.differs, (sizes - within).clip(1), 0)

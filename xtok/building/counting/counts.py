@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.config import Target
 from xtok.maps.edges import Edges, pair_order
 
@@ -56,7 +56,7 @@ class MapRows(NamedTuple):
     def of(edges: Edges, num_rows: int) -> MapRows:
         """Return edges, in any order and without duplicates, as rows."""
         edges = edges.take(pair_order(edges)[0])
-        bounds = bounds_of(np.bincount(edges.student_ids, minlength=num_rows))
+        bounds = offsets_of(np.bincount(edges.student_ids, minlength=num_rows))
         return MapRows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
 
 
@@ -111,7 +111,7 @@ class DistinctChunks(NamedTuple):
     def take(self, chosen: NDArray[np.bool_]) -> DistinctChunks:
         """Return the chosen chunks, bool `[chunks]`."""
         lengths = np.diff(self.bounds)
-        bounds = bounds_of(lengths[chosen])
+        bounds = offsets_of(lengths[chosen])
         ids = self.ids[np.repeat(chosen, lengths)]
         return DistinctChunks(ids, bounds, self.widths[chosen], self.counts[chosen])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok._lib.threads import available_cores
 from xtok.alignment.sequences import FlatIds
 
@@ -94,4 +94,4 @@ class TextEncoder:
 
 def _joined(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
     arrays = [*rows, np.zeros(0, np.int32)]  # the last, so that there is one to concatenate
-    return FlatIds(np.concatenate(arrays), bounds_of([*map(len, arrays[:-1])]))
+    return FlatIds(np.concatenate(arrays), offsets_of([*map(len, arrays[:-1])]))

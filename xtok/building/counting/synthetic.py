@@ -160,7 +160,7 @@ def _count(
         ours, theirs = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
-    source = _Source(tables, seed)
+    source = _SyntheticSource(tables, seed)
     tally, aligner = Tally(target), TextAligner(pair)
     left = num_texts  # to draw
     waiting = 0  # texts that are being encoded
@@ -275,7 +275,7 @@ class _EvenNumbers:
         return numbers
 
 
-class _Source:
+class _SyntheticSource:
     """The tokens of several vocabularies by kind, with their weights, and how words continue."""
 
     def __init__(self, tables: Sequence[TokenTable], seed: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.lines import Line, decode, json_lines, lines
+from xtok._lib.lines import LinePlace, decode, json_lines, lines
 from xtok._lib.opening import decompressed, parquet_file, reading
 from xtok._lib.shards import Paths, Shard, find_files, shards
 from xtok.errors import XtokError
@@ -141,14 +141,18 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, str, int]]:
                 start = offset
             document += line
             if len(document) >= DOCUMENT_BYTES:
-                text = decode(Line(shard.path, start), bytes(document))
+                text = decode(LinePlace(shard.path, start), bytes(document))
                 yield text, "", raw.tell() - shard.start
                 document.clear()
         if document:
-            yield decode(Line(shard.path, start), bytes(document)), "", raw.tell() - shard.start
+            yield (
+                decode(LinePlace(shard.path, start), bytes(document)),
+                "",
+                raw.tell() - shard.start,
+            )
 
 
-def _json_document(place: Line, value: Any, columns: Columns) -> tuple[str, str]:
+def _json_document(place: LinePlace, value: Any, columns: Columns) -> tuple[str, str]:
     """Return the text and the group of a line of JSON."""
     if problem := _problem_of(value, columns):
         raise XtokError(f"{place}: {problem}", hint=_OBJECTS, parameter="field")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.io import cache_folder, replacing
+from xtok._lib.io import atomic_path, cache_folder
 from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.checkpoint import Model, input_layer
@@ -110,7 +110,7 @@ class SentenceModel:
         if np.isfinite(vectors).all():
             try:
                 self._cache.mkdir(parents=True, exist_ok=True)
-                with replacing(path) as temporary, temporary.open("wb") as file:
+                with atomic_path(path) as temporary, temporary.open("wb") as file:
                     np.save(file, vectors)
             except OSError as error:  # better no cache than minutes of work lost
                 self.notes.append(f"embeddings are not kept in {self._cache}: {error.strerror}")

@@ -60,7 +60,7 @@ def most_similar(
     return values[in_order], places[in_order]
 
 
-class _Shared(NamedTuple):
+class _SharedGrams(NamedTuple):
     """The n-grams that a row and a column have, and the length of every token's vector."""
 
     row_starts: NDArray[np.int64]  # [rows + 1], where each row's n-grams begin
@@ -71,7 +71,9 @@ class _Shared(NamedTuple):
     lengths: NDArray[np.float64]  # [tokens]
 
 
-def _shared_ngrams(tokens: list[bytes], is_wanted: NDArray[np.bool_], most_columns: int) -> _Shared:
+def _shared_ngrams(
+    tokens: list[bytes], is_wanted: NDArray[np.bool_], most_columns: int
+) -> _SharedGrams:
     """Return the n-grams of the wanted rows that up to so many columns have.
 
     The rows come before the columns in `tokens`; all of them count for an n-gram's weight.
@@ -104,7 +106,7 @@ def _shared_ngrams(tokens: list[bytes], is_wanted: NDArray[np.bool_], most_colum
     by_row = np.concatenate(entries)
     entries.clear()
     by_row.sort()
-    return _Shared(
+    return _SharedGrams(
         np.searchsorted(by_row, np.arange(num_rows + 1) << 32), by_row.astype(np.int32),
         np.cumsum(np.concatenate(sizes)), np.concatenate(columns),
         np.concatenate(weights), np.sqrt(sums),
@@ -114,7 +116,7 @@ def _shared_ngrams(tokens: list[bytes], is_wanted: NDArray[np.bool_], most_colum
 def _fill(
     values: NDArray[np.float64],
     places: NDArray[np.int32],
-    shared: _Shared,
+    shared: _SharedGrams,
     column_places: NDArray[np.int64],
     progress: Progress,
 ) -> None:

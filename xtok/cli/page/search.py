@@ -52,7 +52,7 @@ def pack(examined: PageData, max_size: int | None = None) -> tuple[Columns, list
     if max_size is None:
         max_size = _LEAST_SIZE + (_SIZE_OF_TOKEN + _SIZE_OF_ROW * len(maps)) * sum(map(len, tables))
     partners = [examined.pair.equal_bytes, examined.pair.reversed.equal_bytes]
-    of_maps = [_Entries(m, None if text is None else text.tokens[0]) for m in maps]
+    of_maps = [_SearchEntries(m, None if text is None else text.tokens[0]) for m in maps]
 
     def entries_of(kept: int) -> Columns:
         """Pack the rows of all maps: of each at most `kept` entries besides the heaviest ones."""
@@ -145,7 +145,7 @@ def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> Columns:
     return columns
 
 
-class _Entries:
+class _SearchEntries:
     """A map's entries, and in which order they are worth keeping."""
 
     def __init__(self, m: ProjectionMap, counts: NDArray[np.int64] | None) -> None:

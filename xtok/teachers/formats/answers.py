@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.lines import JsonLine, Line, json_lines
+from xtok._lib.lines import JsonLine, LinePlace, json_lines
 from xtok._lib.opening import need
 from xtok._lib.shards import Shard
 from xtok.config import CacheKind
@@ -37,7 +37,7 @@ class _Answer(NamedTuple):
 
     topk: TopK  # one document
     columns: dict[str, str | None]
-    place: Line
+    place: LinePlace
 
 
 def kind_of_answers(path: Path) -> CacheKind:
@@ -88,7 +88,7 @@ def _lines(shard: Shard) -> Iterator[JsonLine]:
     return json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=hint, strict=True)
 
 
-def _answers(value: Any, place: Line) -> Iterator[dict[str, Any]]:
+def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
     """Return the answers of a line: a body, its choices, or several of them."""
     if isinstance(value, list) and value:
         for one in value:
@@ -118,7 +118,7 @@ def _answers(value: Any, place: Line) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def _require_no_error(value: Mapping[str, Any], place: Line) -> None:
+def _require_no_error(value: Mapping[str, Any], place: LinePlace) -> None:
     """Raise an error with the server's own words, if that is what it answered."""
     error = value.get("error", value if value.get("object") == "error" else None)
     if error and not {"choices", "meta_info", "prompt_logprobs"} & value.keys():
@@ -126,7 +126,7 @@ def _require_no_error(value: Mapping[str, Any], place: Line) -> None:
         raise cache_error(place, f"the server answered: {message!s:.300}", _ASK_AGAIN)
 
 
-def _columns(answer: Mapping[str, Any], kind: CacheKind, place: Line) -> dict[str, str | None]:
+def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> dict[str, str | None]:
     """Return an answer's other fields, all strings, so that all rows have one schema."""
     others = {name: value for name, value in answer.items() if name not in _ANSWER}
     if kind == "sglang":  # whose text is what the server wrote

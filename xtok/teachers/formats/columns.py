@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.teachers.formats.flat_values import Bounds, flat_lists, place_of
 from xtok.teachers.formats.topk import AGAIN, PER_TOKEN, Documents, TopK, cache_error, candidates_of
 
@@ -58,7 +58,7 @@ class CacheColumns:
         is_null = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
         if absent is not None and is_null.any():
             sizes = np.where(is_null, np.diff(self.bounds), np.diff(of))
-            told, of = values, bounds_of(sizes)
+            told, of = values, offsets_of(sizes)
             values = np.full(of[-1], absent, told.dtype)
             values[np.repeat(~is_null, sizes)] = told
         self.check_lengths(self.bounds, of, ("tokens", name))

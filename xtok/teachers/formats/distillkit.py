@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.opening import need
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.teachers.formats.columns import CacheColumns, Target, list_array, next_tokens
 from xtok.teachers.formats.topk import (
     Documents,
@@ -81,7 +81,7 @@ def table(documents: Documents, target: Target) -> Any:
         is_target &= np.append(documents.loss_mask[1:], False)
     is_last = np.zeros(len(topk.token_ids), np.bool_)
     is_last[topk.bounds[1:][np.diff(topk.bounds) > 0] - 1] = True
-    bounds = bounds_of(np.maximum(np.diff(topk.bounds) - 1, 0))
+    bounds = offsets_of(np.maximum(np.diff(topk.bounds) - 1, 0))
     labels = np.where(is_target, topk.token_ids, -100).astype(np.int64)
     return pyarrow.table({
         **documents.columns,

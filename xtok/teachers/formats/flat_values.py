@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.known import without_null
 from xtok._lib.opening import need
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.teachers.formats.topk import AGAIN, TopK, cache_error
 
 Bounds = NDArray[np.int64]
@@ -62,7 +62,7 @@ def flat_lists(
             problem = f"its {name} are {kind}, not {'lists of ' * depth}numbers"
             raise cache_error(places[0], problem, AGAIN)
         sizes = pyarrow.compute.list_value_length(array).fill_null(0)
-        levels.append(bounds_of(sizes.to_numpy(zero_copy_only=False)))
+        levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
         array = array.flatten()
     return levels, flat_numbers(array, name, dtype, places, levels, optional=optional)
 
@@ -93,7 +93,7 @@ def json_document(
     if not isinstance(token_ids, list) or len(token_ids) != len(counts):
         told = len(token_ids) if isinstance(token_ids, list) else "no"
         raise cache_error(place, f"{told} prompt_token_ids for {len(counts)} rows", hint)
-    bounds, starts = np.array([0, len(counts)]), bounds_of(counts)
+    bounds, starts = np.array([0, len(counts)]), offsets_of(counts)
     unknown = np.full(len(counts), np.nan, np.float32)
     name, within = "log-probabilities", [bounds, starts]
     return TopK(

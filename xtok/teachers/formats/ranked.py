@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.teachers.formats.topk import TopK, rows_of
 
 MIN_REST = 2.0**-24
@@ -46,7 +46,7 @@ def scores_of(
         raise ValueError(f"{len(rows)} rows for {len(ids)} ids")
     if not all(rows[1:]):
         raise ValueError(f"it says nothing of token {[bool(row) for row in rows].index(False, 1)}")
-    starts = bounds_of([*map(len, rows)])
+    starts = offsets_of([*map(len, rows)])
     candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
     outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
     if len(outside):
@@ -104,7 +104,7 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
     row_of = rows_of(topk.starts)
     is_other = topk.ids != topk.token_ids[row_of]
     row_of, ids, values = row_of[is_other], topk.ids[is_other], topk.logprobs[is_other]
-    bounds = bounds_of(np.bincount(row_of, minlength=count))
+    bounds = offsets_of(np.bincount(row_of, minlength=count))
     column = np.arange(len(row_of)) - bounds[row_of]
     kept = column < top_k
     place = row_of[kept], column[kept] + 1

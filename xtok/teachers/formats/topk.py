@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.known import is_stand_in
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.errors import XtokError
 
 PER_TOKEN = (
@@ -81,7 +81,7 @@ def candidates_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the starts of chosen rows, −1 for an empty one, and where their candidates are."""
     sizes = np.append(np.diff(starts), 0)[rows]
-    chosen = bounds_of(sizes)
+    chosen = offsets_of(sizes)
     return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
 
 
@@ -104,7 +104,7 @@ def without_padding(topk: TopK) -> TopK:
 
 def with_candidates(topk: TopK, kept: NDArray[np.bool_]) -> TopK:
     """Return predictions of which these candidates are kept."""
-    starts = bounds_of(kept)[topk.starts]
+    starts = offsets_of(kept)[topk.starts]
     return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
 
 
@@ -134,7 +134,7 @@ def masses(topk: TopK) -> NDArray[np.float64]:
 def joined(topks: Sequence[TopK]) -> TopK:
     """Return the documents of several predictions as those of one."""
     sizes = zip(*((np.diff(topk.bounds), np.diff(topk.starts)) for topk in topks), strict=True)
-    bounds, starts = (bounds_of(np.concatenate(of_all)) for of_all in sizes)
+    bounds, starts = (offsets_of(np.concatenate(of_all)) for of_all in sizes)
     columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
     return TopK(columns[0], bounds, starts, *columns[3:])
 

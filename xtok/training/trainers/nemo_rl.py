@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.alignment import aligner
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.maps.admit import admit, pair_of_map
+from xtok.maps.binding import bind_map, pair_of_map
 from xtok.maps.map_like import as_any_map
 from xtok.tokenizers import pair
 
@@ -41,7 +41,7 @@ class NemoTokenAligner(aligner.TokenAligner):
         else:
             projection = as_any_map(projection_matrix_path)
             both = pair_of_map(projection, student_tokenizer, teacher_tokenizer)
-            admit(both, projection)
+            bind_map(both, projection)
         super().__init__(both, max_comb_len)
 
     def align(  # type: ignore[override]

@@ -38,14 +38,14 @@ def pair_of_map(
         tokenizer = None if model is None else load_tokenizer(model)
         sides[f"{side}_tokenizer"] = tokenizer
         sides[side] = getattr(projection, side) if tokenizer is None else tokenizer.vocabulary
-    return at_widths_of(Pair(**sides), projection)
+    return at_map_widths(Pair(**sides), projection)
 
 
 def _with_tokens(sides: Sequence[Vocabulary]) -> Vocabulary:
     return next((side for side in sides if side.table is not None), sides[0])
 
 
-def at_widths_of(pair: Pair, projection: AnyMap) -> Pair:
+def at_map_widths(pair: Pair, projection: AnyMap) -> Pair:
     """Return a pair as wide as a map of it, where the map tells and no option says other."""
     changed: dict[str, Any] = {}
     for side in SIDES:
@@ -80,7 +80,7 @@ def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
     return of_pair.vocab_size
 
 
-def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
+def bind_map(pair: Pair, projection: M, *, name: str = "the map") -> M:
     """Check that a map is of a pair, and return it; a side without tokens takes the pair's.
 
     Args:

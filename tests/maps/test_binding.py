@@ -10,7 +10,7 @@ from checks import error_of
 
 import xtok
 from xtok import XtokError
-from xtok.maps.admit import admit, at_widths_of, is_swapped, pair_of_maps
+from xtok.maps.binding import at_map_widths, bind_map, is_swapped, pair_of_maps
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
@@ -20,14 +20,14 @@ def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
     m = xtok.build(wide, digits)
     own = xtok.load_tokenizer(small / "small-byte-level")
     own.vocabulary = replace(own.vocabulary, width_source="tokenizer")
-    pair = at_widths_of(xtok.pair(own, digits), m)
+    pair = at_map_widths(xtok.pair(own, digits), m)
     assert pair.shape == (3000, len(digits.table))
     assert pair.tables[0].sha256() == own.table.sha256() == wide.table.sha256()
     assert (pair.tables[0].types == wide.table.types).all()
     assert pair.tokenizers[0].segment(b"hello") == own.segment(b"hello")
-    assert admit(pair, m) is m
+    assert bind_map(pair, m) is m
     with pytest.raises(XtokError) as caught:
-        admit(xtok.pair(own, digits), m)
+        bind_map(xtok.pair(own, digits), m)
     assert caught.value.parameter == "student_vocab_size"
 
 
@@ -39,7 +39,7 @@ def test_the_width_that_a_side_without_tokens_needs(
     m = xtok.build(byte_level, "bytes")
     teacher = replace(m.teacher, table=None, vocab_size=width, width_source="map")
     with pytest.raises(XtokError) as caught:
-        admit(xtok.pair(byte_level, digits), replace(m, teacher=teacher))
+        bind_map(xtok.pair(byte_level, digits), replace(m, teacher=teacher))
     assert caught.value.parameter == "teacher_vocab_size"
     assert f"the width {given} with" in caught.value.hint
 
@@ -47,14 +47,14 @@ def test_the_width_that_a_side_without_tokens_needs(
 def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokenizer) -> None:
     m = xtok.build(byte_level, digits)
     swapped = xtok.pair(digits, byte_level)
-    for refusing in (lambda: admit(swapped, m), lambda: xtok.explain(m, pair=swapped)):
+    for refusing in (lambda: bind_map(swapped, m), lambda: xtok.explain(m, pair=swapped)):
         assert "swapped" in error_of(refusing)
     checks = xtok.verify(m, swapped).checks
     assert [check.name for check in checks if check.level == "failed"] == ["sides"]
     same = xtok.build(digits, digits)
     assert not is_swapped(pair_of_maps(m), same)
     with pytest.raises(XtokError, match="other tokens"):
-        admit(pair_of_maps(m), same)
+        bind_map(pair_of_maps(m), same)
 
 
 def test_maps_without_tokens_take_those_of_another(pair: Pair) -> None:
@@ -62,4 +62,4 @@ def test_maps_without_tokens_take_those_of_another(pair: Pair) -> None:
     bare = replace(m, teacher=replace(m.teacher, table=None))
     pair = pair_of_maps(bare, m)
     assert pair.teacher is m.teacher
-    assert admit(pair, bare).teacher.table is m.teacher.table
+    assert bind_map(pair, bare).teacher.table is m.teacher.table
