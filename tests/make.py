@@ -68,7 +68,7 @@ def loss_artefact(name: LossName, pair: Pair) -> Any:
     if row.artefact is None:
         return None
     if row.artefact is MAP:
-        return ProjectionModule(built(*(pair.reversed if row.to_student else pair).tokenizers))
+        return ProjectionModule(built(*pair.tokenizers))
     if row.artefact is EVENTS:
         return event_index(xtok.events(*pair.tokenizers))
     return spelling_index(spellings_of_pair(pair))

@@ -197,9 +197,7 @@ def csd(
     jsd_beta: float | None = None,
     beta: float = 1.0,
     alpha: float = 0.0,
-    listed: Tensor | None = None,
 ) -> Tensor:
-    """With `listed`, bool `[B, T_t, V_t]`, only these tokens of the teacher are events."""
     student, teacher = (
         x[..., : len(of)] for x, of in zip((student, teacher), spelled, strict=True)
     )
@@ -208,9 +206,6 @@ def csd(
 
     def compare(u: list[int], v: list[int], places: tuple[int, int, int], paths: Any) -> Tensor:
         row, i, j = places
-        if listed is not None:
-            kept = [listed[row, j, k] for k in v]
-            u, v = ([k for k, keep in zip(of, kept, strict=True) if keep] for of in (u, v))
         p, t = (
             with_rest(
                 path.exp() * torch.softmax(logits[row, at].double() / temperature, -1)[events]

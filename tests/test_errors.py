@@ -26,7 +26,6 @@ from make import FOREIGN, GOOD, TINY, edited, pt_bytes, with_layer
 from numpy.typing import NDArray
 from pyarrow.parquet import write_table
 from safetensors.torch import save as safetensors
-from stored_teachers import write_neutral
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
@@ -43,7 +42,6 @@ from xtok.maps.file import check_output, to_nemo, to_safetensors
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.objective import make_objective
-from xtok.training.told import teacher_rows
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 Cause = Callable[[], object]
@@ -83,12 +81,6 @@ def tables(name: str) -> str:
 
 
 TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
-
-
-def told(**about: Any) -> object:
-    """Read a cache of two bytes, whose footer says this."""
-    row = {"input_ids": [1, 2], "topk_ids": [[], [2]], "topk_logprobs": [[], [-0.5]]}
-    return next(teacher_rows(write_neutral(Path("c.parquet"), [row], **about), "bytes"))
 
 
 def folder(stem: str, content: str | None = None, **parts: object) -> str:
@@ -554,15 +546,6 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
     (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
      "t.reverse.pt is not the teacher's table", TABLES),
-    # A teacher's cache
-    (lambda: told(tokenizer_sha256="0" * 64),
-     "c.parquet: it is in the tokens of another model than bytes",
-     "give the model whose ids these are"),
-    (lambda: told(normalized="topk"),
-     "c.parquet: its probabilities sum to 1 over the candidates, and are not the teacher's own",
-     "store natural log-probabilities as a server gives them; or project it, for topk-kl"),
-    (lambda: told(temperature="2.0"), "c.parquet: its predictions have the temperature 2.0",
-     "make a cache at temperature 1"),
     # Embeddings
     (lambda: generate("small/small-digits"),
      "the embedding model small/small-digits does not say what to take of it",

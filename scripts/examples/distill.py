@@ -52,7 +52,7 @@ def distillation(
     """Return the distillation loss from all teachers."""
     sides, weights = batch["teachers"], options.teacher_weight
     if options.teachers == "averaged-logits":
-        mean = losses.averaged_logits(teacher_logits, weights)
+        mean = averaged_logits(teacher_logits, weights or [1.0] * len(teacher_logits))
         return functions[0](logits, mean, batch, sides[0])
     if options.teachers == "selected":
         best = losses.select_teacher(teacher_logits, [side["targets"] for side in sides])
@@ -61,6 +61,18 @@ def distillation(
     return losses.sum_teachers(
         [f(logits, theirs, batch, side) for f, theirs, side in teachers], weights
     )
+
+
+def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the weighted mean of logits of one tokenizer, as wide as the narrowest."""
+    if sum(weights) <= 0:
+        raise XtokError("the teachers' weights are all 0", hint="give a --teacher-weight above 0")
+    width = min(logits.shape[-1] for logits in teacher_logits)
+    mean = torch.zeros((), device=teacher_logits[0].device)
+    for logits, weight in zip(teacher_logits, weights, strict=True):
+        if weight > 0:  # 0 · −∞ is no number
+            mean = mean + logits[..., :width].float() * (weight / sum(weights))
+    return mean
 
 
 def logits_of(model: torch.nn.Module, side: dict[str, Any]) -> Tensor:

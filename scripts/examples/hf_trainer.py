@@ -13,11 +13,6 @@ From predictions that a teacher made before, as `xtok project` writes them, no t
 
     python scripts/examples/hf_trainer.py --student models/student --loss topk-kl \
         --dataset topk.parquet --output_dir runs/topk …
-
-Nor from what it said in its own tokens, a cache or lines of vLLM's or SGLang's answers:
-
-    python scripts/examples/hf_trainer.py --student models/student --loss alm \
-        --teacher_tokenizer models/teacher --dataset answers.jsonl --output_dir runs/alm …
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ from xtok.integrations.transformers import DistillationTrainer
 from xtok.tokenizers import load_tokenizer
 from xtok.training.collator import DistillationCollator, TopKCollator
 from xtok.training.losses import CombineConfig
-from xtok.training.told import teacher_rows
 
 
 @dataclass
@@ -47,9 +41,6 @@ class Arguments:
     student: str = field(metadata={"help": "folder or repo id"})
     dataset: str = field(metadata={"help": ".jsonl or .parquet file, or repo id"})
     teacher: list[str] = field(default_factory=list, metadata={"help": "folders or repo ids"})
-    teacher_tokenizer: str | None = field(
-        default=None, metadata={"help": "in place of a teacher: whose predictions the dataset has"}
-    )
     map: list[str] = field(default_factory=list, metadata={"help": "one per teacher"})
     eval_dataset: str | None = field(default=None, metadata={"help": "for --eval_strategy steps"})
     loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
@@ -60,10 +51,8 @@ class Arguments:
     )
 
 
-def read(name: str | None, teacher: str | None = None) -> Any:
-    """Return the dataset of a file or a repo, or the rows of a teacher's cache."""
-    if name is not None and teacher is not None:
-        return list(teacher_rows(name, teacher))
+def read(name: str | None) -> Any:
+    """Return the dataset of a file or a repo."""
     kind = {".jsonl": "json", ".parquet": "parquet"}.get(Path(name or "").suffix)
     if name is None or kind is None:
         return name and load_dataset(name, split="train")
@@ -76,13 +65,10 @@ def main(argv: Sequence[str] | None = None) -> Any:
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     collate: Any = TopKCollator(max_length=options.max_length)
-    if options.teacher and options.teacher_tokenizer:
-        raise SystemExit("give --teacher, or --teacher_tokenizer for a dataset that it predicted")
-    if options.teacher or options.teacher_tokenizer:
-        names = options.teacher or [options.teacher_tokenizer]
+    if options.teacher:
         collate = DistillationCollator(
             load_tokenizer(options.student),
-            [load_tokenizer(name) for name in names],
+            [load_tokenizer(name) for name in options.teacher],
             max_length=options.max_length,
         )
     trainer = DistillationTrainer(
@@ -99,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
             cross_entropy_weight=options.cross_entropy_weight,
             dynamic_scaling=options.dynamic_scaling,
         ),
-        train_dataset=read(options.dataset, options.teacher_tokenizer),
-        eval_dataset=read(options.eval_dataset, options.teacher_tokenizer),
+        train_dataset=read(options.dataset),
+        eval_dataset=read(options.eval_dataset),
     )
     os.makedirs(config.output_dir, exist_ok=True)
     last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import distill
 import numpy as np
 import torch
+from projected import ProjectedTeacher
 
 import xtok
 from xtok.projecting.back_map import BACK_MAP
@@ -25,12 +26,11 @@ from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK
 from xtok.training.losses import BatchLoss, make_loss
 from xtok.training.losses.named import LOSSES
-from xtok.training.projected import ProjectedTeacher
 
 CHARACTERS = 450  # of a text
 BEGINNING = 100  # characters that the teacher writes on from
 PROJECTED = ("path-64", "map-64", "path-512")
-COUNTED = ("text", "back", "event-text")  # artefacts of the training text; the others are shared
+COUNTED = ("text", "event-text")  # artefacts of the training text; the others are shared
 ROOTS = {"root-100": 100.0}  # of likelihoods, for ALM: the temperature
 OWN = "own"  # the teacher with the student's tokenizer
 WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside the others
@@ -167,9 +167,6 @@ def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
         return spellings_of_pair(pair)
     if name == "recipe":
         return map_of_pair(pair, xtok.BuildConfig(scale_trick=False))
-    if name == "back":
-        config = xtok.BuildConfig.for_loss("p-kl", target="start")
-        return map_of_pair(pair.reversed, config, texts=[texts])
     config = xtok.BuildConfig.for_loss("gold" if name == "for-gold" else "p-kl")
     made = map_of_pair(pair, config, texts=[texts] if name == "text" else [])
     return damaged(made, float(name.partition("-")[2])) if name.startswith("damaged") else made

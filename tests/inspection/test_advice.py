@@ -77,36 +77,31 @@ def test_text_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("conditional_entropy", "leak", "loss", "direction", "by_text"),
-    [
-        ((0.25, 0.5), 0.01, "P-KL", "student → teacher", False),
-        ((0.5, 0.25), 0.06, "teacher → student KL", "teacher → student", True),
-    ],
+    ("conditional_entropy", "leak", "by_text"),
+    [((0.25, 0.5), 0.01, False), ((0.5, 0.25), 0.06, True)],
 )
-def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
-    pair: Pair, conditional_entropy: tuple[float, float], leak: float, loss: str, direction: str,
-    by_text: bool,
-) -> None:  # fmt: skip
+def test_p_kl_whatever_a_map_leaves_open_and_events_that_leak_are_merged(
+    pair: Pair, conditional_entropy: tuple[float, float], leak: float, by_text: bool
+) -> None:
     found = replace(
         pair_facts(pair),
         text=replace(TEXT, conditional_entropy=conditional_entropy),
         events=EventFacts(num_events=2, leak=leak, kept=1.0),
     )
     advice = advise(found, ("s", "t"))
-    assert (advice.loss, advice.map_loss, advice.direction) == ("event KL", loss, direction)
+    assert (advice.loss, advice.map_loss) == ("event KL", "P-KL")
     events, build = advice.commands
     assert events[:4] == ("xtok", "events", "s", "t")
     assert ("TRAINING_TEXT" in events) == by_text
     assert build[-2:] == ("--text", "TRAINING_TEXT")  # never the text that was measured on
     assert advice.note.startswith("TRAINING_TEXT: text like your training data; not the measured")
-    assert build[:2] == ("xtok", "build")
-    assert build[2:4] == (("s", "t") if loss == "P-KL" else ("t", "s"))
+    assert build[:4] == ("xtok", "build", "s", "t")
     without = advise(pair_facts(pair))
-    assert (without.loss, without.map_loss, without.direction) == ("event KL", "P-KL", None)
+    assert (without.loss, without.map_loss) == ("event KL", "P-KL")
     assert without.note == ""
     assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
     merged = "event KL with events merged on text" if by_text else "event KL"
-    begin = f"Use {merged}, or {loss} if your trainer only takes a map. On "
+    begin = f"Use {merged}, or P-KL if your trainer only takes a map. On "
     assert advice.sentence.startswith(f"{begin}this text, ")
     lost = LeftOut(num_bytes=90, share=0.9, documents=1, first=Difference("zh", "a", "b"))
     partly = advise(replace(found, text=replace(known(found.text), left_out=lost)), ("s", "t"))
@@ -122,7 +117,6 @@ def test_everything_says_the_same_sentence(
     text.write_text("1 20 30 12 " * 40, encoding="utf-8")
     assert examine(m).report.advice.sentence == known(doctor(*sides).advice).sentence
     by_text = known(doctor(*sides, text).advice)
-    assert by_text.direction == "teacher → student"
     page = examine(m, texts=[text], pair=xtok.pair(*sides)).report
     assert page.advice.sentence == by_text.sentence
 

@@ -1,4 +1,4 @@
-"""csd beside its plain twin and hand-made values; the index; a teacher's top-k; bad input."""
+"""csd beside its plain twin and hand-made values; the index; bad input."""
 
 from __future__ import annotations
 
@@ -266,35 +266,6 @@ def test_tokenizers_from_their_files_to_the_loss(
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
-# A teacher's top-k
-
-
-def top_k(teacher: Tensor, targets: Tensor, k: int) -> tuple[dict[str, Tensor], Tensor]:
-    """What a server answers, and which tokens are events."""
-    log_q = teacher[..., :V_T].log_softmax(-1)
-    best, own = log_q.topk(k), targets.clamp(min=0)[..., None]
-    listed = torch.zeros_like(log_q).bool().scatter(-1, best.indices, True).scatter(-1, own, True)
-    realized = log_q.gather(-1, own)[..., 0].masked_fill(targets < 0, torch.nan)
-    none = torch.full((*own.shape[:2], 1), -1), torch.zeros_like(own, dtype=torch.float64)
-    return {
-        "top_ids": torch.cat([none[0], best.indices], -1),
-        "top_logprobs": torch.cat([none[1], best.values], -1), "teacher_logprobs": realized,
-    }, listed  # fmt: skip
-
-
-@pytest.mark.parametrize("k", [1, 3, V_T])
-@pytest.mark.parametrize("options", OPTIONS[:3])
-def test_a_teachers_top_k(k: int, options: dict[str, Any]) -> None:
-    student, teacher, targets, aligned = batch(ROWS, seed=2)
-    given, listed = top_k(teacher, targets[1], k)
-    loss = csd(student, None, INDEX, targets, aligned, CSDConfig(**options, beta=0.5), **given)
-    plain = naive(student, teacher, targets, aligned, listed=listed, beta=0.5, **options)
-    ours, theirs = (value_and_gradient(x, student) for x in (loss, plain))
-    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-    whole = csd(student, teacher, INDEX, targets, aligned, CSDConfig(**options, beta=0.5))
-    assert (abs(float(loss.detach()) - float(whole.detach())) < 1e-9) == (k == V_T)
-
-
 # Types, extremes and bad input
 
 
@@ -346,7 +317,6 @@ def test_the_index_moves() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"teacher_logits": None}, "give teacher_logits, or top_ids, top_logprobs and teacher_log"),
         ({"targets": (torch.zeros(3, 5), torch.zeros(3, 5))}, r"student's targets are \[3, 5\]"),
         ({"student_logits": torch.full((3, T_S, V_S), torch.nan)}, "student's logits are nan at"),
         ({"teacher_logits": torch.full((3, T_T, V_T), torch.inf)}, "teacher's logits are inf at"),
@@ -366,26 +336,6 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
         csd(student, teacher, INDEX, targets, aligned)
     with pytest.raises(XtokError, match="teacher's logits are 7 wide"):
         csd(student, teacher[..., :7], INDEX, targets, aligned)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"top_logprobs": torch.zeros(3, T_T, 2)},
-            "top_logprobs and teacher_logprobs are .* not fit",
-        ),
-        ({"teacher_logprobs": torch.full((3, T_T), torch.nan)}, "teacher_logprobs have nan at"),
-        ({"top_ids": torch.full((3, T_T, 3), 2)}, "top_ids have 2 twice at one position"),
-        ({"config": CSDConfig(temperature=2)}, "need temperature 1, and alpha 0"),
-        ({"config": CSDConfig(alpha=1)}, "need temperature 1, and alpha 0"),
-    ],
-)
-def test_bad_top_k(change: dict[str, Any], message: str) -> None:
-    student, teacher, targets, aligned = batch(ROWS)
-    given, _ = top_k(teacher, targets[1], 2)
-    with pytest.raises(ValueError, match=message):
-        csd(student, None, INDEX, targets, aligned, **(given | change))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ TEXTS = [
 
 FETCHES: dict[LossName, int] = {
     "p-kl": 17, "event-kl": 10, "csd": 37, "alm": 15, "gold": 15, "h-kl": 15, "same-tokenizer": 7,
-    "topk-kl": 9, "teacher-to-student-kl": 12,
+    "topk-kl": 9,
 }  # fmt: skip
 """How often a step may wait for the GPU: a batch's preparation, a loss and its gradient."""
 

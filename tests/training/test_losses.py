@@ -25,7 +25,6 @@ from xtok.training.losses import (
     GoldConfig,
     PKLConfig,
     SameTokenizerConfig,
-    averaged_logits,
     combine,
     exact_pairs,
     gold,
@@ -434,20 +433,12 @@ def test_same_tokenizer_kl() -> None:
 
 
 def test_several_teachers() -> None:
-    a, b = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 8.0, 0.0]]])
-    assert averaged_logits([a, b]).tolist() == [[[2.0, 5.0]]]
-    assert averaged_logits([a, b], [3, 1]).tolist() == [[[1.5, 3.5]]]
-    masked = torch.tensor([[[-torch.inf, 4.0]]])
-    assert averaged_logits([a, masked], [1, 0]).tolist() == [[[1.0, 2.0]]]
-    assert averaged_logits([a, masked]).tolist() == [[[-torch.inf, 3.0]]]
     losses = [torch.tensor(2.0, requires_grad=True), torch.tensor(5.0)]
     assert float(sum_teachers(losses).detach()) == 7.0
     assert float(sum_teachers(losses, [0.5, 0.2]).detach()) == 2.0
     for weights in ([1.0], [1.0, -1.0]):
         with pytest.raises(ValueError, match="not 2 weights of 0 or above"):
             sum_teachers(losses, weights)
-    with pytest.raises(ValueError, match="do not have a sum above 0"):
-        averaged_logits([a, b], [0, 0])
 
 
 def test_the_selected_teacher_finds_the_text_likeliest() -> None:

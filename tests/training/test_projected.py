@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from checks import known
+from projected import ProjectedTeacher
 from stored_teachers import write_neutral
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator, StoredTopK, TopKCollator, prepare
 from xtok.training.losses import topk_kl
 from xtok.training.objective import make_objective
-from xtok.training.projected import ProjectedTeacher
 
 TEXTS = ["There were 1234 of them in 2024, or so.", "Äpfel? 12.50", "the other words of the text"]
 

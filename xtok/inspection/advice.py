@@ -1,8 +1,7 @@
-"""The one place that recommends a loss, an artefact, a direction, and the next command.
+"""The one place that recommends a loss, an artefact, and the next command.
 
 docs/guides/choosing.md says the same, and why: beside cross-entropy, no loss did better than event
-KL, unless its events leak; a map does better in the direction that leaves less open. The share of
-the vocabularies that is the same decides nothing.
+KL, unless its events leak. The share of the vocabularies that is the same decides nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Advice:
 
     loss: str  # that suits beside cross-entropy
     map_loss: str | None  # that suits a trainer that takes a map; None if no map is needed
-    direction: str | None  # of this map; None without a text to measure it
     sentence: str
     commands: tuple[tuple[str, ...], ...]  # that make what these losses need, the first loss first
     others: tuple[str, ...] = ()  # a sentence on each other loss, and what it needs of a teacher
@@ -72,29 +70,23 @@ def advise(
     """Recommend a loss for a pair.
 
     Args:
-        pair: its facts; with text they tell the direction too.
+        pair: its facts.
         names: the models as the commands should have them; their ids by default.
         maps: of the pair, which need not be made again.
     """
     if pair.same:
         sentence = f"{SAME} Compare the first {pair.num_ids:,} columns; what is wider is padding."
-        return Advice(
-            loss="plain KL", map_loss=None, direction=None, sentence=sentence, commands=()
-        )
+        return Advice(loss="plain KL", map_loss=None, sentence=sentence, commands=())
     student, teacher = names or (pair.student, pair.teacher)
     on_text = ("--text", TRAINING_TEXT) if pair.text is not None else ()
     events: tuple[str, ...] = "xtok", "events", student, teacher
     build: tuple[str, ...] = "xtok", "build", student, teacher, "--for", "p-kl"
-    loss, map_loss, direction, measured = "event KL", "P-KL", None, ""
+    loss, measured = "event KL", ""
     if pair.text is not None and pair.events is not None and pair.events.leak is not None:
         leak, (forward, back) = pair.events.leak, pair.text.conditional_entropy
         if leak > MOST_LEAK:
             loss = "event KL with events merged on text"
             events += on_text
-        direction = "student → teacher"
-        if forward > back:
-            map_loss, direction = "teacher → student KL", "teacher → student"
-            build = "xtok", "build", teacher, student, "--for", "p-kl", "--target", "start"
         lost = 0.0 if pair.text.left_out is None else pair.text.left_out.share
         part = (
             f"the {1 - lost:.1%} of this text that both spell alike" if lost > 0.01 else "this text"
@@ -102,12 +94,11 @@ def advise(
         measured = f" On {part}, events of bytes leak at {leak:.1%} of the shared token "
         measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
         measured += f"teacher, {back:.2f} from teacher to student."
-    sentence = f"Use {loss}, or {map_loss} if your trainer only takes a map.{measured}"
-    has_map = map_loss == "P-KL" and any(_is_for_p_kl(m, by_text=bool(on_text)) for m in maps)
+    sentence = f"Use {loss}, or P-KL if your trainer only takes a map.{measured}"
+    has_map = any(_is_for_p_kl(m, by_text=bool(on_text)) for m in maps)
     return Advice(
         loss="event KL",
-        map_loss=map_loss,
-        direction=direction,
+        map_loss="P-KL",
         sentence=sentence,
         commands=(events,) if has_map else (events, (*build, *on_text)),
         others=OTHER_LOSSES,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,9 +27,12 @@ from xtok.conversation.batching import pad
 from xtok.maps.admit import pair as pair_of
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.training.told import Told, candidates_of, columns_of, pad_candidates
+from xtok.training.losses.boundaries import ROUNDING
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+_LAYOUT = "for the first token, which nothing predicts: row i must be of token i, not of the next"
+"""What is wrong with a row that predicts its first token."""
 
 IGNORED = -100
 """The label of what is no target, as PyTorch's cross-entropy has it."""
@@ -49,10 +54,10 @@ class DistillationCollator:
     """Turns samples into a batch for a student and its teachers, for a `DataLoader`.
 
     A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
-    `tools`; or, of one teacher, a row of what it predicted (`from_teacher_rows`). Texts have the
-    ids of each side's own library; conversations are rendered by each side's chat template, and
-    only what the assistant wrote is a target. Rows are padded on the right; a chunk that
-    `max_length` cuts is dropped. The collator holds no tensors, and can be pickled.
+    `tools`. Texts have the ids of each side's own library; conversations are rendered by each
+    side's chat template, and only what the assistant wrote is a target. Rows are padded on the
+    right; a chunk that `max_length` cuts is dropped. The collator holds no tensors, and can be
+    pickled.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
@@ -60,6 +65,11 @@ class DistillationCollator:
     models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
     `xtok.shift_to_predictions`. Without this, losses are wrong silently. In conversations, chunks
     that are not targets on both sides are not valid.
+
+    For `alm` from one teacher that does not run, a sample is a mapping of lists, a value for each
+    of the teacher's tokens: `input_ids`, `realized_logprob` (the natural log-probability of the
+    token itself, None where there is none, as for the first) and maybe `loss_mask`. The student
+    reads the teacher's bytes, spelled in its own tokens.
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
     >>> [teacher] = batch["teachers"]
@@ -100,29 +110,26 @@ class DistillationCollator:
             raise ValueError(f"max_length is {max_length}, and must be at least 1")
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
-        pairs = self.pairs
-        self.aligners = [TokenAligner(pair, max_comb_len) for pair in pairs]
-        self._retokenizers = [Retokenizer(pair) for pair in pairs]
+        # For each teacher, the pair of the student and this teacher.
+        self.pairs: list[Pair] = [pair_of(self.student, teacher) for teacher in self.teachers]
+        self.aligners = [TokenAligner(pair, max_comb_len) for pair in self.pairs]
+        self._retokenizers = [Retokenizer(pair) for pair in self.pairs]
         self.max_length, self.bos, self.eos = max_length, bos, eos
         self.student_template, self.teacher_templates = student_template, templates
-
-    @property
-    def pairs(self) -> list[Pair]:
-        """For each teacher, the pair of the student and this teacher."""
-        return [pair_of(self.student, teacher) for teacher in self.teachers]
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return the batch of the samples.
 
         Raises:
             XtokError: if a vocabulary cannot spell a text, or a conversation cannot be rendered.
-            ValueError: if there are no samples, or one is something else.
+            ValueError: if there are no samples, or one is something else; and for log-probabilities
+                that do not fit their ids, are above 0, or are of the next tokens.
         """
         if not samples:
             raise ValueError("a batch needs samples")
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
-            return self.from_teacher_rows(rows)
+            return self._of_logprobs(rows)
         read = [_read(sample) for sample in samples]
         own = self._rows(self.student, self.student_template, read)
         batch = _pad(own, self.student, self.max_length)
@@ -202,52 +209,39 @@ class DistillationCollator:
             "teachers": sides,
         }
 
-    def from_teacher_rows(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of rows of a teacher's cache, in its own tokens; no teacher runs.
+    def _of_logprobs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of rows of a teacher's ids and their log-probabilities.
 
-        A row has lists of a value per token: the teacher's `input_ids`, and `realized_logprob`, the
-        natural log-probability of each token itself; or `topk_ids` and `topk_logprobs`, lists of
-        candidates, which have it among them. With `loss_mask`, only those tokens are targets. The
-        student reads the teacher's bytes, spelled in its own tokens. Tokens without a prediction
-        are in no chunk that counts.
-
-        The teacher's side has `realized_logprob`, `[B, T]`, and with candidates `top_ids` and
-        `top_logprobs`, `[B, T, K]`, all of the token at that place; `prepare` shifts them. The
-        losses `alm` and `csd` take them where there are no logits.
-
-        Raises:
-            XtokError: if the student cannot spell the bytes.
-            ValueError: if there is not one teacher, columns of a row differ in length, its first
-                token has a prediction, as in a file of the next tokens, or a token has one above 0.
+        The teacher's side has `realized_logprob`, `[B, T]`, of the token at that place; `prepare`
+        shifts it. Tokens without a log-probability are in no chunk that counts.
         """
-        [teacher], [pair], [aligner] = self.teachers, self.pairs, self.aligners
-        told = [Told.of(row) for row in rows]
-        parts = [_parts(row.ids, row.is_target) for row in told]
-        back = Retokenizer(pair.reversed)
-        spelled = iter(back([ids for row in parts for ids, _ in row]))
+        [teacher], [aligner] = self.teachers, self.aligners
+        of_teacher = [_said(row) for row in rows]
+        theirs = [row for row, _ in of_teacher]
+        parts = [_parts(row.ids, row.is_target) for row in theirs]
+        spelled = iter(self._back([ids for row in parts for ids, _ in row]))
         begin = self.student.table.roles.get("bos", ())[:1] if self.bos else ()
-        own, theirs = [], []
-        for row, of_row in zip(told, parts, strict=True):
+        own = []
+        for of_row in parts:
             ours = [(next(spelled), flag) for _, flag in of_row]
             if begin and (not ours or ours[0][0][:1] != list(begin)):
                 ours = [(list(begin), True), *ours]
             own.append(_row_of(ours))
-            theirs.append(_Row(row.ids, row.is_target))
-        alignments = [self._align(aligner, *pair) for pair in zip(own, theirs, strict=True)]
+        alignments = [self._align(aligner, *both) for both in zip(own, theirs, strict=True)]
         batch, side = (
             _pad(of, tokenizer, self.max_length)
             for of, tokenizer in ((own, self.student), (theirs, teacher))
         )
         side["alignment"] = _in_batch(alignments, batch, side)
-        end, width = self.max_length, max(int(row.counts.max(initial=0)) for row in told)
-        side["realized_logprob"] = _stack([row.realized[:end] for row in told], np.nan)
-        if width:
-            padded = [
-                pad_candidates(row.counts, row.top_ids, row.top_logprobs, width) for row in told
-            ]
-            side["top_ids"] = _stack([ids[:end] for ids, _ in padded], 0)
-            side["top_logprobs"] = _stack([logprobs[:end] for _, logprobs in padded], -np.inf)
+        values = [realized[: self.max_length] for _, realized in of_teacher]
+        side["realized_logprob"] = _stack(values, np.nan)
         return {**batch, "teachers": [side]}
+
+    @cached_property
+    def _back(self) -> Retokenizer:
+        """Spells the only teacher's tokens in the student's."""
+        [pair] = self.pairs
+        return Retokenizer(pair.reversed)
 
     def _teacher_row(
         self, number: int, parts: list[Part], prompt: Mapping[str, Any] | None
@@ -371,8 +365,8 @@ class TopKCollator:
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
-        ids, columns = np.asarray(row["input_ids"], np.int64), columns_of(row, _PER_TOKEN)
-        counts, flat_ids, flat_logprobs = candidates_of(columns, len(ids))
+        ids, columns = np.asarray(row["input_ids"], np.int64), _columns_of(row, _PER_TOKEN)
+        counts, flat_ids, flat_logprobs = _candidates_of(columns, len(ids))
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         everything = np.ones(len(ids), np.bool_)
         is_target = np.asarray(columns.get("loss_mask", everything), np.bool_)
@@ -393,6 +387,56 @@ class TopKCollator:
 _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
+def _columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of these names that a row has, each with a value per token."""
+    columns = {name: row[name] for name in names if row.get(name) is not None}
+    for name, values in columns.items():
+        if len(values) != len(row["input_ids"]):
+            raise ValueError(f"{name} has {len(values)} rows for {len(row['input_ids'])} input_ids")
+    return columns
+
+
+def _candidates_of(
+    columns: Mapping[str, Any], num_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
+    lists = [columns.get(name, [[]] * num_tokens) for name in ("topk_ids", "topk_logprobs")]
+    counts, others = ([len(best) for best in column] for column in lists)
+    if any(counts[:1]):
+        raise ValueError(f"topk_ids begin with candidates {_LAYOUT}")
+    if counts != others:
+        raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
+    ids, logprobs = map(chain.from_iterable, lists)
+    return np.array(counts, np.int64), np.fromiter(ids, np.int64), np.fromiter(logprobs, np.float32)
+
+
+def pad_candidates(
+    counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return candidates that lie one after another as rows, `[rows, width]`: id 0, −inf behind."""
+    filled = np.arange(width) < counts[:, None]
+    top_ids = np.zeros(filled.shape, np.int64)
+    top_logprobs = np.full(filled.shape, -np.inf, np.float32)
+    top_ids[filled], top_logprobs[filled] = ids, logprobs
+    return top_ids, top_logprobs
+
+
+def _said(row: Mapping[str, Any]) -> tuple[_Row, NDArray[np.float32]]:
+    """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
+    ids = np.asarray(row["input_ids"], np.int64)
+    columns = _columns_of(row, ("realized_logprob", "loss_mask"))
+    if "realized_logprob" not in columns:
+        raise ValueError("a row of a teacher's input_ids needs their realized_logprob")
+    realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
+    if not np.isnan(realized[:1]).all():
+        raise ValueError(f"realized_logprob begins with a value {_LAYOUT}")
+    if (wrong := realized > ROUNDING).any():
+        raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
+    is_target = np.asarray(columns.get("loss_mask", np.ones(len(ids))), np.bool_).copy()
+    is_target[1:] &= ~np.isnan(realized[1:])
+    return _Row(ids, is_target), realized
+
+
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Move a batch, and everything in it, to a device."""
     if isinstance(batch, torch.Tensor):
@@ -410,8 +454,8 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     """Move a batch to a device, and add what losses take, shifted to the predicting positions.
 
     Each side has `targets`, its labels of the next position; each teacher also `shifted`, its
-    alignment as `shift_to_predictions` gives it; one of `from_teacher_rows` also `told`, what the
-    teacher said of the tokens that positions predict. What is `stored` stays as it is.
+    alignment as `shift_to_predictions` gives it; one with `realized_logprob`
+    also `teacher_logprobs`, of the tokens that positions predict. What is `stored` stays as it is.
     """
     moved: dict[str, Any] = to_device(batch, device)
     for side in (moved, *moved["teachers"]):
@@ -420,9 +464,7 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
         if "alignment" in side:
             side["shifted"] = shift_to_predictions(side["alignment"])
         if "realized_logprob" in side:
-            side["told"] = {"teacher_logprobs": predicted(side["realized_logprob"], torch.nan)}
-            if "top_ids" in side:
-                side["told"] |= {n: side[n].roll(-1, 1) for n in ("top_ids", "top_logprobs")}
+            side["teacher_logprobs"] = predicted(side["realized_logprob"], torch.nan)
     return moved
 
 

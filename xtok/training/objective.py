@@ -177,7 +177,6 @@ def _artefact(
     projection = source.map if isinstance(source, ProjectionModule) else source
     if not isinstance(projection, row.artefact.of_file):
         return None
-    pair = pair.reversed if row.to_student else pair
     admit(at_widths_of(pair, projection), projection)
     artefact: ProjectionModule | EventIndex | SpellingIndex = (
         row.artefact.to_torch(source) if source is projection else source

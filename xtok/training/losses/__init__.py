@@ -6,7 +6,6 @@ All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts
 from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import (
-    averaged_logits,
     combine,
     same_tokenizer_kl,
     select_teacher,
@@ -27,7 +26,6 @@ from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
-from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.losses.topk_kl import topk_kl
 
 __all__ = [
@@ -44,7 +42,6 @@ __all__ = [
     "SameTokenizerConfig",
     "SpellingIndex",
     "alm",
-    "averaged_logits",
     "combine",
     "count_chunks",
     "csd",
@@ -58,6 +55,5 @@ __all__ = [
     "select_teacher",
     "spelling_index",
     "sum_teachers",
-    "teacher_to_student_kl",
     "topk_kl",
 ]

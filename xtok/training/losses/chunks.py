@@ -34,8 +34,8 @@ def count_chunks(
     """Return how many chunks a loss over a shifted alignment is the mean of.
 
     A sum over several batches needs it: Σ count · loss / Σ count is the loss of all in one batch.
-    `starts_only` leaves out the chunks whose first token nothing predicts, as `event_kl` and
-    `teacher_to_student_kl` do.
+    `starts_only` leaves out the chunks whose first token nothing predicts, as `event_kl`
+    does.
     """
     return int(_that_count(alignment, exact_token_match_only, starts_only)[0].sum())
 

@@ -70,29 +70,6 @@ def same_tokenizer_kl(
     return require_finite(loss, student_logits, teacher_logits)
 
 
-def averaged_logits(
-    teacher_logits: Sequence[Tensor], weights: Sequence[float] | None = None
-) -> Tensor:
-    """Return the weighted mean of the logits of teachers of one tokenizer, float32 `[B, T, V]`.
-
-    Args:
-        teacher_logits: `[B, T, V]` each; columns beyond the narrowest are ignored.
-        weights: one per teacher, with a sum above 0; equal ones if None.
-
-    Raises:
-        ValueError: for weights that do not fit.
-    """
-    shares = _weights(weights, len(teacher_logits))
-    if sum(shares) <= 0:
-        raise ValueError(f"the weights {shares} do not have a sum above 0")
-    width = min(logits.shape[-1] for logits in teacher_logits)
-    mean = torch.zeros((), device=teacher_logits[0].device)
-    for logits, weight in zip(teacher_logits, shares, strict=True):
-        if weight > 0:  # 0 · −∞ is no number
-            mean = mean + logits[..., :width].to(work_dtype(logits)) * (weight / sum(shares))
-    return mean
-
-
 def select_teacher(
     teacher_logits: Sequence[Tensor], teacher_labels: Sequence[Tensor], *, per_token: bool = False
 ) -> int:

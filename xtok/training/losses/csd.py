@@ -12,7 +12,6 @@ from torch import Tensor
 from xtok.training.losses.boundaries import (
     Positions,
     add_at,
-    candidates,
     gradient_for,
     with_gradient,
 )
@@ -24,7 +23,7 @@ from xtok.training.losses.chunks import (
     number_chunks,
 )
 from xtok.training.losses.config import CSDConfig
-from xtok.training.losses.picked import Picked, Targets, Tokens, pick, stored_logprobs, tokens_in
+from xtok.training.losses.picked import Picked, Targets, Tokens, pick, tokens_in
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 from xtok.training.sparse import work_dtype
 
@@ -34,15 +33,12 @@ LEAST = 1e-12
 
 def csd(
     student_logits: Tensor,
-    teacher_logits: Tensor | None,
+    teacher_logits: Tensor,
     index: SpellingIndex,
     targets: Targets,
     alignment: Any,
     config: CSDConfig | None = None,
     *,
-    top_ids: Tensor | None = None,
-    top_logprobs: Tensor | None = None,
-    teacher_logprobs: Tensor | None = None,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
     """Return the Common-Support Distillation loss (arXiv 2610.28895) as NeMo-RL's draft has it.
@@ -71,25 +67,15 @@ def csd(
     is said there of memory holds here. NeMo-RL has the rest from 1 − Σ q; here that of 1:1 chunks
     is summed up, which keeps its digits where it is small.
 
-    A reverse KL with a top-k needs a rest that is real. Where the teacher's candidates sum to 1 by
-    rounding, as they do in float32 where it is sure, the rest is 1e-12, and a student that has half
-    of its probability there pays 0.5 log(0.5 / 1e-12), 13 nats, for a rest that is none.
-
     Args:
         student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
             Columns beyond the index's width are ignored.
-        teacher_logits: `[B, T_t, V]`; no gradient. None with `top_ids`.
+        teacher_logits: `[B, T_t, V]`; no gradient.
         index: `spelling_index(spellings)`, on the logits' device.
         targets: the ids that both sides' positions predict, int64 `[B, T_s]` and `[B, T_t]`; any
             outside of chunks.
         alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
         config: the options; the defaults if None.
-        top_ids: in place of the logits, int64 `[B, T_t, K]`: at t the teacher's candidates for
-            token t + 1, in any order, each once; −1, or a log-probability of −∞, for none. Only
-            they, and the text's own token, are events; all others are in the rest.
-        top_logprobs: float `[B, T_t, K]`, their log-probabilities at temperature 1.
-        teacher_logprobs: `[B, T_t]`, with `top_ids`: at t the log-probability of the text's own
-            token t + 1.
         sample_mask: `[B]`, 0 where a row does not count.
 
     Returns:
@@ -98,40 +84,22 @@ def csd(
     Raises:
         XtokError: if logits are narrower than the index.
         ValueError: for shapes that do not fit, chunk ids that fall, targets in a chunk that are no
-            ids, logits of NaN or +∞; for candidates and log-probabilities that are missing or
-            wrong, and a temperature or `alpha` beside them.
+            ids, and logits of NaN or +∞.
     """
     config = config or CSDConfig()
-    predictions = teacher_logits
-    if predictions is None:
-        if top_ids is None or top_logprobs is None or teacher_logprobs is None:
-            raise ValueError("give teacher_logits, or top_ids, top_logprobs and teacher_logprobs")
-        if top_ids.shape != top_logprobs.shape or top_ids.shape[:2] != teacher_logprobs.shape:
-            shapes = [list(x.shape) for x in (top_ids, top_logprobs, teacher_logprobs)]
-            raise ValueError(
-                f"top_ids, top_logprobs and teacher_logprobs are {shapes}, which do not fit"
-            )
-        if config.temperature != 1 or config.alpha:
-            raise ValueError("top_logprobs need temperature 1, and alpha 0")
-        predictions = top_logprobs
 
     def over_chunks(chunks: Chunks) -> Tensor:
-        step = _Step(
-            student_logits, index, chunks, targets, config, work_dtype(student_logits, predictions)
-        )
+        dtype = work_dtype(student_logits, teacher_logits)
+        step = _Step(student_logits, index, chunks, targets, config, dtype)
         count = int(step.events.is_counted.sum())
         if not count:
             return no_chunks(student_logits)
-        if teacher_logits is not None:
-            total = step.shared(teacher_logits) + step.completed(teacher_logits)
-        else:
-            total = step.listed(top_ids, top_logprobs, teacher_logprobs)
+        total = step.shared(teacher_logits) + step.completed(teacher_logits)
         loss = (total * (config.temperature**2 / count)).to(step.dtype)
         return with_gradient(student_logits, loss, step.grad, config.temperature / count)
 
-    widths = index.widths[0], 0 if teacher_logits is None else index.widths[1]
     return loss_over_chunks(
-        over_chunks, student_logits, predictions, alignment, config, sample_mask, widths,
+        over_chunks, student_logits, teacher_logits, alignment, config, sample_mask, index.widths,
         starts_only=True,
     )  # fmt: skip
 
@@ -296,42 +264,6 @@ class _Step:
         last = self.theirs.at(self.theirs.last(chunks))
         of_last = self._pick(teacher_logits, last, self.events.teacher, 1, place).logprobs
         return self._compare(chunks, place, self.events.student, of_last + sums[place])
-
-    def listed(self, top_ids: Any, top_logprobs: Any, teacher_logprobs: Any) -> Tensor:
-        """Compare all chunks by those of their completions that the teacher's candidates have."""
-        events, theirs, index = self.events, self.theirs, self.index
-        chunks = events.is_counted.nonzero()[:, 0]
-        before, number = _before_last(theirs, chunks)
-        sums = torch.zeros(len(chunks), dtype=self.dtype, device=chunks.device)
-        sums.index_add_(0, number, stored_logprobs(teacher_logprobs, theirs.at(before), self.dtype))
-        ids, logprobs = self._candidates(chunks, top_ids, top_logprobs, teacher_logprobs)
-        # Of a 1:1 chunk, the candidates that are shared; of others, the completions among them.
-        partner = torch.nn.functional.pad(index.teacher_partner, (0, 1), value=-1)[ids]
-        single = events.is_single[chunks][:, None] & (partner >= 0) & (logprobs > -torch.inf)
-        place, column = single.nonzero(as_tuple=True)
-        others = torch.searchsorted(chunks, events.chunk)
-        same = ids[others] == events.teacher[:, None]
-        listed, at = same.nonzero(as_tuple=True)
-        places = torch.cat([place, others[listed]])
-        students = torch.cat([partner[place, column], events.student[listed]])
-        log_q = torch.cat([logprobs[place, column], logprobs[others[listed], at]])
-        order = torch.argsort(places, stable=True)
-        places = places[order]
-        return self._compare(chunks, places, students[order], log_q[order] + sums[places])
-
-    def _candidates(
-        self, chunks: Tensor, top_ids: Tensor, top_logprobs: Tensor, teacher_logprobs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the teacher's candidates at last places, with the text's own, `[G, K + 1]`."""
-        last, width = self.theirs.last(chunks), self.index.widths[1]
-        at, own = self.theirs.at(last), self.theirs.ids[last][:, None]
-        ids, logprobs = candidates(top_ids[at], top_logprobs[at].to(self.dtype), width)
-        is_listed = (ids == own).any(1, keepdim=True)
-        realized = stored_logprobs(teacher_logprobs, at, self.dtype)[:, None]
-        return (
-            torch.cat([ids, own.masked_fill(is_listed, width)], 1),
-            torch.cat([logprobs, realized.masked_fill(is_listed, -torch.inf)], 1),
-        )
 
     def _compare(self, chunks: Tensor, place: Tensor, students: Tensor, log_q: Tensor) -> Tensor:
         """Compare completions, and the rest, of G chunks.

@@ -31,13 +31,11 @@ from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
-from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
-    "p-kl", "event-kl", "csd", "alm", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer",
-    "topk-kl",
+    "p-kl", "event-kl", "csd", "alm", "gold", "h-kl", "same-tokenizer", "topk-kl"
 ]  # fmt: skip
 Batch = Mapping[str, Any]
 
@@ -110,7 +108,6 @@ class NamedLoss:
     call: Callable[..., Tensor]
     config: Any = None  # a dataclass; its fields are the options that the loss has
     artefact: Artefact | None = None
-    to_student: bool = False  # whether the artefact leads from the teacher to the student
     is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
     # Also takes what `prepared` returned, and whether the loss is of exact chunks alone.
     count: Callable[[Batch, Batch, Any, bool], int] = _chunks
@@ -142,22 +139,16 @@ def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, confi
 
 
 def _alm(s: Tensor, t: Any, batch: Batch, side: Batch, _: Any, config: Any) -> Tensor:
-    told = {} if t is not None else {"teacher_logprobs": _told(side)["teacher_logprobs"]}
-    return alm(s, t, _targets(batch, side), side["shifted"], config, **told)
+    logprobs = side.get("teacher_logprobs") if t is None else None
+    if t is None and logprobs is None:
+        hint = "give a model as the teacher, or rows of its log-probabilities to the collator"
+        raise XtokError("there is no teacher, and no prediction of one", hint=hint)
+    targets = _targets(batch, side)
+    return alm(s, t, targets, side["shifted"], config, teacher_logprobs=logprobs)
 
 
 def _csd(s: Tensor, t: Any, batch: Batch, side: Batch, index: Any, config: Any) -> Tensor:
-    told = {} if t is not None else _told(side)
-    return csd(s, t, index, _targets(batch, side), side["shifted"], config, **told)
-
-
-def _told(side: Batch) -> dict[str, Tensor]:
-    """Return what a teacher said of the text, where it does not run."""
-    if "told" not in side:
-        hint = "give a model as the teacher, or rows of a cache to a DistillationCollator"
-        raise XtokError("there is no teacher, and no prediction of one", hint=hint)
-    told: dict[str, Tensor] = side["told"]
-    return told
+    return csd(s, t, index, _targets(batch, side), side["shifted"], config)
 
 
 def _top_k(s: Tensor, t: None, batch: Batch, side: Batch, *_: Any) -> Tensor:
@@ -171,10 +162,6 @@ LOSSES: dict[LossName, NamedLoss] = {
     ),
     "csd": NamedLoss(call=_csd, config=CSDConfig, artefact=SPELLINGS, count=_completed),
     "alm": NamedLoss(call=_alm, config=ALMConfig, count=_starts),
-    "teacher-to-student-kl": NamedLoss(
-        call=_aligned(teacher_to_student_kl), config=ChunkLossConfig, artefact=MAP,
-        to_student=True, count=_starts,
-    ),
     "gold": NamedLoss(call=_aligned(gold), config=GoldConfig, artefact=MAP, prepared=_pairs),
     "h-kl": NamedLoss(
         call=_aligned(gold), config=GoldConfig, artefact=MAP,
@@ -211,11 +198,10 @@ def make_loss(
 
     Args:
         name: which one.
-        module: the map, for `p-kl`, `gold` and `h-kl`; that from the teacher to the student, for
-            `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`; the
-            `spelling_index` of a spelling map, for `csd`. Already on its device.
+        module: the map, for `p-kl`, `gold` and `h-kl`; the `event_index` of an event map, for
+            `event-kl`; the `spelling_index` of a spelling map, for `csd`. Already on its device.
         temperature: as in the configurations; `topk-kl` has none. For `alm` that of likelihoods.
-        reverse_kl: the reverse KL; `teacher-to-student-kl` and `topk-kl` have none.
+        reverse_kl: the reverse KL; `topk-kl` has none.
         top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
         config: all options of the loss, as a `CSDConfig`, in place of the three.
 

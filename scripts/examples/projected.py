@@ -14,11 +14,10 @@ from xtok.pairs import Pair
 from xtok.predictions.topk import TopK
 from xtok.projecting.project import Projector
 from xtok.ragged import bounds_of
-from xtok.training.collator import IGNORED, StoredTopK
+from xtok.training.collator import IGNORED, StoredTopK, pad_candidates
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.sparse import block_length, check_width
-from xtok.training.told import pad_candidates
 
 
 class ProjectedTeacher:

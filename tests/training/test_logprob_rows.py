@@ -1,0 +1,112 @@
+"""A teacher's log-probabilities of its own tokens, as `alm` takes them in place of its logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from xtok import DistillationCollator, XtokError
+from xtok.pairs import Pair
+from xtok.training.collator import prepare
+from xtok.training.losses import make_loss
+
+TEXTS = ["The keeper lit 201 lamps, día tras día.", "High water at 6:12.", "Fog"]
+
+
+@pytest.fixture(scope="module")
+def collator(pair: Pair) -> DistillationCollator:
+    return DistillationCollator(*pair.reversed.tokenizers)
+
+
+def rows_of(side: dict[str, Any], log_q: Tensor) -> list[dict[str, Any]]:
+    """What a cache has of each row."""
+    rows = []
+    for ids, mask, log_p in zip(side["input_ids"], side["attention_mask"], log_q, strict=True):
+        own = ids[mask != 0]
+        realized = log_p[: len(own) - 1].gather(1, own[1:, None])[:, 0].tolist()
+        rows.append({"input_ids": own.tolist(), "realized_logprob": [None, *realized]})
+    return rows
+
+
+def test_rows_of_a_cache_are_as_good_as_its_logits(
+    collator: DistillationCollator, pair: Pair
+) -> None:
+    """The student's tokens are the same."""
+    function = make_loss("alm")
+    batch = prepare(collator(TEXTS))
+    [side] = batch["teachers"]
+    torch.manual_seed(0)
+    widths = pair.reversed.shape
+    student = torch.randn(*batch["input_ids"].shape, widths[0])
+    teacher = 2 * torch.randn(*side["input_ids"].shape, widths[1])
+    stored = prepare(collator(rows_of(side, teacher.log_softmax(-1))))
+    [of_rows] = stored["teachers"]
+    assert torch.equal(stored["input_ids"], batch["input_ids"])
+    assert torch.equal(stored["targets"], batch["targets"])
+    assert function.count(stored, of_rows) == function.count(batch, side) > 10
+    expected = function(student, teacher, batch, side)
+    torch.testing.assert_close(function(student, None, stored, of_rows), expected)
+
+
+def test_masked_tokens_and_tokens_without_a_prediction(collator: DistillationCollator) -> None:
+    [teacher] = collator.teachers
+    ids = teacher.segment(b"High water at 6:12.")
+    row = {"input_ids": ids, "realized_logprob": [None] + [-0.5] * (len(ids) - 1)}
+    masked = {**row, "loss_mask": [n > 3 for n in range(len(ids))]}
+    unknown = {**row, "realized_logprob": [None] * 4 + [-0.5] * (len(ids) - 4)}
+    whole, first, second = (prepare(collator([x])) for x in (row, masked, unknown))
+    counts = [
+        make_loss("alm").count(batch, batch["teachers"][0]) for batch in (whole, first, second)
+    ]
+    assert counts[0] > counts[1] == counts[2] > 0
+    logits = torch.zeros(1, first["input_ids"].shape[1], collator.student.vocabulary.vocab_size)
+    assert float(make_loss("alm")(logits, None, first, first["teachers"][0])) > 0
+
+
+def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from tiny_models import logged, tiny_model
+    from transformers import TrainingArguments
+
+    from xtok.integrations.transformers import DistillationTrainer
+
+    rows = []
+    for text in TEXTS[:2]:
+        ids = collator.teachers[0].segment(text.encode())
+        rows.append({"input_ids": ids, "realized_logprob": [None] + [-0.7] * (len(ids) - 1)})
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=2, learning_rate=0.01,
+        logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    student = tiny_model(collator.student.vocabulary.vocab_size, seed=0)
+    one = DistillationTrainer(student, arguments, collator, loss="alm", train_dataset=rows)
+    one.train()
+    falling = logged(one, "distillation")
+    assert len(falling) == 4
+    assert falling[-1] < falling[0] - 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows for 2 input_ids"),
+        ({"realized_logprob": [-1.0, -1.0]}, "realized_logprob begins with a value .* of the next"),
+        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5, and is at most 0"),
+    ],
+)
+def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], message: str) -> None:
+    row = {"input_ids": [3, 4], "realized_logprob": [None, -1.0]}
+    collator([row])
+    with pytest.raises(ValueError, match=message):
+        collator([row | change])
+
+
+def test_no_teacher_at_all(collator: DistillationCollator) -> None:
+    batch = prepare(collator(["Fog."]))
+    logits = torch.zeros(1, batch["input_ids"].shape[1], collator.student.vocabulary.vocab_size)
+    with pytest.raises(XtokError, match="there is no teacher, and no prediction of one"):
+        make_loss("alm")(logits, None, batch, batch["teachers"][0])
