@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install xtok and what the guides need into .venv, fetch their tokenizers, build the README's projection map,
+# Install xtok and what the guides need into .venv, fetch their tokenizers, build a projection map,
 # from Llama 3 to Qwen, and look at it. scratch/ is for the guides' blocks: git and the checks pass it over.
 # Needs Python 3.11 or newer (set PYTHON=... to choose one) and pip. A second run reuses the first's files.
 set -euo pipefail
@@ -31,4 +31,4 @@ run xtok inspect "$map" "${tokens[@]}"
 
 echo
 echo "Written: $map. To go on: source .venv/bin/activate && cd scratch"
-echo "Next: your own models, as the README has it, or docs/guides/first-run.md, block by block."
+echo "Next: docs/guides/first-run.md, block by block, or your own models: xtok doctor STUDENT TEACHER"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -57,3 +58,10 @@ def write(name: str, source: Path, folder: Path, templates: Path = TEMPLATES) ->
         ids = {"eos_token_id": library.convert_tokens_to_ids(stops)}
         (folder / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")
     return library
+
+
+def of_trl() -> list[Path]:
+    """The templates that TRL brings; none without it."""
+    spec = importlib.util.find_spec("trl")
+    folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
+    return sorted(folder.glob("*.jinja")) if folder.name else []

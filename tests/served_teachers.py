@@ -34,7 +34,8 @@ class Model:
 
     What it was asked for is in `asked`; `status` other than 200 is all that it answers, `delay`
     how many seconds it takes; `busy` requests are to come again after a second; SGLang's answers
-    have `gives` candidates at most.
+    have `gives` candidates at most; without `texts`, it was started without a tokenizer. It says
+    −∞ of the tokens that are `impossible`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Model:
         max_logprobs: int = 64,
         max_model_len: int = 2048,
         tokenizes: bool = True,
+        texts: bool = True,
         seed: int = 0,
     ) -> None:
         self.tokenizer, self.kind = tokenizer, kind
@@ -54,10 +56,11 @@ class Model:
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.status, self.delay = 200, 0.0
         self.gives = len(tokenizer.table)
+        self.texts, self.impossible = texts, set[int]()
         self.running = self.most = self.cancelled = self.busy = 0
         self.keys: set[str | None] = set()
         routes = [Route("/health", self._health), Route("/v1/models", self._models)]
-        if tokenizes:
+        if tokenizes and texts:
             routes.append(Route("/tokenize", self._tokenize, methods=["POST"]))
         if kind == "vllm":
             routes.append(Route("/v1/completions", self._completions, methods=["POST"]))
@@ -145,7 +148,8 @@ class Model:
         return JSONResponse({"id": "cmpl-1", "object": "text_completion", "choices": [choice]})
 
     def _entry(self, token_id: int, value: float, rank: int) -> dict[str, Any]:
-        name = self.tokenizer.table[token_id].decode("utf-8", "replace")
+        name = self.tokenizer.table[token_id].decode("utf-8", "replace") if self.texts else None
+        value = -9999.0 if token_id in self.impossible else value
         return {"logprob": value, "rank": rank, "decoded_token": name}
 
     async def _generate(self, request: Request) -> Response:
@@ -157,16 +161,17 @@ class Model:
         scored = await self._score(request, ids)
         if isinstance(scored, Response):
             return scored
+        if asked.get("return_text_in_logprobs") and not self.texts:
+            return Response("Internal Server Error", 500)
         own: list[Any] = [[None, ids[0], None]]
         best: list[Any] = [None]
         for i, values in zip(ids[1:], scored, strict=True):
             name = self.tokenizer.table[i].decode("utf-8", "replace")
-            own.append(
-                [float(values[i]), i, name if asked.get("return_text_in_logprobs") else None]
-            )
+            value = None if i in self.impossible else float(values[i])
+            own.append([value, i, name if asked.get("return_text_in_logprobs") else None])
             some = values.topk(min(top, self.gives))
             pairs = zip(some.values.tolist(), some.indices.tolist(), strict=True)
-            best.append([[value, j, None] for value, j in pairs])
+            best.append([[None if j in self.impossible else v, j, None] for v, j in pairs])
         meta = {"prompt_tokens": len(ids), "input_token_logprobs": own, "input_top_logprobs": best}
         return JSONResponse({"text": "", "meta_info": meta})
 

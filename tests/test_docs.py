@@ -335,14 +335,34 @@ def test_every_guide_and_every_command_is_in_the_readme() -> None:
     for guide in GUIDES:
         assert f"](docs/guides/{guide.name})" in readme
     for command in COMMANDS:
-        assert f"| [`xtok {command}`](docs/guides/cli.md#xtok-{command}) |" in readme
+        assert f"[`xtok {command}`](docs/guides/cli.md#xtok-{command})" in readme
+
+
+WRITTEN = re.compile(
+    r"""(?:-o|--output|--output_dir|(?<![<0-9])>)[ ](?!/dev/|\.)([\w./-]+\w)"""  # of a shell
+    r"""|(?:save\(|path=|open\()"([\w./-]+)\""""  # of Python
+)
+QUICK_START = "data/maps/p-kl.safetensors"  # the map that quickstart.sh makes, by the same command
+
+
+def test_no_page_writes_over_the_files_of_another() -> None:
+    """All blocks run in one folder."""
+    pages: dict[str, set[str]] = {}
+    for document in RUN:
+        shown = [b.text for b in blocks(document) if b.language in ("bash", "python")]
+        for written in WRITTEN.finditer("".join(shown).replace("\\\n", " ")):
+            pages.setdefault(written[1] or written[2], set()).add(name(document))
+    assert {"report.html", "pairs.txt", "teacher.jsonl", "data/maps/gold.pt"} <= pages.keys()
+    assert {file: by for file, by in pages.items() if len(by) > 1} == {
+        QUICK_START: {"docs/guides/choosing.md", "docs/guides/maps.md"}
+    }
 
 
 def test_the_picture_of_a_map_is_of_the_map_that_is_built() -> None:
-    guide = ROOT / "docs" / "guides" / "concepts.md"
+    guide = ROOT / "docs" / "guides" / "choosing.md"
     picture = (guide.parent / "images" / "concept-map.svg").read_text(encoding="utf-8")
     drawn = re.findall(r">(\d\.\d{4})<", picture)
-    printed = next(b.text for b in blocks(guide) if b.language == "text")
+    printed = next(b.text for b in blocks(guide) if "0.7488" in b.text)
     assert drawn == ["0.6667", "0.1667", "0.1667", "0.7488", "0.2496", "1.0000"]
     assert all(f" {weight} " in printed for weight in drawn)
 

@@ -29,7 +29,8 @@ from safetensors.torch import save as safetensors
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
-from xtok.cli.build import read_loss
+from xtok.cli.options import read_loss
+from xtok.config import EventLoss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
@@ -39,6 +40,7 @@ from xtok.files.shards import shards
 from xtok.integrations import nemo_rl
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_output, to_nemo, to_safetensors
+from xtok.maps.nemo_tables import check_reverse
 from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.objective import make_objective
@@ -89,6 +91,15 @@ def folder(stem: str, content: str | None = None, **parts: object) -> str:
     path = Path("model", f"{stem}.json")
     path.write_text(content or json.dumps({**json.loads(path.read_text()), **parts}))
     return "model"
+
+
+def class_of(name: str, tokenizer_class: str, source: str = "small.model") -> str:
+    """Write a folder of a tokenizer's file, under some name, and of a class."""
+    os.mkdir("other")
+    shutil.copy(f"small/{source}", f"other/{name}")
+    config = {"tokenizer_class": tokenizer_class, "pad_token": "<|other|>"}
+    file("other/tokenizer_config.json", json.dumps(config))
+    return "other"
 
 
 @cache
@@ -218,6 +229,8 @@ FETCH = "the checkpoint is damaged: fetch it again"
 EACH = "give one for each teacher, as projection= of a trainer or module= of make_loss"
 COLLATE = "topk-kl goes with a TopKCollator, every other loss with a DistillationCollator"
 
+NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+
 ERRORS: list[tuple[Cause, str, str]] = [
     # Tokenizers
     (lambda: load_tokenizer("./none"), "no such file or folder: ./none",
@@ -278,7 +291,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give bytes alone; for more ids than 256 give vocab_size="),
     (lambda: load_tokenizer("bytes", vocab_size=10),
      "the vocabulary size 10 of bytes (as given) does not hold its largest token id 255",
-     "give the width of the model's logits, at least 256, with vocab_size="),
+     "give the width of the model's logits with vocab_size=; all but a few of the 256 ids have a "
+     "row"),
     (lambda: load_tokenizer("bytes", vocab_size=2**24 + 1),
      "the vocabulary size 16777217 of bytes (as given) is not in 1..16777216", WIDTH),
     (lambda: load_tokenizer(small_one(), vocab_size=3000),
@@ -302,6 +316,20 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
     (lambda: load_tokenizer(folder("config", "{}")),
      "the config.json of model has no vocabulary size: …", WIDTH),
+    (lambda: load_tokenizer(folder("config", vocab_size=798)).encode("a <think> b"),
+     "the text 'a <think> b' has the token '<think>' (id 799), and model only 798 rows",
+     "take it out of the text, which the model cannot read"),
+    (lambda: load_tokenizer(class_of("spiece.model", "LlamaTokenizer")),
+     "AutoTokenizer does not read spiece.model in other: 997 of its 1,000 tokens are missing",
+     "name the tokenizer's class in its tokenizer_config.json, or give the file itself: "
+     "other/spiece.model"),
+    (lambda: load_tokenizer(class_of("tokenizer.model", "AlbertTokenizer")),
+     "other is not a tokenizer that AutoTokenizer loads: …",
+     "check its tokenizer.model and tokenizer_config.json, or fetch them again; or give that file "
+     "itself"),
+    (lambda: load_tokenizer(class_of("qwen.tiktoken", "Own", "small.tiktoken") + r"@\w+|\W+"),
+     "other names special tokens that have no id in its files: <|other|>",
+     "list them with their ids in added_tokens_decoder of tokenizer_config.json"),
     (lambda: load_tokenizer(folder("generation_config", "[1]")),
      "model/generation_config.json is not a generation config", "fix it, or remove it"),
     (lambda: load_tokenizer(folder("tokenizer_config", **OWN)),
@@ -420,7 +448,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_map(b""), "the map map.safetensors is empty", MAP),
     (lambda: ProjectionMap.load("none.pt"),
      "the map none.pt cannot be read: No such file or directory",
-     "give the path of a .safetensors or .pt map; xtok build makes one of two models"),
+     NO_MAP),
     (lambda: ProjectionMap.load(there("folder", os.mkdir)),
      "the map folder cannot be read: Is a directory",
      "give the path of a .safetensors or .pt map; xtok build makes one of two models, xtok "
@@ -429,7 +457,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_map(b"not a map"), "map.safetensors is not a whole safetensors file: …", MAP),
     (lambda: read_map(b"PK", "map.pt"), "map.pt is not a whole .pt file: …", MAP),
     (lambda: read_map(safetensors({"weights": torch.zeros(3)})),
-     "map.safetensors is a safetensors file, but not an xtok map", MAP),
+     "map.safetensors is a safetensors file, but not an xtok map: it holds 'weights'", MAP),
+    (lambda: read_map(b'{"model_type": "llama"}', "config.json"),
+     "config.json is neither a .safetensors nor a .pt", NO_MAP),
+    (lambda: read_map(pt_bytes({"step": 3, "model": {}}), "a.pt"),
+     "a.pt is not a valid map: it holds a dict with the keys 'step', 'model', and not indices and "
+     "likelihoods, counts of pairs, or a matrix", MAP),
+    (lambda: read_map(pt_bytes([1]), "a.pt"),
+     "a.pt is not a valid map: it holds list, and not indices and likelihoods, counts of pairs, or "
+     "a matrix", MAP),
     (lambda: read_map(edited({"weights": None})),
      "map.safetensors is not a valid map: it lacks 'weights'", MAP),
     (lambda: read_map(edited({"weights": np.full(7, 0.5, np.float32)})),
@@ -546,6 +582,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
     (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
      "t.reverse.pt is not the teacher's table", TABLES),
+    (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
+     "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
+     "move it away, or give the output another name than t.pt"),
+    (lambda: check_reverse(Path(tables("t.pt")), "a", "b"),
+     "t.reverse.pt exists, and is the table of bytes in bytes: the teacher's table would replace "
+     "it",
+     "move it away, or give the output another name than t.pt"),
     # Embeddings
     (lambda: generate("small/small-digits"),
      "the embedding model small/small-digits does not say what to take of it",
@@ -612,7 +655,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "null:5 cannot spell 'The keeper', which the student has written",
      "use a teacher whose tokenizer has byte tokens or is byte-level"),
     # Training
-    (lambda: read_loss("event-kl"), "event KL takes no map", "xtok events STUDENT TEACHER"),
+    (lambda: read_loss("event-kl"), "event-kl takes no map", "xtok events STUDENT TEACHER"),
+    (lambda: read_loss("event_kl"), "event-kl takes no map", "xtok events STUDENT TEACHER"),
+    (lambda: read_loss("csd"), "csd takes no map", "xtok events STUDENT TEACHER --for csd"),
+    (lambda: read_loss("alm"), "alm takes no map",
+     "train with it as it is: it needs the teacher's log-probabilities alone"),
+    (lambda: read_loss("topk-kl"), "topk-kl takes no map",
+     "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
+    (lambda: read_loss("p_kl", EventLoss), "p-kl takes no event map",
+     "xtok build STUDENT TEACHER --for p-kl"),
     (lambda: losses.make_loss("p-kl"), "p-kl needs a map", EACH),
     (lambda: losses.make_loss("event-kl", module=ProjectionModule(GOOD)),
      "event-kl needs an event map", EACH),

@@ -72,7 +72,7 @@ def test_it_has_every_command_under_the_name_that_links_use(site: Path) -> None:
 def test_its_search_finds_words_of_every_page(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     found = {entry["location"] for entry in index if "slot" in entry["text"]}
-    assert {"guides/concepts/#slot", "guides/file-format/"} <= found | {
+    assert {"guides/choosing/#slot", "guides/file-format/"} <= found | {
         location.partition("#")[0] for location in found
     }
     assert any(entry["location"] == "reference/building/#xtok.build" for entry in index)
@@ -102,7 +102,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path, broken: str, about: list[st
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("mkdocs.yml", "CHANGELOG.md", "README.md"):
         shutil.copy(ROOT / name, tree)
-    with (tree / "docs" / "guides" / "concepts.md").open("a", encoding="utf-8") as page:
+    with (tree / "docs" / "guides" / "choosing.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{broken}\n")
     done = build(tree, tmp_path / "site")
     assert done.returncode == 1

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.alignment.text import align as align
     from xtok.config import BuildConfig as BuildConfig
-    from xtok.config import EventsConfig as EventsConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import ProjectConfig as ProjectConfig
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from xtok.inspection.evaluate import evaluate as evaluate
     from xtok.inspection.explain import explain as explain
     from xtok.inspection.verify import verify as verify
-    from xtok.maps.admit import pair as pair
     from xtok.maps.convert import convert as convert
     from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
     from xtok.stages.sort_cut import sort_cut as sort_cut
     from xtok.tokenizers import Tokenizer as Tokenizer
     from xtok.tokenizers import load_tokenizer as load_tokenizer
+    from xtok.tokenizers import pair as pair
     from xtok.training.collator import DistillationCollator as DistillationCollator
     from xtok.training.module import ProjectionModule as ProjectionModule
 
@@ -61,7 +60,6 @@ _MODULE_OF = {
     "Retokenizer": "xtok.alignment.retokenize",
     "align": "xtok.alignment.text",
     "BuildConfig": "xtok.config",
-    "EventsConfig": "xtok.config",
     "GenerateConfig": "xtok.config",
     "MultitokenConfig": "xtok.config",
     "ProjectConfig": "xtok.config",
@@ -76,7 +74,7 @@ _MODULE_OF = {
     "evaluate": "xtok.inspection.evaluate",
     "explain": "xtok.inspection.explain",
     "verify": "xtok.inspection.verify",
-    "pair": "xtok.maps.admit",
+    "pair": "xtok.tokenizers",
     "convert": "xtok.maps.convert",
     "EventMap": "xtok.maps.events",
     "ProjectionMap": "xtok.maps.projection_map",

@@ -392,20 +392,6 @@ class GenerateConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventsConfig(Config):
-    """How `events` cuts two vocabularies into events."""
-
-    max_leak: float = option(
-        0.005,
-        "The largest share of the text's shared token boundaries at which the two tokens may be in "
-        "different events.",
-        min=0,
-        below=1,
-        needs={"text": True},
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProjectConfig(Config):
     """How `project` turns a teacher's predictions into a student's."""
 

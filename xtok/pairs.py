@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,16 @@ class Pair:
     def tables(self) -> tuple[TokenTable, TokenTable]:
         """Both token tables; an `XtokError` where a map of another program is all that is known."""
         return require_table(self.student), require_table(self.teacher)
+
+    @functools.cached_property
+    def sides(self) -> dict[str, Any]:
+        """Both vocabularies, by side, as a map keeps them: with their tokenizers' digests."""
+        of_side = {"student": self.student_tokenizer, "teacher": self.teacher_tokenizer}
+        return {
+            side: getattr(self, side) if one is None
+            else replace(getattr(self, side), definition_sha256=one.definition_sha256)
+            for side, one in of_side.items()
+        }  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int]:

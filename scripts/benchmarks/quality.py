@@ -134,23 +134,21 @@ def chunks(options: Namespace) -> Iterator[Row]:
 
 
 def events(options: Namespace) -> Iterator[Row]:
-    """Make event maps of bytes alone, and of text: leaks over languages, least kept share."""
-    texts, held_out = corpus(options)
+    """Make event maps: their leak over languages, the least kept share."""
+    _, held_out = corpus(options)
     for label, pair in chosen(EVENT_PAIRS, options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
-        made = {}
-        row: Row = {"pair": label}
-        for name, on in (("bytes alone", []), ("text", texts)):
-            start = time.perf_counter()
-            made[name] = xtok.events(*sides, on)
-            row[f"s of {name}"] = time.perf_counter() - start
-        found = xtok.evaluate(xtok.pair(*sides), [*made.values()], held_out, names=[*made])
-        groups = found.event_measures[: -len(made)]
-        row["a shared vocabulary"] = span(m.shared_leak for m in groups)
-        for name in made:
-            own = [m for m in groups if m.name == name]
-            row |= {name: span(m.leak for m in own), f"kept of {name}": min(m.kept for m in own)}
-        yield row
+        start = time.perf_counter()
+        made = xtok.events(*sides)
+        seconds = time.perf_counter() - start
+        groups = xtok.evaluate(xtok.pair(*sides), made, held_out).event_measures[:-1]
+        yield {
+            "pair": label,
+            "s": seconds,
+            "a shared vocabulary": span(m.shared_leak for m in groups),
+            "events": span(m.leak for m in groups),
+            "kept": min(m.kept for m in groups),
+        }
 
 
 def span(leaks: Iterable[float]) -> str:

@@ -148,6 +148,16 @@ def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
+def save_tokenizer(tokenizer: Tokenizer, name: str, folder: Path) -> None:
+    """Save the student's tokenizer beside its weights, or say that it is a file of its own."""
+    from transformers import AutoTokenizer
+
+    if tokenizer.vocabulary.backend == "hf":
+        AutoTokenizer.from_pretrained(name).save_pretrained(folder)
+    else:
+        print(f"note: {folder} has no tokenizer: load {name} with it", file=sys.stderr)
+
+
 def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
     """Load what a loss takes: a map or an event map."""
     artefact = LOSSES[loss].artefact
@@ -319,6 +329,9 @@ def train(options: argparse.Namespace) -> None:
             save_checkpoint(checkpoint, step + 1, parts)
         started = time.monotonic()
     student.save_pretrained(options.output / "student")
+    save_tokenizer(
+        tokenizer, options.student_tokenizer or options.student, options.output / "student"
+    )
     for number, projection in enumerate(of_maps if options.learn_map else ()):
         projection.to_map().save(options.output / f"map-{number}.safetensors")
 
@@ -356,6 +369,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         count = len(getattr(options, name.replace("-", "_")) or options.teacher)
         if count != len(options.teacher) and (name, count) != ("loss", 1):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
+    for loss in options.loss or ["p-kl"]:
+        if options.teacher and not options.map and (artefact := LOSSES[loss].artefact):
+            parser.error(f"--loss {loss} needs {artefact.name}: give it as --map")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     train(options)
@@ -365,4 +381,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except XtokError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

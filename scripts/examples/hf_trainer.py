@@ -18,6 +18,7 @@ From predictions that a teacher made before, as `xtok project` writes them, no t
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,15 @@ from typing import Any
 
 import torch
 from datasets import load_dataset
-from transformers import AutoModelForCausalLM, HfArgumentParser, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from xtok.errors import XtokError
 from xtok.integrations.transformers import DistillationTrainer
 from xtok.tokenizers import load_tokenizer
 from xtok.training.collator import DistillationCollator, TopKCollator
 from xtok.training.losses import CombineConfig
+from xtok.training.losses.named import loss_named
 
 
 @dataclass
@@ -63,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     kinds: Any = [Arguments, TrainingArguments]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
+    artefact = loss_named(options.loss).artefact
+    if artefact and not options.map:
+        raise SystemExit(f"--loss {options.loss} needs {artefact.name}: give it as --map")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     collate: Any = TopKCollator(max_length=options.max_length)
     if options.teacher:
@@ -92,8 +98,13 @@ def main(argv: Sequence[str] | None = None) -> Any:
     last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model()
+    if trainer.is_world_process_zero():
+        AutoTokenizer.from_pretrained(options.student).save_pretrained(config.output_dir)
     return trainer
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except XtokError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

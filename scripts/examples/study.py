@@ -85,7 +85,6 @@ MADE_FOR, RECIPE = Row("p-kl", "for-p-kl"), Row("p-kl", "recipe")
 DAMAGED = (Row("p-kl", "damaged-0.1"), Row("p-kl", "damaged-1.0"))  # shares of the rows
 MORE = (
     Row("topk-kl", "path-512"), Row("p-kl", "text"), Row("gold", "for-gold"),
-    Row("event-kl", "event-text"),
 )  # fmt: skip
 COMPLETED = (Row("csd", "spellings"), Row("alm"), Row("alm", "root-100"))
 BOTH_ENDS = Row("event-kl+csd", "bytes+spellings")  # of chunks: the first token, and the last

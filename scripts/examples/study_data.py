@@ -30,7 +30,7 @@ from xtok.training.losses.named import LOSSES
 CHARACTERS = 450  # of a text
 BEGINNING = 100  # characters that the teacher writes on from
 PROJECTED = ("path-64", "map-64", "path-512")
-COUNTED = ("text", "event-text")  # artefacts of the training text; the others are shared
+COUNTED = ("text",)  # artefacts of the training text; the others are shared
 ROOTS = {"root-100": 100.0}  # of likelihoods, for ALM: the temperature
 OWN = "own"  # the teacher with the student's tokenizer
 WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside the others
@@ -161,8 +161,8 @@ def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
     """Make a map, an event map or a spelling map; `text` is counted on the training text."""
     if name == "to-project":
         return map_of_pair(pair.reversed, BACK_MAP)
-    if name in ("bytes", "event-text"):
-        return events_of_pair(pair, texts=[texts] if name == "event-text" else [])
+    if name == "bytes":
+        return events_of_pair(pair)
     if name == "spellings":
         return spellings_of_pair(pair)
     if name == "recipe":

@@ -13,6 +13,7 @@ again to resume from the last checkpoint. The student is saved to OUTPUT_DIR.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,9 @@ from datasets import load_dataset
 from transformers import AutoTokenizer, HfArgumentParser
 from transformers.trainer_utils import get_last_checkpoint
 
+from xtok.errors import XtokError
 from xtok.integrations.trl import GOLDConfig, XTokGOLDTrainer
+from xtok.training.losses.named import loss_named
 
 
 @dataclass
@@ -51,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     kinds: Any = [Arguments, GOLDConfig]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
+    artefact = loss_named(options.loss).artefact
+    if artefact and not options.map:
+        raise SystemExit(f"--loss {options.loss} needs {artefact.name}: give it as --map")
     tokenizer = AutoTokenizer.from_pretrained(options.student)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     trainer = XTokGOLDTrainer(
@@ -71,4 +77,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except XtokError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

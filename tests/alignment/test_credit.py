@@ -74,10 +74,10 @@ def test_without_candidates_shares_are_equal(digits: tuple[Tokenizer, Tokenizer]
 
 
 def test_what_is_impossible_is_finite_where_the_sum_is(digits: tuple[Tokenizer, Tokenizer]) -> None:
-    """A server's floor, −9999, and a token that cannot be: all that is left of nothing."""
+    """A token that hardly can be, and one that cannot: all that is left of nothing."""
     aligner = TokenAligner(xtok.pair(*digits))
     topk = [[3, 1]], np.log([[0.5, 0.5]])
-    for logprob, expected in ((-9999.0, [math.log(0.5), -9999 - math.log(0.5)]), (-math.inf, None)):
+    for logprob, expected in ((-900.0, [math.log(0.5), -900 - math.log(0.5)]), (-math.inf, None)):
         found = xtok.project_logprobs(
             aligner, [3, 4], [5], [logprob], credit="prefix", teacher_topk=topk
         )
@@ -94,16 +94,17 @@ def test_shares_are_those_of_the_plain_twin(
     text = data.draw(st.text("ab", min_size=1, max_size=24)).encode()
     s, t = student.segment(text), teacher.segment(text)
     width = len(teacher.table)
-    rows, own = [], []
+    rows, own = list[dict[int, float]](), []
     for i in t:
-        weights = data.draw(st.lists(st.integers(0, 9), min_size=width, max_size=width))
+        least = 0 if rows else 1  # a first token that is certain is nobody's prediction
+        weights = data.draw(st.lists(st.integers(least, 9), min_size=width, max_size=width))
         p = np.array(weights) + np.eye(width)[i]
         p /= p.sum()
         own.append(float(np.log(p[i])))
         best = np.argsort(-p, kind="stable")[: data.draw(st.integers(1, 4))]
         rows.append({k: float(p[k]) for k in best.tolist() if p[k]})
     size = max(map(len, rows))
-    topk = [[[*row, *[-1] * (size - len(row))] for row in rows]]
+    topk: list[Any] = [[[*row, *[-1] * (size - len(row))] for row in rows]]
     topk += [[[*np.log([*row.values()]), *[-np.inf] * (size - len(row))] for row in rows]]
     aligner = TokenAligner(xtok.pair(student, teacher))
     found = xtok.project_logprobs(

@@ -440,7 +440,9 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         ("build", ["--special-tokens", "maybe"], "'maybe' is not one of"),
         ("build", ["--no-such-option"], "No such option"),
         ("build", ["bytes"], "give the student once"),
-        ("convert", ["m.pt"], "give one output: OUTPUT, or --output"),
+        ("convert", ["m.pt"], "say where to write: xtok convert m.pt m.safetensors"),
+        ("convert", ["m.safetensors"], "say where to write: xtok convert m.safetensors m.pt"),
+        ("convert", ["a.pt", "b.pt", "-o", "c.pt"], "give one output: OUTPUT, or --output"),
     ],
 )  # fmt: skip
 def test_options_that_would_do_nothing_are_refused(

@@ -301,8 +301,9 @@ def test_what_a_format_writes(
     assert found.text == text
     generated = {"nemotron-h-aligned": "yo\n", "identity": " yo ", "plain": " yo <e>"}
     generated["nemotron-nano-v2"] = "yo\n<SPECIAL_12>\n"
-    expected = [generated[name]] if name in generated else []
-    assert [text[slice(*place)] for place in found.generated] == expected
+    expected = [generated[name]] if name in generated else None
+    blocks = found.generated
+    assert blocks == expected or [text[slice(*place)] for place in known(blocks)] == expected
 
 
 def test_every_format_is_tested() -> None:
@@ -657,10 +658,10 @@ XML_CALL = (
 )
 THINK = "<think>\n\n</think>\n\n"
 ANSWERS = {
-    "deepseekv3_training": [  # its generation blocks decide
-        '<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n'
+    "deepseekv3_training": [  # its generation blocks decide, but for what the prompts end with
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n'
         '{"a": 2, "b": "zwei"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
-        "<｜tool▁outputs▁end｜>It is 4<｜end▁of▁sentence｜>",
+        "It is 4<｜end▁of▁sentence｜>",
     ],
     "gemma4": [
         '<|tool_call>call:add{a:2,b:<|"|>zwei<|"|>}<tool_call|><|tool_response>', "It is 4<turn|>",
@@ -680,7 +681,8 @@ ANSWERS = {
     "nemotron_3_nano": [f"</think>\n{XML_CALL}\n<|im_end|>", "</think>It is 4<|im_end|>"],
     "qwen2_5": [QWEN_CALL, "It is 4<|im_end|>"],
     "qwen3": [QWEN_CALL, f"{THINK}It is 4<|im_end|>"],
-    "qwen3_5_think": [f"\n\n</think>\n\n{XML_CALL}<|im_end|>", "\n\n</think>\n\nIt is 4<|im_end|>"],
+    # "\n\n" begins in the prompt, which ends with "<think>\n"
+    "qwen3_5_think": [f"</think>\n\n{XML_CALL}<|im_end|>", "</think>\n\nIt is 4<|im_end|>"],
     "qwen3_training": [f"{THINK}{QWEN_CALL}\n", f"{THINK}It is 4<|im_end|>\n"],
     "qwen3_vl": [QWEN_CALL, "It is 4<|im_end|>"],
 }  # fmt: skip

@@ -66,9 +66,10 @@ def test_a_whole_map(path: Path, pair: Pair, digits: Tokenizer) -> None:
     assert [check.name for check in whole.checks if check.level == "ok"] == [
         "format", "tensors", "student tokens", "teacher tokens", "shapes", "ids", "weights",
         "row kinds", "order", "sums", "as written", "scale slot", "exact rows", "student roles",
-        "teacher roles", "student model", "student width", "teacher model", "teacher width",
+        "teacher roles", "student model", "student definition", "student width", "teacher model",
+        "teacher definition", "teacher width",
     ]  # fmt: skip
-    assert len(whole.checks) == 19
+    assert len(whole.checks) == 21
     assert messages(whole)["scale slot"] == "1 row, on teacher id 257"
     assert messages(whole)["exact rows"] == "257 rows of equal bytes"
     assert messages(verify(xtok.build(digits, digits)))["student roles"] == (

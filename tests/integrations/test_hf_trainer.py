@@ -418,6 +418,13 @@ def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
     assert logged(cut) == logged(whole)
     saved = sorted(path.name for path in (tmp_path / "cut").iterdir())
     assert "model.safetensors" in saved
+    assert not xtok.doctor(str(tmp_path / "cut")).failed
+
+
+def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Path) -> None:
+    without = [o for o in models if not o.startswith("--map")]
+    with pytest.raises(SystemExit, match=r"^--loss p-kl needs a map: give it as --map$"):
+        hf_trainer.main([*without, f"--output_dir={tmp_path}"])
 
 
 def test_the_example_trains_from_stored_predictions(

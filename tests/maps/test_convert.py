@@ -19,8 +19,8 @@ from xtok.pairs import Pair
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = nemo_overrides(GOOD, Path("map.pt"), "h-kl").partition(": ")[2]
-    assert shlex.split(found) == [
+    [found] = nemo_overrides(GOOD, Path("map.pt"), "h-kl")
+    assert shlex.split(found.partition(": ")[2]) == [
         f"teachers.0.projection_matrix_path={tmp_path}/map.pt",
         "loss_fn.gold_loss=true",
         "loss_fn.xtoken_loss=true",
@@ -36,7 +36,8 @@ def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )  # fmt: skip
 def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: str) -> None:
     """What the shell hands on; read back by hydra-core 1.3.2 when this was written."""
-    [word] = shlex.split(nemo_overrides(GOOD, Path(path)).partition(": ")[2])
+    [found] = nemo_overrides(GOOD, Path(path))
+    [word] = shlex.split(found.partition(": ")[2])
     assert word == f"teachers.0.projection_matrix_path={value}"
 
 

@@ -257,6 +257,27 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: 
         assert same(load_bytes(to_nemo(projection), tmp_path), projection)
 
 
+def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> None:
+    """Such rows are counted and cosines: 1 − 10⁻⁹ is 1 in float32."""
+    below = 1 - 2**-24
+    rounded = replace(
+        TINY,
+        student_ids=np.array([0, 0, 1, 1], np.int32),
+        teacher_ids=np.array([3, 1, 2, 0], np.int32),
+        weights=np.array([1, 1e-9, below, 1e-9], np.float32),
+        row_kind=np.array([4, 4, 0, 0, 0, 0], np.uint8),
+        scale_slot=None,
+    )
+    found = nemo(rounded)
+    assert found["likelihoods"][:2, 0].tolist() == [below, below]
+    assert found["xtok"]["tensors"]["lowered_rows"].tolist() == [0]
+    assert same(load_bytes(to_nemo(rounded), tmp_path), rounded)
+    del found["xtok"]["tensors"]["lowered_rows"]  # as an earlier version wrote it
+    torch.save(found, tmp_path / "earlier.pt")
+    earlier = ProjectionMap.load(tmp_path / "earlier.pt")
+    assert earlier.reports[-1].counts == {"file that another program changed": 1}
+
+
 def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:
     found = read_pt(tmp_path, FOREIGN, teacher_vocab_size=4)
     found.check()

@@ -539,6 +539,7 @@ def test_ids_alone_are_read_back_as_conversations(
     row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
     cut = {name: row[name][:-6] for name in teachers._NAMES}
     other = {name: row[name][1:] for name in teachers._NAMES}  # without its first control token
+    other["topk_ids"][0], other["topk_logprobs"][0] = [], []
     unknown = [{"id": "a", "messages": None, **one} for one in (row, cut, other)]
     rows = [{"id": "a", "messages": CHAT, **row}, *unknown]
     told, alone, short, spelled = project(

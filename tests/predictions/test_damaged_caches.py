@@ -97,7 +97,10 @@ def same(found: Row, ids: Any, rows: Any) -> bool:
         dict(zip(*pair, strict=True))
         for pair in zip(found["topk_ids"], found["topk_logprobs"], strict=True)
     ]
-    ours = [{i: float(np.float32(lp)) for i, lp in row.items() if lp >= -1e3} for row in rows]
+    known = [{i: lp for i, lp in row.items() if lp is not None and lp >= -1e3} for row in rows]
+    if known and ids and known[0] == {ids[0]: 0.0}:  # nothing predicts a first token
+        known[0] = {}
+    ours = [{i: float(np.float32(lp)) for i, lp in row.items()} for row in known]
     return {type(i) for i in ids} <= {int} and (found["input_ids"], theirs) == (ids, ours)
 
 
@@ -114,7 +117,10 @@ def rows_of_answer(answer: Row) -> tuple[Any, Any]:
         return [own[1] for own in about["input_token_logprobs"]], rows
     answer = {**answer, **answer.get("choices", [{}])[0]}
     rows = [
-        {int(i): entry["logprob"] for i, entry in (row or {}).items()}
+        {
+            int(i): entry["logprob"] if isinstance(entry, dict) else entry
+            for i, entry in (row or {}).items()
+        }
         for row in answer["prompt_logprobs"]
     ]
     return answer.get("prompt_token_ids", answer.get("input_ids", answer.get("prompt"))), rows

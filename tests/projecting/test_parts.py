@@ -221,6 +221,24 @@ def test_a_models_own_template_is_part_of_a_job(
         xtok.project(path, xtok.pair(digits, model), out, back_map=back_map)
 
 
+@pytest.mark.parametrize("with_map", [True, False])
+def test_a_tokenizers_definition_is_part_of_a_job(
+    with_map: bool, small: Path, digits: Tokenizer, rows: list[Row], back_map: Path, tmp_path: Path
+) -> None:
+    """A flag of an added token, which changes no token and no id of most texts."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    model, out = tmp_path / "model", tmp_path / "out.parquet"
+    shutil.copytree(small / "small-byte-level", model)
+    options: dict[str, Any] = {"back_map": back_map} if with_map else {}
+    with pytest.raises(KeyboardInterrupt):
+        xtok.project(path, xtok.pair(digits, model), out, text_progress=stopping, **options)
+    document = json.loads((model / "tokenizer.json").read_text())
+    document["added_tokens"][-1]["lstrip"] = True
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(XtokError, match="is of another run, of other models"):
+        xtok.project(path, xtok.pair(digits, model), out, **options)
+
+
 def test_the_config_of_compressed_rows_is_part_of_a_job(
     pair: Pair, rows: list[Row], back_map: Path, tmp_path: Path
 ) -> None:

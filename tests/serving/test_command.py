@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -131,6 +132,34 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
         "hint: start it with --max-logprobs 64",
     ]
     assert "note: anybody who reaches 0.0.0.0 may ask: set XTOK_API_KEY" in done.stderr
+
+
+@pytest.mark.parametrize("problem", ["fails", "has another tokenizer", "is short"])
+def test_a_server_that_does_not_answer_for_the_teacher_is_an_error(
+    problem: str, cli: Cli, small: Path, digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    """Also after it has said what it is: the first request of all is part of the start."""
+    models = [str(small / name) for name in ("small-byte-level", "small-digits")]
+    served = Model(digits, texts=False, max_model_len=40 if problem == "is short" else 2048)
+    if problem == "has another tokenizer":
+        models.reverse()
+    answer = served._score
+
+    async def once(request: Any, ids: list[int]) -> Any:
+        if len(served.asked) > 1:  # the first tells what the server is, the second its tokenizer
+            served.status = 500
+        return await answer(request, ids)
+
+    if problem == "fails":
+        served._score = once  # type: ignore[method-assign]
+    with running(served.app) as behind:
+        done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--wait", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert behind in error
+    assert hint.startswith("hint: ")
 
 
 def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

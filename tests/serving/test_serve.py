@@ -338,6 +338,13 @@ BAD: list[tuple[str, Any, str]] = [
         {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[2**63]]}},
         "the chosen id 9223372036854775808 is outside",
     ),
+    ("/v1/completions", b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' sta"),
+    ("/generate", b'{"input_ids":[1],"return_logprob":true,"input_ids":[2]}', "the key 'input_ids"),
+    (
+        "/inference/v1/generate",
+        b'{"token_ids":[1],"sampling_params":{"prompt_logprobs":1,"prompt_logprobs":2}}',
+        "the key 'prompt_logprobs' stands twice",
+    ),
     ("/v1/completions", b'{"x":' + b"[" * 100000, TOO_DEEP),
     ("/generate", b'{"input_ids":[1],"x":' + b"[" * 100000, TOO_DEEP),
     ("/v1/completions", b'{"prompt":"\xff"}', "can't decode byte 0xff"),
@@ -416,6 +423,17 @@ def test_too_long_sequences_tell_both_counts(start: Start) -> None:
     message = response.json()["error"]["message"]
     assert message.startswith(f"the sequence has {len(ids)} tokens, ")
     assert "whose server takes at most 2047: start it with a larger --max-model-len" in message
+
+
+@pytest.mark.parametrize("value", [0.5, 1.0])
+def test_a_temperature_of_the_input_is_never_echoed(start: Start, value: float) -> None:
+    """slime takes the echo for a server that has applied it, and stops without."""
+    served = start("byte_level", "digits", "sglang")
+    body = {"input_ids": [5, 6, 7], "return_logprob": True, "logprob_start_len": 0}
+    plain = served.post("/generate", **body)
+    found = served.post("/generate", **body, input_logprob_temperature=value)
+    assert {**found["meta_info"], "id": ""} == {**plain["meta_info"], "id": ""}
+    assert "temperature" not in json.dumps(found)
 
 
 def test_another_temperature_is_noted_once(start: Start) -> None:
@@ -566,6 +584,44 @@ def test_the_wrong_teacher_is_an_error(
     assert raised.value.hint.startswith(
         "give the model that it serves (the-teacher) as the teacher"
     )
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_tokenizer_that_cannot_be_compared_is_noted(
+    byte_level: Tokenizer, digits: Tokenizer, kind: Literal["vllm", "sglang"]
+) -> None:
+    """A server without a tokenizer names no tokens; that is not as good as equal names."""
+    pair = xtok.pair(byte_level, digits)
+    _, notes = begin(pair, Model(digits, kind, texts=False), student=byte_level)
+    assert [note for note in notes if note.startswith("tokenizer not checked: ")]
+    _, notes = begin(pair, Model(digits, kind), student=byte_level)
+    assert not [note for note in notes if "not checked" in note]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
+    pair: Pair, digits: Tokenizer, kind: Literal["vllm", "sglang"]
+) -> None:
+    """vLLM writes −9999 for −∞, SGLang null: neither is a log-probability."""
+    model = Model(digits, kind)
+    ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
+    with running(model.app) as behind, proxied(pair, behind) as url:
+        before = ask_all(url, ids)
+        [theirs] = [asked for asked in model.asked if len(asked) == len(model.asked[-1])][-1:]
+        model.impossible = {theirs[5]}
+        after = ask_all(url, ids)
+    assert len(after) == len(before)
+    assert all(-60 < value < 0 for value in after)
+    assert after != before
+    assert sum(a == b for a, b in zip(after, before, strict=True)) > len(ids) / 2
+
+
+def ask_all(url: str, ids: Sequence[int]) -> list[float]:
+    """Return the log-probability of each token after the first."""
+    body = {"prompt": ids, "prompt_logprobs": 1}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    rows = answer["choices"][0]["prompt_logprobs"][1:]
+    return [row[str(i)]["logprob"] for i, row in zip(ids[1:], rows, strict=True)]
 
 
 def test_servers_that_are_none(digits: Tokenizer) -> None:
@@ -723,7 +779,10 @@ def test_a_teacher_that_is_away_again_while_it_is_checked(
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
 ODD: list[tuple[Any, str]] = [
     ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it says nothing of token 1"),
-    ({"choices": [{"prompt_logprobs": [{"5": {"logprob": -1}}] * 3}]}, "it says something, with"),
+    (
+        {"choices": [{"prompt_logprobs": [{str(i): {"logprob": -1}} for i in (5, 6, 7)]}]},
+        "position 0: it has a prediction",
+    ),
     ({"choices": [{"prompt_logprobs": [None, {str(2**40): {"logprob": -1}}, None]}]}, "token 2"),
     (
         {"choices": [{"prompt_logprobs": [None, *[{str(2**40): {"logprob": -1}}] * 2]}]},
@@ -737,7 +796,7 @@ ODD: list[tuple[Any, str]] = [
         {
             "meta_info": {
                 "input_token_logprobs": [*OWN[:2], [None, 7, None]],
-                "input_top_logprobs": [None, [], [[-1.0, 8, None]]],
+                "input_top_logprobs": [None, [], []],
             }
         },
         "it says nothing of token 2",
@@ -758,6 +817,20 @@ ODD: list[tuple[Any, str]] = [
             }
         },
         "a candidate of token 1 stands twice",
+    ),
+    (
+        {
+            "meta_info": {
+                "input_token_logprobs": OWN,
+                "input_top_logprobs": [None, [[-1.5, 6, None]], []],
+            }
+        },
+        "position 1: the log-probability of its own token, 6, is not the candidate's",
+    ),
+    (
+        b'{"meta_info": {"input_token_logprobs": [[null, 5, null]], "input_token_logprobs": '
+        b'[[null, 5, null], [-1, 6, null], [-1, 7, null]], "input_top_logprobs": [null, [], []]}}',
+        "the key 'input_token_logprobs' stands twice in one object",
     ),
     (b"<html>", "/v1/completions answered without log-probabilities of the prompt: "),
     ({"choices": []}, "without log-probabilities of the prompt: no prompt_logprobs"),

@@ -1,13 +1,12 @@
-"""Event maps: the links, the merging beside a plain twin, numbering, and the loss."""
+"""Event maps: the links, numbering, and the loss."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
-from collections import Counter, defaultdict
 from collections.abc import Callable
-from math import log2
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import pytest
 import torch
 from checks import known, mutant, within
 from conftest import Cli, Load
-from hypothesis import given
-from hypothesis import strategies as st
 from make import alignment, vocabulary
 from naive_losses import same_in_bfloat16, value_and_gradient
 from safetensors import safe_open
@@ -26,14 +23,13 @@ from torch import Tensor
 
 import xtok
 from xtok import XtokError
-from xtok.config import EventsConfig
 from xtok.errors import MapFileError
 from xtok.inspection.evaluate import evaluate
 from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
 from xtok.pairs import Pair
 from xtok.report.quality import print_evaluation
-from xtok.stages.events import _components, _numbered, _Pairs, events
+from xtok.stages.events import _components, _numbered, events
 from xtok.tokenizers import Tokenizer
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
 
@@ -76,102 +72,20 @@ def test_each_token_is_where_its_link_is(
     assert set(result.student_event[unlinked].tolist()) <= {result.rest}
 
 
-def test_events_are_numbered_by_falling_mass(
-    digits: Tokenizer, byte_level: Tokenizer, corpus: Path
-) -> None:
-    result = events(byte_level, digits, corpus)
-    seen: Counter[int] = Counter()
-    for text in map(json.loads, corpus.read_text().splitlines()):
-        ends = []
-        for tokenizer in (byte_level, digits):
-            ids = tokenizer.library_ids([text["text"]])[0]
-            places = np.cumsum([0, *tokenizer.table.lengths[list(ids)]]).tolist()
-            ends.append(dict(zip(places, ids, strict=False)))
-        for place in ends[0].keys() & ends[1].keys():
-            seen[int(result.student_event[ends[0][place]])] += 1
-            seen[int(result.teacher_event[ends[1][place]])] += 1
-    masses = [seen[e] for e in range(result.num_events)]
-    assert masses == sorted(masses, reverse=True)
-    zero = [ours[0] for (ours, _), mass in zip(groups(result), masses, strict=True) if not mass]
-    assert zero == sorted(zero)
-
-
-def test_text_merges_until_the_leak_is_small_enough(
-    sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path
-) -> None:
-    leaks = []
-    for max_leak in (0.5, 0.002, 0.0):
-        result = events(sentencepiece, byte_level, corpus, EventsConfig(max_leak=max_leak))
-        shared, by_bytes, final = result.history[0]["measures"]
-        assert shared["leak"] > by_bytes["leak"] >= final["leak"]
-        assert final["leak"] <= max_leak or max_leak == 0.5
-        assert final["num_events"] == result.num_events
-        leaks.append(final["leak"])
-    assert leaks[0] > leaks[1] > leaks[2] == 0
-
-
-def test_text_without_a_shared_boundary_is_an_error(pair: Pair, tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(XtokError, match="0 documents"):
-        events(*pair.tokenizers, tmp_path / "empty.txt")
-
-
-pair_lists = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=20
-)
-
-
-@given(pair_lists, st.sampled_from([0.0, 0.1, 0.3]))
-def test_merging_is_that_of_a_plain_twin(
-    listed: list[tuple[int, int, int]], max_leak: float
-) -> None:
-    """Every step tries all pairs of events; both sides' tokens start alone."""
-    amounts = Counter({(s, t + 6): 0 for s, t, _ in listed})
-    for s, t, n in listed:
-        amounts[s, t + 6] += n
-    total = sum(amounts.values())
-    shares = {pair: n / total for pair, n in amounts.items()}
-    student, teacher = (np.array([pair[side] for pair in shares]) for side in (0, 1))
-    pairs = _Pairs(student, teacher, np.array(list(shares.values())), np.zeros(12))
-    result = pairs.merged(np.arange(12), max_leak)
-
-    event = list(range(12))
-
-    def bits(labels: list[int]) -> float:
-        sums: defaultdict[tuple[int, int], float] = defaultdict(float)
-        for (s, t), share in shares.items():
-            sums[0, labels[s]] += share
-            sums[1, labels[t]] += share
-        return -sum(x * log2(x) for x in sums.values())
-
-    def leak(labels: list[int]) -> float:
-        return sum(share for (s, t), share in shares.items() if labels[s] != labels[t])
-
-    assert leak(result.tolist()) <= max_leak + 1e-12
-    while leak(event) > max_leak + 1e-12:
-        best = (-1.0, event)
-        for a in set(event):
-            for b in set(event) - {a}:
-                joined = [a if e == b else e for e in event]
-                gained = leak(event) - leak(joined)
-                worth = gained / max(bits(event) - bits(joined), 1e-18)
-                if gained > 1e-12 and worth > best[0] * (1 + 1e-9):
-                    best = (worth, joined)
-        event = best[1]
-    # Equal worths may be merged in another order; what counts is then the same.
-    assert len(set(event[:12])) >= len(set(result.tolist())) - 3
-    assert bits(result.tolist()) <= bits(list(range(12))) + 1e-9
+def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
+    first = [ours[0] for ours, _ in groups(by_bytes)]
+    assert first == sorted(first)
 
 
 def test_what_one_side_alone_has_is_one_event() -> None:
     # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
     joined = _components(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
     assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
-    labels, rest = _numbered(joined, np.array([0.1, 0.4, 0, 0, 0.1, 0.4, 0]), 4)
-    assert (labels.tolist(), rest) == ([1, 0, 2, 2, 1, 0, 2], 2)
-    # Without teacher 6, the rest joins the lightest event, so that each event has both sides.
-    labels, rest = _numbered(joined[:6], np.array([0.1, 0.4, 0, 0, 0.1, 0.4]), 4)
-    assert (labels.tolist(), rest) == ([1, 0, 1, 1, 1, 0], 1)
+    labels, rest = _numbered(joined, 4)
+    assert (labels.tolist(), rest) == ([0, 1, 2, 2, 0, 1, 2], 2)
+    # Without teacher 6, the rest joins the last event, so that each event has both sides.
+    labels, rest = _numbered(joined[:6], 4)
+    assert (labels.tolist(), rest) == ([0, 1, 1, 1, 0, 1], 1)
 
 
 def index_of(student: list[int], teacher: list[int]) -> EventIndex:
@@ -280,9 +194,9 @@ def test_llama_3_and_qwen_need_no_text(load_real: Load) -> None:
 
 
 def test_the_same_inputs_give_the_same_file_and_it_all_back(
-    sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path, tmp_path: Path
+    sentencepiece: Tokenizer, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    result, again = (events(sentencepiece, byte_level, corpus) for _ in range(2))
+    result, again = (events(sentencepiece, byte_level) for _ in range(2))
     result.save(tmp_path / "a.safetensors")
     again.save(tmp_path / "b.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
@@ -291,7 +205,7 @@ def test_the_same_inputs_give_the_same_file_and_it_all_back(
     for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
         assert (getattr(loaded, name) == getattr(result, name)).all()
     assert known(loaded.student.table).sha256() == sentencepiece.table.sha256()
-    [step] = events(sentencepiece, byte_level).history
+    [step] = result.history
     assert sorted(step) == ["options", "stage", "xtok_version"]
 
 
@@ -340,16 +254,15 @@ def test_the_commands_read_event_maps(
 ) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
     sides = ["-s", pair[0], "-t", pair[1]]
-    made = cli("events", *pair, "--text", corpus, "--max-leak", "0.002", "-o", "e.safetensors")
+    made = cli("events", *pair, "-o", "e.safetensors")
     assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
-    assert "note: leak 0." in made.stderr
     event_map = EventMap.load(tmp_path / "e.safetensors")
     assert verify(event_map, xtok.pair(*pair)).failed == ()
     for words, code in (
         (["inspect"], 1),
         (["verify", *sides], 0),
         (["verify", "-s", pair[1]], 3),
-        (["evaluate", *sides, "--text", corpus, "--max-leak", "0.002"], 0),
+        (["evaluate", *sides, "--text", corpus, "--max-leak", "0.1"], 0),
     ):
         done = cli(words[0], "e.safetensors", *words[1:])
         assert done.returncode == code, done.stderr
@@ -358,7 +271,7 @@ def test_the_commands_read_event_maps(
     assert missed.returncode == 3
     assert "is above 0" in missed.stderr
     [measure] = json.loads(missed.stdout)["event_measures"]
-    assert 0 < measure["leak"] <= 0.002 < measure["shared_leak"]
+    assert 0 < measure["leak"] <= 0.1 < measure["shared_leak"]
 
 
 def test_two_event_maps_are_measured_side_by_side(
@@ -366,12 +279,13 @@ def test_two_event_maps_are_measured_side_by_side(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     by_bytes = events(sentencepiece, byte_level)
-    merged = events(sentencepiece, byte_level, corpus, EventsConfig(max_leak=0))
+    nothing = [np.zeros_like(of) for of in (by_bytes.student_event, by_bytes.teacher_event)]
+    merged = replace(by_bytes, student_event=nothing[0], teacher_event=nothing[1], rest=0)
     evaluation = evaluate(
-        xtok.pair(sentencepiece, byte_level), [by_bytes, merged], corpus, names=["bytes", "text"]
+        xtok.pair(sentencepiece, byte_level), [by_bytes, merged], corpus, names=["bytes", "one"]
     )
     leaks = {m.name: m.leak for m in evaluation.event_measures}
-    assert leaks["text"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak
+    assert leaks["one"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak
     assert evaluation.measures == ()
     of_class = {(c.name, c.token_class): c for c in evaluation.classes}
     assert len(of_class) == len(evaluation.classes)
@@ -379,22 +293,22 @@ def test_two_event_maps_are_measured_side_by_side(
     assert total / evaluation.event_measures[0].starts == pytest.approx(leaks["bytes"])
     assert {row.name for row in evaluation.worst_rows} == {"bytes"}
     assert any(weight == 0 for row in evaluation.worst_rows for *_, weight in row.wanted)
-    assert len(evaluation.notes) == 2  # little text, and the map was counted on it
+    assert len(evaluation.notes) == 1  # little text
     print_evaluation(evaluation)
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     classes = {c.token_class for c in evaluation.classes}
     listed = [[cell.strip() for cell in row] for row in rows if row[0].strip() in classes]
     assert len(listed) == len(classes)
     for name, starts, shared, *shown in listed:
-        one, two = of_class["bytes", name], of_class["text", name]
+        one, two = of_class["bytes", name], of_class["one", name]
         assert (starts, shared) == (f"{one.starts:,}", f"{one.reference:.2%}")
         assert shown == [f"{one.loss:.2%}", f"{two.loss:.2%}"]
 
 
-def test_mutants_of_event_maps(pair: Pair, corpus: Path, tmp_path: Path) -> None:
+def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
     """Each loads and works, or is refused in a line; what is damaged is not verified."""
     path = tmp_path / "e.safetensors"
-    events(*pair.tokenizers, corpus).save(path)
+    events(*pair.tokenizers).save(path)
     data, chance = path.read_bytes(), random.Random(7)
     end = 8 + int.from_bytes(data[:8], "little")
     for number in range(400):
@@ -403,12 +317,13 @@ def test_mutants_of_event_maps(pair: Pair, corpus: Path, tmp_path: Path) -> None
         else:
             path.write_bytes(mutant(data, chance))
         with within(10), contextlib.suppress(MapFileError):
-            sound = not verify(path).failed
+            failed = set(verify(path).failed)
             try:
                 EventMap.load(path)
-                assert sound, number
+                # A role that this version does not know may be of a later one.
+                assert failed <= {"student roles", "teacher roles"}, number
             except MapFileError:
-                assert not sound, number
+                assert failed, number
 
 
 def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
@@ -420,7 +335,6 @@ def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
         (["inspect", "e.safetensors"], "hint: xtok verify checks it, xtok evaluate measures it"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
         (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
-        (["events", *pair, "--max-leak", "0.1"], "--max-leak goes with --text"),
         (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
     ):
         done = cli(*words)

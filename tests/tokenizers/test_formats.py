@@ -183,7 +183,7 @@ def test_a_folder_with_only_a_sentencepiece_file(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = load_tokenizer(str(tmp_path))
     table = table_of(tokenizer)
-    assert tokenizer.vocabulary.backend == "sentencepiece"
+    assert tokenizer.vocabulary.backend == "hf"  # as AutoTokenizer reads it
     assert (tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.width_source) == (1024, "config")
     assert (table.control_names[1000], table[1001]) == ("<|im_start|>", b"<tool>")
     assert (table.roles["pad"], table.roles["eos"]) == ((1000,), (2, 4))
@@ -207,12 +207,25 @@ def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: 
 
 
 def test_added_tokens_of_a_folder_that_are_none(small: Path, tmp_path: Path) -> None:
-    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    shutil.copy(small / "small.tiktoken", tmp_path)
     path = tmp_path / "tokenizer_config.json"
     content = '{"5": {"content": "\\ud800"}}'
     for tokens in ("[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}', content):
         path.write_text(f'{{"added_tokens_decoder": {tokens}}}')
-        assert "added_tokens_decoder" in not_loaded(tmp_path)
+        assert "added_tokens_decoder" in not_loaded(rf"{tmp_path}@\w+|\W+")
+
+
+def test_added_tokens_of_a_tiktoken_folder(small: Path, tmp_path: Path) -> None:
+    shutil.copy(small / "small.tiktoken", tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"<|end|>": 1000, "<tool>": 1001}')
+    named = tmp_path / "special_tokens_map.json"
+    named.write_text('{"eos_token": {"content": "<|end|>", "lstrip": false}}')
+    tokenizer = load_tokenizer(rf"{tmp_path}@\w+|\W+")
+    assert tokenizer.table.control_names == {1000: "<|end|>"}
+    assert tokenizer.encode("<tool><|end|>").ids.tolist() == [1001, 1000]
+    assert tokenizer.special_token_names == {"eos_token": "<|end|>"}
+    named.write_text('{"eos_token": "<|end|>", "additional_special_tokens": ["<|other|>"]}')
+    assert "no id in its files: <|other|>" in not_loaded(rf"{tmp_path}@\w+|\W+")
 
 
 def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
@@ -220,8 +233,10 @@ def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer_config.json"
     path.write_text("[" * 100_000)
     assert "is not a JSON object" in not_loaded(tmp_path)
+    (tmp_path / "tokenizer.model").unlink()
+    shutil.copy(small / "small.tiktoken", tmp_path)
     path.write_text('{"bos_token": ["a"], "chat_template": [{"name": "a"}]}')
-    tokenizer = load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(rf"{tmp_path}@\w+|\W+")
     with pytest.raises(TokenizerError, match="malformed"):
         assert tokenizer.chat_templates
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
@@ -243,7 +258,7 @@ def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_pat
     (tmp_path / "b.model").rename(tmp_path / "tokenizer.model")
     assert "several tokenizers" in not_loaded(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")  # so it is a model's folder
-    assert load_tokenizer(tmp_path).vocabulary.backend == "sentencepiece"
+    assert len(load_tokenizer(tmp_path).table) == 1000
 
 
 # WordPiece and Unigram

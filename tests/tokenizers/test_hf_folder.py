@@ -119,6 +119,7 @@ def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     assert ours.table.sha256() == theirs.table.sha256()
     assert ours.table.types.tolist() == theirs.table.types.tolist()
     assert ours.table.roles == theirs.table.roles
+    assert ours.definition_sha256 == theirs.definition_sha256
     assert ours.table.preferred_ids == theirs.table.preferred_ids
     assert ours.text_changes == theirs.text_changes
     assert ours.chat_templates == theirs.chat_templates
@@ -289,15 +290,27 @@ def test_versions_of_transformers(small: Path, monkeypatch: pytest.MonkeyPatch) 
         assert is_short(small / "small-digits") == bool(alone), number
 
 
-@checked
-def test_mistral_with_its_own_library(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistral_with_its_own_library(small: Path, tmp_path: Path) -> None:
+    """A stub stands for mistral-common, which AutoTokenizer would take for tekken.json."""
+    (tmp_path / "mistral_common").mkdir()
+    (tmp_path / "mistral_common" / "__init__.py").write_text("")
+    metadata = tmp_path / "mistral_common-1.13.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: mistral-common\nVersion: 1.13.1\n")
     folder = copied(small / "small-hf", tmp_path / "folder", model(model_type="mistral"))
-    monkeypatch.setattr(hf_folder, "find_spec", lambda _: None)
-    assert is_short(folder)
-    monkeypatch.setattr(hf_folder, "find_spec", lambda _: "there")
-    assert not is_short(folder)
+    shutil.copy(folder / "config.json", folder / "tekken.json")
+    by_library = copied(folder, tmp_path / "unknown", tokens(some_key=1))
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from xtok.tokenizers import load_tokenizer\n"
+        "for path in sys.argv[1:]:\n"
+        "    tokenizer = load_tokenizer(path)\n"
+        "    print(tokenizer.encode('two boats').ids.tolist(), len(tokenizer.notes))\n"
+    )
+    done = run_python(code, folder, folder / "tokenizer.json", by_library)
+    expected = load_tokenizer(folder).encode("two boats").ids.tolist()
+    assert done.stdout == f"{expected} 1\n" * 3, done.stderr
 
 
 @checked

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 import urllib.parse
@@ -153,6 +154,8 @@ def asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         monkeypatch.setattr(f"{constants}HF_HUB_OFFLINE", False)
         monkeypatch.setattr(f"{constants}HF_HUB_CACHE", str(tmp_path / "hf"))
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
+        if "transformers" in sys.modules:  # which keeps the URL that it asked first
+            monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         _reachable.cache_clear()
 
     ask(hub.url)
@@ -229,9 +232,9 @@ def test_a_repo_of_a_sentencepiece_file(hub: Hub, small: Path, tmp_path: Path) -
     folder = tmp_path / "spm"
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes((small / "small.model").read_bytes())
-    (folder / "config.json").write_text('{"vocab_size": 1024}')
-    hub.add("org/model", folder)
-    assert repr(load_tokenizer("org/model")) == "Tokenizer('org/model', sentencepiece, 1024 ids)"
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 1024}')
+    hub.add("org/spm", folder)
+    assert repr(load_tokenizer("org/spm")) == "Tokenizer('org/spm', hf, 1024 ids)"
     assert dict(hub.downloads) == {"tokenizer.model": 1, "config.json": 1}
 
 
@@ -302,14 +305,32 @@ def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli)
     assert "hf download models/llama --include 'tokenizer*' --include '*config.json'" in hint
 
 
-def test_a_file_that_may_exist_is_not_left_out_when_the_hub_is_out_of_reach(
+def test_what_the_local_cache_lacks_is_noted_when_the_hub_is_out_of_reach(
     cached: Path, asked: Callable[[str], None]
 ) -> None:
     (cached / "generation_config.json").unlink()  # it has ids that end a text
     asked(NOWHERE)
+    tokenizer = load_tokenizer("org/model")
+    [note] = [note for note in tokenizer.notes if "generation_config.json" in note]
+    assert note.startswith("the hub cannot be reached")
+    offline = load_tokenizer("org/model", offline=True)
+    assert offline.vocabulary.revision == tokenizer.vocabulary.revision == NEW
+    assert not offline.notes
+    (cached / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match="the hub cannot be reached"):
         load_tokenizer("org/model")
-    assert load_tokenizer("org/model", offline=True).vocabulary.revision == NEW
+
+
+def test_a_cached_sentencepiece_repo_without_the_hub(
+    cached: Path, small: Path, asked: Callable[[str], None]
+) -> None:
+    (cached / "tokenizer.json").unlink()
+    shutil.copy(small / "small.model", cached / "tokenizer.model")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        (cached / name).unlink()
+    asked(NOWHERE)
+    for offline in (False, True):
+        assert load_tokenizer("org/model", offline=offline).segment(b" the")
 
 
 @pytest.mark.usefixtures("asked")

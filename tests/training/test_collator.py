@@ -274,7 +274,22 @@ def test_stored_predictions() -> None:
         ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
         ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
         ({"topk_ids": [[], [6, 7], []]}, "topk_ids and topk_logprobs have different numbers"),
-        ({"topk_ids": [[6], [7], [8]]}, "topk_ids begin with candidates for the first token"),
+        (
+            {"topk_ids": [[6], [7], [8]], "topk_logprobs": [[-1.0]] * 3},
+            "topk_ids begin with candidates",
+        ),
+        (
+            {"topk_ids": [[], [6, 6], [8]], "topk_logprobs": [[], [-1.0, -2.0], [-1.0]]},
+            "6 twice for token 1",
+        ),
+        ({"topk_logprobs": [[], [0.25], [-0.5]]}, "0.25"),
+        ({"topk_logprobs": [[], [float("nan")], [-0.5]]}, "nan"),
+        (
+            {"topk_ids": [[], [6, 7], [8]], "topk_logprobs": [[], [-0.1, -0.1], [-1.0]]},
+            "token 1 have probabilities that sum to 1.81",
+        ),
+        ({"loss_mask": ["False"] * 3}, "loss_mask has"),
+        ({"valid": [1, 2, 1]}, "valid has"),
     ],
 )
 def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
@@ -282,3 +297,18 @@ def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
         TopKCollator()([STORED[1] | change])
     with pytest.raises(ValueError, match="a batch needs samples"):
         TopKCollator()([])
+    with pytest.raises(ValueError, match="max_length is -1"):
+        TopKCollator(max_length=-1)
+
+
+def test_what_no_model_said_is_not_stored() -> None:
+    """What stands for −∞, and a first token as if it were certain."""
+    row = STORED[1] | {
+        "topk_ids": [[5], [6, 3, 4], [7]],
+        "topk_logprobs": [[0.0], [-0.25, -9999.0, None], [-9999.0]],
+    }
+    [plain], [odd] = (TopKCollator()([one])["teachers"] for one in (STORED[1], row))
+    assert odd["stored"].top_ids.tolist() == [[[0] * 3, [6, 0, 0], [0] * 3]]
+    assert odd["stored"].top_logprobs[0, 1, 0] == plain["stored"].top_logprobs[0, 1, 0]
+    assert torch.isneginf(odd["stored"].top_logprobs).sum() == 8
+    assert odd["stored"].valid.tolist() == [[False, True, False]]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.kernels import CONTROL, Side, Walk, align_documents, align_rest
+from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Side, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
 from xtok.kernels import in_python
-from xtok.vocab.table import TokenTable
+from xtok.vocab.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
     import torch
@@ -138,12 +138,20 @@ class TokenAligner:
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
         rows, columns = pair.tables
-        roles = {s: t for s, t in pair.equal_roles.items() if t in columns.control_names}
+        unknown = [set(table.ids_of_type(TokenType.UNKNOWN).tolist()) for table in pair.tables]
+        roles = {
+            s: t
+            for s, t in pair.equal_roles.items()
+            if t in columns.control_names and s not in unknown[0] and t not in unknown[1]
+        }
         symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
-        if len(symbols) > 2**16 - CONTROL:
+        if len(symbols) > FIRST_UNKNOWN - CONTROL:
             raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
-        self.student = SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
-        self.teacher = SymbolTable("teacher", columns, symbols)
+        control = {s: symbols[t] for s, t in roles.items()}
+        self.student = SymbolTable("student", rows, control, FIRST_UNKNOWN)
+        self.teacher = SymbolTable("teacher", columns, symbols, FIRST_UNKNOWN + 1)
+        tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
+        self._is_lossy = any(one is not None and one.drops_text for one in tokenizers)
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
         self._exact = np.full(len(rows), -1, np.int32)
@@ -208,13 +216,56 @@ class TokenAligner:
             walk, walk_on = in_python(walk), in_python(walk_on)
         walk(s, t, self._exact, chunks)
         if (chunks.differs[:, 0] >= 0).any():
-            walk_on(s, t, min(self.max_comb_len, num_tokens), chunks)  # fits into an int64
+            most = min(self.max_comb_len, num_tokens)  # fits into an int64
+            walk_on(s, t, most, self._is_lossy, chunks)
         lengths = np.diff(s.bounds)
         place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
         has_chunk = place < np.repeat(chunks.total, lengths)
         return FlatAlignment(
             chunks.student, chunks.teacher, chunks.total, chunks.correct[has_chunk]
         )
+
+    def may_lack_text(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
+        """Whether ids may stand for less than their text: `align_spans` is then better."""
+        sides = ((self.student, student_ids), (self.teacher, teacher_ids))
+        return self._is_lossy or any(np.isin(ids, side.unknown_ids).any() for side, ids in sides)
+
+    def align_spans(
+        self,
+        student_ids: NDArray[Any],
+        student_bounds: NDArray[np.int64],
+        teacher_ids: NDArray[Any],
+        teacher_bounds: NDArray[np.int64],
+    ) -> FlatAlignment:
+        """Align one document whose text has bytes that a side has no tokens for.
+
+        Chunks lie between the places of the text where tokens of both sides begin, and count only
+        if both sides have the same bytes there.
+
+        Args:
+            student_ids: integers `[T_s]`.
+            student_bounds: int64 `[T_s + 1]`, the bytes of the text at which each token begins, and
+                the last one ends.
+            teacher_ids: integers `[T_t]`.
+            teacher_bounds: int64 `[T_t + 1]`.
+        """
+        shared = np.intersect1d(student_bounds, teacher_bounds)
+        texts = [
+            _Symbols.of(side, ids, bounds, shared)
+            for side, ids, bounds in (
+                (self.student, student_ids, student_bounds),
+                (self.teacher, teacher_ids, teacher_bounds),
+            )
+        ]
+        same = texts[0].counts == texts[1].counts
+        ours, theirs = (one.symbols[same[one.segment]] for one in texts)
+        segment = texts[0].segment[same[texts[0].segment]]
+        same[segment[ours != theirs]] = False
+        same &= texts[0].counts > 0
+        number = np.append(np.where(same, np.cumsum(same) - 1, -1), -1).astype(np.int32)
+        chunks = [number[one.segment_of_token] for one in texts]
+        total = int(same.sum())
+        return FlatAlignment(chunks[0], chunks[1], np.array([total]), np.ones(total, np.bool_))
 
     def align_ids(
         self,
@@ -282,6 +333,34 @@ class TokenAligner:
                 student, teacher, alignment.is_correct.tolist(), strict=True
             )
         ]
+
+
+class _Symbols(NamedTuple):
+    """The symbols of one side's tokens, and the segments of the text that they are in."""
+
+    symbols: NDArray[np.uint16]
+    segment: NDArray[np.int64]  # of each symbol
+    segment_of_token: NDArray[np.int64]  # −1 for a token without symbols, or outside
+    counts: NDArray[np.int64]  # symbols of each segment
+
+    @classmethod
+    def of(
+        cls,
+        side: SymbolTable,
+        ids: NDArray[Any],
+        bounds: NDArray[np.int64],
+        shared: NDArray[np.int64],
+    ) -> _Symbols:
+        """Find the segments between neighbours of `shared` that tokens begin in."""
+        lengths = np.diff(side.offsets)[ids]
+        of_token = np.searchsorted(shared, bounds[:-1], side="right") - 1
+        of_token[(lengths == 0) | (bounds[:-1] >= shared[-1])] = -1
+        lengths = np.where(of_token < 0, 0, lengths)
+        starts = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(side.offsets[ids] - starts, lengths)
+        segment = np.repeat(of_token, lengths)
+        counts = np.bincount(segment, minlength=len(shared) - 1)
+        return cls(side.symbols[places], segment, of_token, counts)
 
 
 def _spans(

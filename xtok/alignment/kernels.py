@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xtok.kernels import inner_kernel, kernel
 
 CONTROL = 256  # the first symbol that is not a byte
+FIRST_UNKNOWN = 0xFFFE  # of the student's unknown tokens; the teacher's are one more, and differ
 RUN = 12  # symbols that must agree before two texts count as in step again
 NEAR = 24  # skipped symbols up to which every combination is tried, the fewest first
 FIRST_WINDOW, LAST_WINDOW = 64, 65536  # skipped symbols up to which runs are looked up, in turn
@@ -24,8 +25,8 @@ class Side(NamedTuple):
     """One side's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
 
     Id i stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one
-    is a control token that has a counterpart, the same symbol on both sides. Tokens without symbols
-    are skipped.
+    is a control token that has a counterpart, the same symbol on both sides, or of an unknown
+    token, which stands for any text. Tokens without symbols are skipped.
     """
 
     ids: NDArray[np.int32]  # [tokens]
@@ -116,11 +117,13 @@ def _next_with_symbols(side, i, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def align_rest(s, t, max_comb_len, chunks):  # type: ignore[no-untyped-def]
+def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped-def]
     """Go on where `align_documents` found a difference.
 
     Where symbols differ, both sides skip to the nearest place from which they agree again; the
-    tokens between the shared boundaries around it are a stretch for `_align_stretch`.
+    tokens between the shared boundaries around it are a stretch for `_align_stretch`. Around an
+    unknown token, or if a side leaves out what it has no token for (`is_lossy`), any text may be
+    missing: both go on where a run of symbols is that each has once, and nothing before is paired.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -138,6 +141,12 @@ def align_rest(s, t, max_comb_len, chunks):  # type: ignore[no-untyped-def]
             else:
                 a, b = _skip(x, p, y, q)
                 is_other = True
+                if (
+                    is_lossy
+                    or _is_unknown(x[p : p + max(a, 1)])
+                    or _is_unknown(y[q : q + max(b, 1)])
+                ):
+                    a, b = _skip_to_single_run(x, p, y, q)
                 if a < 0:
                     break
                 p, q = p + a, q + b
@@ -146,7 +155,9 @@ def align_rest(s, t, max_comb_len, chunks):  # type: ignore[no-untyped-def]
             # A token's end in the past of a skip is no boundary: only p and q themselves count.
             if s_end >= 0 and t_end >= 0:
                 if is_other:
-                    k = _align_stretch(s, i, s_end, t, j, t_end, max_comb_len, k, base, chunks)
+                    k = _align_stretch(
+                        s, i, s_end, t, j, t_end, max_comb_len, is_lossy, k, base, chunks
+                    )
                 else:
                     _emit(s, i, s_end, t, j, t_end, k, chunks)
                     chunks.correct[base + k] = True
@@ -154,7 +165,7 @@ def align_rest(s, t, max_comb_len, chunks):  # type: ignore[no-untyped-def]
                 i, j = s_end, t_end
                 is_other = False
         if is_other and n - i <= SMALL and m - j <= SMALL:
-            k = _align_stretch(s, i, n, t, j, m, max_comb_len, k, base, chunks)
+            k = _align_stretch(s, i, n, t, j, m, max_comb_len, is_lossy, k, base, chunks)
         chunks.total[d] = k
 
 
@@ -248,6 +259,46 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def _is_unknown(stream):  # type: ignore[no-untyped-def]
+    """Whether a stretch has a symbol of unknown text."""
+    return (stream >= FIRST_UNKNOWN).any()
+
+
+@inner_kernel
+def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
+    """Return how many symbols to skip to the first run that both sides have once; −1 for none.
+
+    A run that is in a text twice tells nothing, where any text may be missing: "the" would pair
+    with a later "the". Two runs of one hash count as one that is there twice.
+    """
+    size_x = min(LAST_WINDOW, len(x) - p - RUN + 1)
+    size_y = min(LAST_WINDOW, len(y) - q - RUN + 1)
+    slots = 4
+    while slots < 4 * max(size_x, size_y):
+        slots *= 2
+    mask = np.uint64(slots - 1)
+    count_x, count_y = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
+    place = np.zeros(slots, np.int32)
+    for b in range(size_y):
+        slot = _hash(y, q + b) & mask
+        count_y[slot] += 1
+        place[slot] = b
+    for a in range(size_x):
+        count_x[_hash(x, p + a) & mask] += 1
+    best_a = best_b = np.int64(-1)
+    for a in range(size_x):
+        if best_a >= 0 and a >= best_a + best_b:
+            break
+        slot = _hash(x, p + a) & mask
+        other = np.int64(place[slot])
+        is_single = count_x[slot] == 1 and count_y[slot] == 1
+        closer = best_a < 0 or a + other < best_a + best_b
+        if is_single and closer and _agree(x, p + a, y, q + other):
+            best_a, best_b = np.int64(a), other
+    return best_a, best_b
+
+
+@inner_kernel
 def _tokens(ends):  # type: ignore[no-untyped-def]
     """Return the tokens of a stream that have symbols, and where those of each begin, and end."""
     tokens = np.empty(len(ends), np.int64)
@@ -286,7 +337,7 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _align_stretch(  # type: ignore[no-untyped-def]
-    s, s_from, s_to, t, t_from, t_to, max_comb_len, k, base, chunks
+    s, s_from, s_to, t, t_from, t_to, max_comb_len, is_lossy, k, base, chunks
 ):
     """Align the tokens of a stretch that differs: banded Needleman-Wunsch over groups of tokens.
 
@@ -300,7 +351,7 @@ def _align_stretch(  # type: ignore[no-untyped-def]
     s_tokens, s_starts = _tokens(x_ends)
     t_tokens, t_starts = _tokens(y_ends)
     n, m = len(s_tokens), len(t_tokens)
-    if n == 0 or m == 0:
+    if n == 0 or m == 0 or is_lossy or _is_unknown(x) or _is_unknown(y):
         return k
     max_comb_len = min(max_comb_len, max(n, m))  # so that a step fits into its int32
     step, low = _best_steps(x, s_starts[: n + 1], y, t_starts[: m + 1], max_comb_len)

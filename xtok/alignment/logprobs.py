@@ -14,7 +14,8 @@ from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.credit import chunk_sums, prefix_weights, shares
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
-from xtok.predictions.topk import IMPOSSIBLE, TopK
+from xtok.predictions.known import is_stand_in, own_logprobs
+from xtok.predictions.topk import TopK, firsts_of
 from xtok.ragged import bounds_of
 from xtok.vocab.display import escape
 
@@ -66,7 +67,8 @@ def project_logprobs(
         teacher_ids: the same text, T tokens, as the teacher scored it.
         teacher_logprobs: in the form of `teacher_ids`; entry t is log p(token t | all before). None
             or NaN is a token that was not scored: allowed for a first token (its chunk is not
-            valid), and in chunks that `response_mask` leaves out.
+            valid), and in chunks that `response_mask` leaves out. So is 0.0 for a first token. A
+            chunk with what servers write for −∞ (−9999.0) is not valid.
         student_logprobs: the student's own, in the form of `student_ids`, for `credit="student"`.
             None or NaN as for the teacher's.
         teacher_topk: the teacher's candidates for each of its tokens, for `credit="prefix"`: ids
@@ -97,7 +99,7 @@ def project_logprobs(
     if not partial:
         _require_one_text(aligner, student, teacher, alignment)
     theirs = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
-    ours = np.empty(0)
+    ours = np.zeros(len(student.ids))
     if student_logprobs is not None:
         ours = _logprobs("student_logprobs", student_logprobs, student)
     counts = np.ones(len(student.ids), np.bool_)
@@ -106,14 +108,15 @@ def project_logprobs(
     ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
     shared = np.append(alignment.is_correct, False)  # the last is for tokens that are in no chunk
     shared[ours_in[~counts]] = False
-    weights = np.maximum(0.0, -ours) if credit == "student" else np.ones(len(student.ids))
-    sides = (
-        ("teacher_logprobs", teacher, theirs, theirs_in, np.isnan(theirs)),
-        ("student_logprobs", student, ours, ours_in, ~np.isfinite(weights)),
-    )
-    for _, side, _, number, missing in sides:
-        first = side.bounds[:-1][np.diff(side.bounds) > 0]
-        shared[number[first[missing[first]]]] = False
+    sides = [("teacher_logprobs", teacher, theirs, theirs_in, np.isnan(theirs))]
+    if credit == "student":
+        sides += [("student_logprobs", student, ours, ours_in, ~np.isfinite(ours))]
+    for _, side, values, number, missing in sides:
+        firsts = firsts_of(side.bounds)
+        shared[number[firsts[missing[firsts]]]] = False
+        shared[number[is_stand_in(values)]] = False
+    firsts = firsts_of(teacher.bounds)
+    shared[theirs_in[firsts[np.isnan(own_logprobs(theirs, firsts)[firsts])]]] = False
     for name, side, values, number, missing in sides:
         wrong = np.flatnonzero(missing & shared[number])
         if len(wrong):
@@ -123,10 +126,13 @@ def project_logprobs(
             )
     valid = shared[ours_in]
     sums = chunk_sums(theirs_in, theirs, len(shared))
+    weights = np.ones(len(student.ids))
     if credit == "prefix" and teacher_topk is not None:
         predictions = _predictions(aligner, teacher, theirs, *teacher_topk)
         numbers = np.where(valid, ours_in, len(shared) - 1), theirs_in
         weights = prefix_weights(aligner, student, teacher, numbers, predictions, sums)
+    elif credit == "student":
+        weights = np.maximum(0.0, -ours)
     logprobs = shares(sums, ours_in, np.flatnonzero(valid), weights)
     return ProjectedLogprobs(
         logprobs=student.restore(logprobs, 0.0), valid=student.restore(valid, False)
@@ -170,7 +176,7 @@ def _predictions(
         raise ValueError(
             f"teacher_topk are {token_ids.shape} ids, {values.shape} log-probabilities"
         )
-    is_padding, width = ~(values > IMPOSSIBLE), len(aligner.teacher.table)
+    is_padding, width = is_stand_in(values) | ~np.isfinite(values), len(aligner.teacher.table)
     wrong = np.argwhere(~is_padding & ((token_ids < 0) | (token_ids >= width)))
     if len(wrong):
         row, k = wrong[0].tolist()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xtok.errors import TokenizerError
 from xtok.pairs import Pair
-from xtok.vocab.table import utf8_runs
+from xtok.vocab.table import TokenType, utf8_runs
 
 
 class Retokenizer:
@@ -81,11 +81,19 @@ class Retokenizer:
         end_stretch()
         return parts
 
+    def _has_all(self, text: str, ids: list[int]) -> bool:
+        """Whether the library's ids are of all of a text, as its normalizer leaves it."""
+        table = self.teacher.table
+        if any(table.types[i] == TokenType.UNKNOWN for i in ids):
+            return False
+        return not self.teacher.drops_text or b"".join(table[i] for i in ids) == text.encode()
+
     def _spelled(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
         """Return the teacher's ids of each part."""
         ids_of: dict[str | bytes | int, list[int]] = {i: [i] for i in parts if isinstance(i, int)}
         texts = [] if self._exact else sorted(part for part in parts if isinstance(part, str))
-        ids_of |= dict(zip(texts, self.teacher.library_ids(texts), strict=True))
+        by_library = zip(texts, self.teacher.library_ids(texts), strict=True)
+        ids_of |= {text: ids for text, ids in by_library if self._has_all(text, ids)}
         rest = [part for part in parts if not ids_of.get(part) and not isinstance(part, int)]
         as_bytes = [part.encode() if isinstance(part, str) else part for part in rest]
         for part, ids in zip(rest, self.teacher.segment_batch(as_bytes), strict=True):

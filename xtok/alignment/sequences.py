@@ -33,9 +33,10 @@ class SymbolTable:
         side: `student` or `teacher`, for messages.
         table: the vocabulary.
         control: symbols of the control ids that have a counterpart on the other side.
+        unknown: the symbol of the tokens that stand for text that the vocabulary lacks.
     """
 
-    def __init__(self, side: str, table: TokenTable, control: dict[int, int]) -> None:
+    def __init__(self, side: str, table: TokenTable, control: dict[int, int], unknown: int) -> None:
         self.side, self.table = side, table
         self.paired_controls = frozenset(control)
         special = np.isin(table.types, [TokenType.CONTROL, TokenType.UNKNOWN])
@@ -44,7 +45,9 @@ class SymbolTable:
         text_ends = {i for role in ("bos", "eos", "turn_end") for i in table.roles.get(role, ())}
         self._pads = sorted(pads - text_ends)
         self._ending_pads = sorted(pads & text_ends)
-        ids = np.array(sorted(control), np.int64)
+        self.unknown_ids = table.ids_of_type(TokenType.UNKNOWN)
+        symbol_of = control | dict.fromkeys(self.unknown_ids.tolist(), unknown)
+        ids = np.array(sorted(symbol_of), np.int64)
         lengths = table.lengths.copy()
         lengths[ids] = 1
         self.offsets = bounds_of(lengths)
@@ -52,7 +55,7 @@ class SymbolTable:
         is_text = np.ones(len(self.symbols), np.bool_)
         is_text[self.offsets[ids]] = False
         self.symbols[is_text] = table.data
-        self.symbols[self.offsets[ids]] = [control[i] for i in ids.tolist()]
+        self.symbols[self.offsets[ids]] = [symbol_of[i] for i in ids.tolist()]
 
     @functools.cached_property
     def by_bytes(self) -> NDArray[np.int64]:

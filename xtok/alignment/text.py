@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
-from xtok.maps.admit import pair as pair_of
 from xtok.tokenizers import ModelLike, Tokenizer
+from xtok.tokenizers import pair as pair_of
 
 
 def align(

@@ -1,7 +1,6 @@
 """`xtok build`."""
 
 from pathlib import Path
-from typing import get_args
 
 import typer
 
@@ -13,25 +12,15 @@ from xtok.cli.options import (
     MapOptions,
     ModelArguments,
     StrictOutput,
+    loss_option,
     map_option,
-    needs_nothing,
+    note_one_vocabulary,
     report_written,
     text_option,
 )
 from xtok.cli.spellings import nemo_name
-from xtok.config import MAIN, OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
+from xtok.config import OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
 from xtok.counting.texts import check_texts
-from xtok.errors import XtokError
-
-
-def read_loss(text: str) -> str:
-    """Return the name of a loss that takes a map."""
-    if text == "event-kl":
-        raise XtokError("event KL takes no map", hint="xtok events STUDENT TEACHER")
-    if text not in get_args(Loss):
-        known = ", ".join(map(repr, get_args(Loss)))
-        raise typer.BadParameter(f"{text!r} is not one of {known}.")
-    return text
 
 
 @command
@@ -39,15 +28,11 @@ def build(
     context: typer.Context,
     *,
     models: ModelArguments,
-    for_loss: Loss | None = option(
+    for_loss: Loss | None = loss_option(
+        Loss,
         None,
         "Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without it, the "
         "recipe of X-Token. Event KL takes no map, but what `xtok events` makes.",
-        name="for",
-        metavar="LOSS",
-        parser=read_loss,
-        autocompletion=lambda incomplete: [x for x in get_args(Loss) if x.startswith(incomplete)],
-        panel=MAIN,
     ),
     output: StrictOutput,
     text: list[str] = text_option("Count the map on this text: "),
@@ -92,8 +77,7 @@ def build(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    if needs_nothing(pair, output.output):
-        return
+    note_one_vocabulary(pair)
 
     def make() -> xtok.ProjectionMap:
         projection = map_of_pair(
@@ -116,4 +100,4 @@ def build(
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 
-        report.print_note(nemo_overrides(projection, path, for_loss))
+        report.print_notes(nemo_overrides(projection, path, for_loss))

@@ -32,7 +32,10 @@ def convert(
     from xtok.maps.convert import nemo_overrides
     from xtok.maps.file import check_output, files_of
 
-    if (target is None) == (output is None):
+    if target is None and output is None:
+        other = map_path.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
+        raise typer.BadParameter(f"say where to write: xtok convert {map_path} {other}")
+    if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")
     path = check_output(target or output or "")
     projection = map_options.load_any(map_path, normalize=normalize)
@@ -40,5 +43,5 @@ def convert(
     projection, _ = models.with_map(projection)
     xtok.convert(projection, path)
     if path.suffix == ".pt":
-        report.print_note(nemo_overrides(projection, path))
+        report.print_notes(nemo_overrides(projection, path))
     report_written(reports, *files_of(projection, path), json=json)

@@ -7,7 +7,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import ModelArguments, StrictOutput, Widths
+from xtok.cli.options import ModelArguments, StrictOutput, Widths, note_one_vocabulary
 from xtok.cli.spellings import nemo_name
 from xtok.config import COMPUTING, MAIN, GenerateConfig, option
 from xtok.maps.names import map_name
@@ -43,8 +43,10 @@ def generate(
 ) -> None:
     """Map each student token to the teacher tokens that are most similar."""
     output.check()
+    pair = models.pair(widths)
+    note_one_vocabulary(pair)
     projection = xtok.generate(
-        models.pair(widths),
+        pair,
         embedding_model,
         config,
         cache_dir=cache_dir,
@@ -52,4 +54,4 @@ def generate(
         progress=report.progress_bar,
     )
     name = nemo_name(context, models, config) or map_name(projection, "generate")
-    output.write(projection, name)
+    output.write_of_stage(projection, name)

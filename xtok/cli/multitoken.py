@@ -7,9 +7,15 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_option, needs_nothing
+from xtok.cli.options import (
+    MapOptions,
+    ModelArguments,
+    StrictOutput,
+    map_option,
+    note_one_vocabulary,
+)
 from xtok.cli.spellings import nemo_name
-from xtok.config import MAIN, MAKING, MultitokenConfig, option
+from xtok.config import MAIN, MAKING, OUTPUT, MultitokenConfig, option
 from xtok.maps.names import map_name
 
 
@@ -26,15 +32,21 @@ def multitoken(
     exact_match: bool = option(
         False, "Then give tokens that both sides have a single entry of weight 1.", panel=MAKING
     ),
+    num_examples: int = option(
+        0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT
+    ),
     map_options: MapOptions,
 ) -> None:
     """Map each student token to the teacher tokens that spell it, and back."""
     output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    if needs_nothing(pair, output.output):
-        return
+    note_one_vocabulary(pair)
     projection = xtok.multitoken(pair, config=config, initial=initial, progress=report.progress_bar)
     if exact_match:
         projection = xtok.reapply_exact(projection, pair)
     name = nemo_name(context, models, config) or map_name(projection, "multitoken")
     output.write(projection, name)
+    if num_examples:
+        from xtok.report.maps import print_examples
+
+        print_examples(xtok.describe(projection, num_examples=num_examples).examples)

@@ -7,16 +7,17 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import typer
 
 import xtok
 from xtok import report
 from xtok.cli.command import expanded
-from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, option
+from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, Loss, option
 from xtok.errors import XtokError
 from xtok.maps.admit import admit, name_notes, pair_of_map
 from xtok.pairs import SIDES
@@ -227,6 +228,41 @@ class ModelArguments(Models):
     teacher_model: str | None = _model("The same as TEACHER, as an option.", "-t", RARE)
 
 
+_MADE_FOR = {
+    **{loss: ("map", f"xtok build STUDENT TEACHER --for {loss}") for loss in get_args(Loss)},
+    "event-kl": ("event map", "xtok events STUDENT TEACHER"),
+    "csd": ("spelling map", "xtok events STUDENT TEACHER --for csd"),
+    "topk-kl": ("rows of predictions", "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
+    "alm": ("file", "train with it as it is: it needs the teacher's log-probabilities alone"),
+    "same-tokenizer": ("file", "train with it as it is: it needs the same vocabulary alone"),
+}
+"""What each loss is given, and the command that makes it."""
+
+
+def read_loss(text: str, known: Any = Loss) -> str:
+    """Return the name of one of the `known` losses; an `XtokError` names another's command."""
+    loss, losses = text.replace("_", "-"), get_args(known)
+    if loss in losses:
+        return loss
+    if loss in _MADE_FOR:
+        hint = _MADE_FOR[loss][1]
+        raise XtokError(f"{loss} takes no {_MADE_FOR[losses[0]][0]}", hint=hint)
+    raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, losses))}.")
+
+
+def loss_option(known: Any, default: str | None, help: str) -> Any:
+    """Return the option for a loss, one of the `known` that the command makes something for."""
+    return option(
+        default,
+        help,
+        name="for",
+        metavar="LOSS",
+        parser=partial(read_loss, known=known),
+        autocompletion=lambda incomplete: [x for x in get_args(known) if x.startswith(incomplete)],
+        panel=MAIN,
+    )
+
+
 def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
     """Return the option of where a command writes its file."""
     return option(
@@ -278,15 +314,29 @@ class Output(Config):
         projection.save(path)
         report_written(projection.reports, path, json=self.json)
 
+    def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
+        """Write a map that NeMo-RL's users may train on next, and say what is better for that."""
+        from xtok.maps.loss_fit import is_counted
 
-def needs_nothing(pair: Pair, output: str | None) -> bool:
-    """Say where both have one vocabulary; return whether to stop, as no file was asked for."""
+        self.write(projection, name)
+        path = self.path(name)
+        if path.suffix != ".pt":
+            report.print_note(
+                f"NeMo-RL reads .pt: xtok convert {path} {path.with_suffix('.pt')}, or --output "
+                "NAME.pt"
+            )
+        if not is_counted(projection):
+            report.print_note(
+                "to train on, xtok build STUDENT TEACHER --for p-kl (gold, h-kl) makes a better map"
+            )
+
+
+def note_one_vocabulary(pair: Pair) -> None:
+    """Print a note where both models have one vocabulary, which needs no file; it is made."""
     if pair.is_same:
         from xtok.inspection.advice import SAME
 
-        end = "" if output else " Nothing was written; --output FILE makes a file all the same."
-        report.print_note(SAME + end)
-    return pair.is_same and not output
+        report.print_note(SAME)
 
 
 def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:

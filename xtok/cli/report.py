@@ -1,5 +1,6 @@
 """`xtok report`."""
 
+from json import loads
 from pathlib import Path
 
 import typer
@@ -9,6 +10,7 @@ from xtok.cli.command import command
 from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_option, text_option
 from xtok.config import OUTPUT, option
 from xtok.counting.texts import check_texts
+from xtok.errors import OutputError
 from xtok.io import check_output, write
 from xtok.report.stdout import print_path
 
@@ -40,7 +42,7 @@ def report(
     files = {output: check_output(output, [".html"], "page")}
     if json:
         data = output.with_suffix(".json")
-        files[data] = check_output(data, [".json"], "page")
+        files[data] = _checked_data(check_output(data, [".json"], "page"))
     from xtok.inspection.report import examine
     from xtok.report.page import render
 
@@ -63,3 +65,17 @@ def report(
     for (name, path), content in zip(files.items(), contents, strict=False):
         write(path, [content])
         print_path(name)
+
+
+def _checked_data(path: Path) -> Path:
+    """Return the path of the page's data, which may replace a page's data and nothing else."""
+    try:
+        there = loads(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
+    except ValueError:
+        there = None
+    if not (isinstance(there, dict) and {"pair", "maps"} <= there.keys()):
+        raise OutputError(
+            f"{path} exists, and is not the data of a page: the page's data would replace it",
+            hint="move it away, or give the page another name",
+        )
+    return path

@@ -53,7 +53,6 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
 # By command, those for which xtok has none: the one value, or None for any, and what to do.
 FIXED: Mapping[str, tuple[str, str | None, str]] = {
     "keep_top_tokens": ("generate", "-1", "generate always takes every token"),
-    "num_examples": ("multitoken", None, "xtok inspect shows rows of the map"),
 }
 
 # The tool that takes the options of the step before and ignores them, and writes beside its input.
@@ -67,6 +66,9 @@ _NAMES: Mapping[str, str] = {
 }
 _FOLDER = "cross_tokenizer_data"
 _PLACES = ("data_dir", "output_dir", "output_filename")
+
+# An option of the same name in both that only a command line in NeMo-RL's words has.
+_THEIRS = {"multitoken": "num_examples"}
 
 
 def nemo_options(command: str, own: Collection[str]) -> Iterator[tuple[str, str | None]]:
@@ -125,7 +127,8 @@ class Command(TyperCommand):
         values = {name: ctx.params.pop(name) for name in hidden}
         theirs = {name: value for name, value in values.items() if is_given(ctx, name)}
         self._set_options(ctx, line, theirs)
-        if theirs and self.name != _IGNORING:
+        is_theirs = theirs or is_given(ctx, _THEIRS.get(str(self.name), ""))
+        if is_theirs and self.name != _IGNORING:
             self._set_output(ctx, theirs)
         return rest
 

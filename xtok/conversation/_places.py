@@ -60,7 +60,7 @@ class Places:
         return Span(chars=(start, end), bytes=(first, last), tokens=(begin, stop))
 
     def of_message(self, index: int, message: Message) -> MessageSpan:
-        content, whole = message.get("content"), self._whole(index)
+        content, whole = message.get("content"), self.whole(index)
         runs: list[Run] = []  # of the content's first appearance in the text
         for run in self._runs.get(index, ()):
             if run.path[:1] == ("content",):
@@ -96,7 +96,7 @@ class Places:
         parts. `up_to` returns the text without the later messages, which tells where the first
         part ends, if it can be rendered; `asked` is what asks for an answer.
         """
-        whole = self._whole(index)
+        whole = self.whole(index)
         if whole is None:
             return
         inside = [r for r in self._all_runs if whole[0] <= r.start and r.end <= whole[1]]
@@ -105,7 +105,10 @@ class Places:
         later = [r for r in inside if r.message > index]
         first = own[0].start if own else whole[1]
         start = self._after_header(whole[0], first, asked)
-        if not asked and own and own[0].path[:1] == ("content",) and mine[0] != own[0]:
+        if start < 0:
+            start = whole[0] if not asked or self._text.endswith(asked, 0, whole[0]) else first
+        is_written = not own or own[0].path[:1] == ("content",)
+        if not asked and is_written and mine and mine[0].path[:1] == ("role",):
             start = first  # nothing asks for an answer; the header is what has the role
         if not later:
             yield from self._part(start, own, whole[1], control)
@@ -137,17 +140,32 @@ class Places:
         if start < end:
             yield start, end
 
+    def after_prompt(self, index: int, place: int, asked: str) -> int:
+        """Return a place in an answer's turn, or where what asks for the answer ends behind it."""
+        whole = self.whole(index)
+        if whole is None or not whole[0] <= place < whole[1]:
+            return place
+        own = [r for r in self._runs.get(index, ()) if r.path[:1] != ("role",)]
+        first = own[0].start if own else whole[1]
+        return max(place, self._after_header(whole[0], first, asked))
+
     def _after_header(self, start: int, first: int, asked: str) -> int:
-        """Return where an answer begins in a turn whose first written character is at `first`."""
+        """Return where the header of a turn ends, which asks for the answer; -1 if it has none.
+
+        It begins before the first character that the message has, at `first`, and may end behind
+        it: a prompt that opens a `<think>` block says what some messages begin with.
+        """
         pieces = _PIECES.findall(asked)
         for count in range(len(pieces), 0, -1):
             header = "".join(pieces[:count])
-            place = self._text.find(header, start, first) if 2 * len(header) >= len(asked) else -1
+            if 2 * len(header) < len(asked):
+                break
+            place = self._text.find(header, start, first + len(header) - 1)
             if place >= 0:
                 return place + len(header)
-        return start if not asked or self._text.endswith(asked, 0, start) else first
+        return -1
 
-    def _whole(self, index: int) -> tuple[int, int] | None:
+    def whole(self, index: int) -> tuple[int, int] | None:
         """Return the turn, or for a message outside the loop, what is around its characters.
 
         What stands before the first turn is the first message's if that is written there, as a

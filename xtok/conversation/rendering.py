@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
+BEGINS_IN_PROMPT = "a token holds the end of a prompt and the beginning of its answer: not a target"
+BLOCK_IN_PROMPT = "a generation block begins in the prompt: what the prompt says is not a target"
+NOT_GENERATED = "an answer is in no generation block of the template: nothing of it is a target"
+NO_TARGETS = "an answer leaves no trace in the text: nothing of it is a target, nor its end"
 _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 
@@ -39,6 +42,9 @@ class Conversation:
     Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask has what the assistant
     wrote, its tool calls and the control token that ends its turn included, its header not. Where
     a template writes no such token, the mask has the next turn's first one if it is an eos token.
+    If the template has `{% generation %}` blocks, they decide, as in Transformers; but a token that
+    begins before one is not a target, which Transformers counts: a model that answers a prompt has
+    read it already, and never writes it.
     """
 
     text: str
@@ -81,8 +87,8 @@ def render(
         messages: dicts with `role` and `content`.
         tools: JSON schemas of the tools; an empty list is the same as None.
         add_generation_prompt: end with what asks for an answer; no message's and no target.
-        template: a file, the name of a format (`FORMATS`), or Jinja itself; by default, and as
-            `"default"`, the tokenizer's own template.
+        template: a file, the name of one of the tokenizer's own templates or of a format
+            (`FORMATS`), or Jinja itself; by default the tokenizer's own named `"default"`.
         variables: what else the template reads, as `{"enable_thinking": False}`.
 
     Raises:
@@ -116,28 +122,26 @@ def encoded(
     control = np.isin(ids, list(tokenizer.table.control_names))
     places = Places(rendering, bounds)
     mask = np.zeros(len(ids), np.bool_)
-    targets: Iterable[tuple[int, int]] = rendering.generated
-    if not targets:
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        asked = _asked(tokenizer, rendering, arguments) if answers else ""
-
-        def up_to(index: int) -> str:
-            with suppress(XtokError):
-                part = messages[: index + 1]
-                return rendered(tokenizer, part, arguments, add_generation_prompt=False).text
-            return ""
-
-        targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
+    is_training = rendering.generated is not None
     ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
+    notes = []
+    targets = list(_targets(tokenizer, messages, arguments, rendering, places, control))
     for start, end in targets:
-        first, stop = places.span(start, end).tokens
-        if not rendering.generated and stop < len(mask) and not control[stop - 1]:
+        answer = places.span(start, end)
+        first, stop = answer.tokens
+        if first < stop and bounds[first] < answer.bytes[0]:
+            first += 1
+            notes.append(BEGINS_IN_PROMPT)
+        if not is_training and stop < len(mask) and not control[stop - 1]:
             stop += ids[stop] in ends  # as GLM 4.5 ends a turn with the next one's token
         mask[first:stop] = True
     for run in rendering.runs:  # a template may write one message within another
         if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
             mask[slice(*places.span(run.start, run.end).tokens)] = False
-    notes = []
+    if rendering.generated and not {a for a, _ in rendering.generated} <= {a for a, _ in targets}:
+        notes.append(BLOCK_IN_PROMPT)
+    if _is_left_out(messages, places, targets):
+        notes.append(NOT_GENERATED if is_training else NO_TARGETS)
     if rendering.is_dated:
         notes.append(_note_on_date(tokenizer, messages, arguments))
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
@@ -151,7 +155,52 @@ def encoded(
         assistant_mask=mask,
         message_spans=tuple(places.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _targets(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    arguments: Mapping[str, Any],
+    rendering: Rendering,
+    places: Places,
+    control: NDArray[np.bool_],
+) -> Iterator[tuple[int, int]]:
+    """Return what the assistant wrote, in characters: what follows the prompt in its turns.
+
+    The blocks of a training template decide, if it has them, but for what the prompt says already.
+    """
+
+    def up_to(index: int) -> str:
+        with suppress(XtokError):
+            part = messages[: index + 1]
+            return rendered(tokenizer, part, arguments, add_generation_prompt=False).text
+        return ""
+
+    asked: dict[str, str] = {}  # by the role of the message before the answer
+    generated = list(rendering.generated or ())
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = messages[max(0, index - 1)]
+        if before["role"] not in asked:
+            asked[before["role"]] = _asked(tokenizer, rendering, messages, before, arguments)
+        header = asked[before["role"]]
+        if rendering.generated is None:
+            yield from places.targets(index, header, control, up_to)
+        generated = [(places.after_prompt(index, a, header), b) for a, b in generated]
+    yield from ((start, end) for start, end in generated if start < end)
+
+
+def _is_left_out(
+    messages: Sequence[Message], places: Places, targets: Sequence[tuple[int, int]]
+) -> bool:
+    """Whether an answer has no targets."""
+    wholes = [places.whole(i) for i, m in enumerate(messages) if m["role"] == "assistant"]
+    return any(
+        not targets if whole is None else not any(whole[0] < b and a < whole[1] for a, b in targets)
+        for whole in wholes
     )
 
 
@@ -183,14 +232,26 @@ def _note_on_date(
     return f"{_DATED}, and no variable sets another"
 
 
-def _asked(tokenizer: Tokenizer, rendering: Rendering, arguments: Mapping[str, Any]) -> str:
-    """Return what asks for an answer: its header."""
-    if arguments["add_generation_prompt"]:
+def _asked(
+    tokenizer: Tokenizer,
+    rendering: Rendering,
+    messages: Sequence[Message],
+    before: Message,
+    arguments: Mapping[str, Any],
+) -> str:
+    """Return what asks for an answer to a message: its header; "" if that is unknown."""
+    if arguments["add_generation_prompt"] and messages[-1]["role"] == before["role"]:
         return rendering.generation_prompt
-    # A template that wants more than a user's message leaves the header unknown.
-    with suppress(XtokError):
-        chosen = {**arguments, "tools": None, "add_generation_prompt": True}
-        return rendered(tokenizer, _PROBE, chosen).generation_prompt
+    chosen = {**arguments, "tools": None, "add_generation_prompt": True}
+    probes: list[Sequence[Message]] = [_PROBE]
+    if before["role"] not in ("assistant", "system", "user"):
+        # DeepSeek's own templates take no objects
+        told = {**before, "content": "x"}
+        probes = [[*_calling(told, called_with), told] for called_with in (None, "{}")] + probes
+    # A template that wants more than that leaves the header unknown.
+    for probe in probes:
+        with suppress(XtokError):
+            return rendered(tokenizer, probe, chosen).generation_prompt
     return ""
 
 
@@ -202,10 +263,10 @@ def _require_written(
     arguments: Mapping[str, Any],
 ) -> None:
     """Raise an error if the template drops a part of a message."""
-    written = {(run.message, run.path[0]) for run in chat.runs}
+    written = {(run.message, *run.path[:1]) for run in chat.runs}
     for index, part in parts:
         message, altered = messages[index], _altered(messages[index].get(part))
-        if (index, part) in written or altered == message.get(part):
+        if {(index,), (index, part)} & written or altered == message.get(part):
             continue
         # Its origin may be lost: does the text depend on it?
         again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
@@ -365,11 +426,17 @@ def find_template(
         XtokError: if the tokenizer has none, or the file cannot be read.
     """
     own = tokenizer.chat_templates
+    hint = f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}"
     if template in (None, "default"):
         for name in ("tool_use", "default") if tools else ("default",):
             if name in own:
                 return own[name]
         problem = f"{tokenizer.vocabulary.model_id} has no chat template"
+        if own:
+            problem += f" by default, but the named ones {', '.join(own)}"
+            hint = f"give the name of one, or {hint.removeprefix('give ')}"
+    elif template in own:
+        return own[str(template)]
     elif template in FORMATS:
         return FORMATS[str(template)]
     elif isinstance(template, str) and "{" in template:
@@ -380,8 +447,4 @@ def find_template(
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             problem = f"the chat template {template} cannot be read: {reason}"
-    raise XtokError(
-        problem,
-        hint=f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}",
-        parameter="template",
-    )
+    raise XtokError(problem, hint=hint, parameter="template")

@@ -53,7 +53,8 @@ class Rendering(NamedTuple):
     runs: tuple[Run, ...]  # the characters that come from messages, in order
     turns: tuple[tuple[int, int] | None, ...]  # what a loop over the messages wrote for each
     generation_prompt: str  # the text after the last message that asks for an answer
-    generated: tuple[tuple[int, int], ...]  # within `{% generation %}` of a training template
+    # Within `{% generation %}` of a training template; None if the template has no such block.
+    generated: tuple[tuple[int, int], ...] | None
     is_dated: bool  # whether the template asked for the date
 
 
@@ -87,12 +88,12 @@ def render_template(
         dates.append(datetime.now().strftime(form))
         return dates[-1]
 
-    compiled = _compile(template, source)
+    compiled, is_training = _compile(template, source)
     context = compiled.new_context(
         {
             "strftime_now": strftime_now,
             **(variables or {}),
-            "messages": [tracked(_aliased(message), i, ()) for i, message in enumerate(messages)],
+            "messages": [tracked(_as_given(message), i, ()) for i, message in enumerate(messages)],
             "tools": tools or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -112,7 +113,8 @@ def render_template(
         ) from error
     text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
     _require_utf8(text, source)
-    return _rendering(text, len(messages), add_generation_prompt, is_dated=bool(dates))
+    found = _rendering(text, len(messages), add_generation_prompt, is_dated=bool(dates))
+    return found if is_training else found._replace(generated=None)
 
 
 def names_beside_date(template: str) -> Iterator[str]:
@@ -163,10 +165,16 @@ def check_messages(messages: Sequence[Message]) -> None:
             )
 
 
-def _aliased(message: Message) -> Message:
-    """Give a message's reasoning all the names that templates read it by, as transformers does."""
+def _as_given(message: Message) -> Message:
+    """Return a message as Transformers hands it to a template.
+
+    Keys that are null are left out, as OpenAI's `"content": null` beside tool calls; values within
+    others, such as arguments of a call, stay null. Reasoning has all the names that templates read
+    it by.
+    """
+    message = {name: value for name, value in message.items() if value is not None}
     names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -319,7 +327,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 @functools.lru_cache(maxsize=32)
-def _compile(template: str, source: str) -> jinja2.Template:
+def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
+    """Return a compiled template, and whether it has a `{% generation %}` block."""
     environment = _environment()
     try:
         tree = environment.parse(template)
@@ -337,7 +346,9 @@ def _compile(template: str, source: str) -> jinja2.Template:
             hint="fix it, or give another with {option}",
             parameter="template",
         ) from error
-    return jinja2.Template.from_code(environment, code, environment.make_globals(None))
+    compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+    calls = [c for c in tree.find_all(nodes.Call) if isinstance(c.node, nodes.EnvironmentAttribute)]
+    return compiled, any(call.args[0].as_const() == "generation" for call in calls)
 
 
 @functools.lru_cache(maxsize=1)

@@ -110,8 +110,7 @@ def generate(
     options["embedding_model"] = source.key if source else {"kind": embedding_model}
     projection = map_of_edges(
         edges,
-        student=pair.student,
-        teacher=pair.teacher,
+        **pair.sides,
         row_kind=kind,
         scale_slot=None,
         method=embedding_model.partition(":")[0],

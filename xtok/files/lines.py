@@ -65,15 +65,15 @@ def json_lines(
 ) -> Iterator[JsonLine]:
     """Read the values on the lines that begin in a shard; empty lines are skipped.
 
-    This is how all of xtok reads JSON lines.
+    This is how all of xtok reads JSON lines. A key that stands twice in an object is an error.
 
     Args:
         shard: of JSON lines, perhaps compressed.
         max_bytes: longer lines are an error.
         hint: of errors.
         parameter: likewise.
-        strict: refuse keys that stand twice in an object, and strings that cannot be written again:
-            those with half of a pair of surrogates.
+        strict: refuse strings that cannot be written again: those with half of a pair of
+            surrogates.
 
     Raises:
         XtokError: with the file and the line, for what is no JSON, not UTF-8, or too long.
@@ -88,7 +88,7 @@ def json_lines(
                 continue
             text = decode(place, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
             try:
-                value = json.loads(text, object_pairs_hook=unique_keys if strict else None)
+                value = json.loads(text, object_pairs_hook=unique_keys)
                 if strict and (b"\\ud" in line or b"\\uD" in line):
                     json.dumps(value, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:

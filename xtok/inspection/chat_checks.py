@@ -42,7 +42,7 @@ class ChatTrial:
 
     def __init__(self, tokenizer: Tokenizer, template: str | Path | None) -> None:
         self._tokenizer, self._template, self._table = tokenizer, template, tokenizer.table
-        self._has_template = template is not None or bool(tokenizer.chat_templates)
+        self._has_template = template is not None or "default" in tokenizer.chat_templates
         self._chosen = find_template(tokenizer, template) if self._has_template else ""
         with suppress(XtokError):
             chat = render(tokenizer, [_USER, _ANSWER], template=template)
@@ -73,7 +73,9 @@ class ChatTrial:
         """Check what the template does; with `tools`, one unfit for loops of tool calls fails."""
         name = "chat template"
         if not self._has_template:
-            yield Check(name, "warning", "none; name a template file or a format to check one")
+            named = ", ".join(self._tokenizer.chat_templates)
+            known = f"none by default, but {named}; name one of them," if named else "none; name"
+            yield Check(name, "warning", f"{known} a template file or a format to check one")
             return
         source = "the tokenizer's own" if self._template is None else str(self._template)
         if isinstance(self._chosen, PromptFormat):

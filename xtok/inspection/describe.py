@@ -30,6 +30,7 @@ class SideDescription:
     vocab_size: int
     width_source: str
     tokenizer_vocab_size: int | None
+    definition_sha256: str | None  # of its tokenizer's definition, when the map was made
     token_types: Mapping[str, int]  # ids by type; empty if the map carries no tokens
 
 

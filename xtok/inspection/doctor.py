@@ -9,17 +9,18 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 from xtok.counting.pair_text import PairText
+from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
-from xtok.inspection.advice import Advice, advise
+from xtok.inspection.advice import WORTH, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
-from xtok.maps.admit import pair as pair_of
 from xtok.maps.results import examples_of
 from xtok.pairs import Pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events_of_pair
 from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import escape, listed, plural, quoted
 from xtok.vocab.table import TokenTable, TokenType, utf8_text
 
@@ -27,6 +28,7 @@ _EXAMPLES = 3
 _AT_ONCE = 1 << 13
 """Tokens that are encoded at a time; the library holds more than their ids."""
 
+_PROBE_TEXT = "probe text"
 # Text that must round-trip byte for byte, by kind. Written for this purpose.
 _PROBE: Mapping[str, str] = {
     "Latin scripts": "The ship's café opened in 1872; „Größe“ – naïve, Łódź, İstanbul, ngữ pháp.",
@@ -75,8 +77,8 @@ class Diagnosis:
     """What `doctor` found of a tokenizer, or of two and their pair."""
 
     tokenizers: tuple[TokenizerDiagnosis, ...]  # one for a model beside itself
-    pair: PairFacts | None  # None for one model, as `advice`
-    advice: Advice | None
+    pair: PairFacts | None  # None for one model
+    advice: Advice | None  # None for one model, or where the probe text does not come back
     pair_checks: tuple[Check, ...]
 
     @property
@@ -101,7 +103,9 @@ class Diagnosis:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
             result = f"no check failed, {plural(warnings, 'warning')}"
-        advice = "" if self.advice is None else f". {self.advice.sentence}"
+        advice = "" if self.advice is None else f". {self.advice.sentence} {WORTH}"
+        if self.pair is not None and self.advice is None:
+            advice = ". No loss is recommended for text that does not come back."
         return f"{'failed' if self.failed else 'ok'}: {who}: {result}{advice}"
 
 
@@ -135,7 +139,7 @@ def doctor(
         XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
         ValueError: for texts with one model.
     """
-    pair = facts = advice = None
+    pair = facts = None
     if teacher_model is not None and teacher_model == student_model:
         student_model = teacher_model = load_tokenizer(teacher_model)
     if teacher_model is not None:
@@ -147,7 +151,6 @@ def doctor(
             text = PairText.read(pair, texts, field=field, progress=text_progress)
             of_pair = events_of_pair(pair, progress=progress)
         facts = pair_facts(pair, text, of_pair, spellings)
-        advice = advise(facts, names)
     elif texts:
         raise ValueError("texts go with two models")
     sides = [load_tokenizer(student_model)] if pair is None else pair.tokenizers
@@ -159,6 +162,11 @@ def doctor(
             diagnosed.append(_diagnose(one, trials[one], tools, advance))
     pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
     pair_checks += _text_checks(facts)
+    # Every loss compares the two sides over the bytes of a text.
+    is_read = not any(
+        c.name == _PROBE_TEXT and c.level == "failed" for d in diagnosed for c in d.checks
+    )
+    advice = advise(facts, names) if facts is not None and is_read else None
     return Diagnosis(
         tokenizers=tuple(diagnosed), pair=facts, advice=advice, pair_checks=tuple(pair_checks)
     )
@@ -229,6 +237,8 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     yield Check("backend", "ok", f"{vocabulary.backend}, as its files call for")
     for note in tokenizer.notes:
         yield Check("backend", "warning", note)
+    if difference := _other_reading(tokenizer):
+        yield Check("backend", "note", difference)
     if not tokenizer.text_changes:
         how = _difference(_SPACE.encode(), _back(tokenizer, [_SPACE])[0])
         message = f"none, but {how}" if how else "none: text is its tokens' bytes"
@@ -246,6 +256,38 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     shown = examples_of(empty, None, "id") if empty else "none"
     yield Check("decode to nothing", "failed" if empty else "ok", shown)
     yield _duplicates(tokenizer.table)
+
+
+def _other_reading(tokenizer: Tokenizer) -> str:
+    """Say where the file alone, or AutoTokenizer, gives other ids; "" if nowhere.
+
+    Words, numbers and special tokens are compared, because wrong ids come back as the same text.
+    """
+    words = [word for text in _PROBE.values() for word in text.split()]
+    table = tokenizer.table
+    control = table.ids_of_type(TokenType.CONTROL).tolist()
+    special = [f"a{table.control_names[i]} 1" for i in control]
+    texts = [*words, *_PROBE.values(), *special]
+    try:
+        other = tokenizer.read_otherwise()
+        if other is None:
+            return ""
+        name, reading = other
+        rows = zip(texts, *(one.encode_batch(texts) for one in (tokenizer, reading)), strict=True)
+    except TokenizerError:
+        return "nothing else reads these files, to compare ids with"
+    differing = [(text, ours, theirs) for text, ours, theirs in rows if ours != theirs]
+    if not differing:
+        return ""
+    text, ours, theirs = min(differing, key=lambda one: len(one[0]))
+    return (
+        f"{name} gives other ids for {len(differing)} of {len(texts)} texts: "
+        f"{quoted(escape(text.encode()))} is {_beginning(ours)} here, {_beginning(theirs)} there"
+    )
+
+
+def _beginning(ids: Sequence[int]) -> str:
+    return f"[{listed(ids, 6)}]"
 
 
 def _duplicates(table: TokenTable) -> Check:
@@ -329,9 +371,9 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     size = sum(len(text.encode()) for text in _PROBE.values())
     if wrong:
         message = "\n".join(["does not round-trip", *wrong])
-        yield Check("probe text", "failed", message)
+        yield Check(_PROBE_TEXT, "failed", message)
     else:
-        yield Check("probe text", "ok", f"{size} bytes come back: {', '.join(_PROBE)}")
+        yield Check(_PROBE_TEXT, "ok", f"{size} bytes come back: {', '.join(_PROBE)}")
     if of_variants:
         level: Level = "warning" if tokenizer.text_changes else "failed"
         yield Check("Unicode variants", level, f"do not come back: {of_variants}")

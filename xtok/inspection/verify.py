@@ -108,7 +108,10 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
         return
     for (side, vocabulary), tokenizer in zip(sides.items(), tokenizers, strict=True):
         if tokenizer is not None:
-            yield Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
+            tokens = Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
+            yield tokens
+            if tokens.level != "failed":
+                yield Check(f"{side} definition", *_definition(vocabulary, tokenizer))
             yield Check(f"{side} width", *_width(vocabulary, tokenizer.vocabulary))
 
 
@@ -225,6 +228,21 @@ def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Found:
         return "failed", f"the types of some tokens are not those of {model_id}"
     shown = listed(f"{i} {of_map.quoted(i)} and {of_model.quoted(i)}" for i in differ)
     return "failed", f"{len(differ):,} ids differ from {model_id}: {shown}"
+
+
+def _definition(of_map: Vocabulary, tokenizer: Tokenizer) -> Found:
+    """Check that a tokenizer is defined as the one that a map was made of."""
+    of_model = tokenizer.vocabulary
+    if of_map.definition_sha256 is None:
+        return "skipped", f"not in the file: whether {of_model.model_id} changed cannot be told"
+    if of_map.backend != of_model.backend:
+        how = f"the map is of files of the kind {of_map.backend}, these are {of_model.backend}"
+        return "skipped", f"{how}: whether the tokenizer changed cannot be told"
+    digest = tokenizer.definition_sha256
+    if of_map.definition_sha256 == digest:
+        return "ok", f"definition_sha256 is {digest[:16]}…"
+    changed = "its merges, split pattern, normalizer, flags or roles are others"
+    return "failed", f"{of_model.model_id} was changed since the map was made: {changed}"
 
 
 def _width(of_map: Vocabulary, of_model: Vocabulary) -> Found:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.alignment import aligner
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.maps.admit import admit, pair, pair_of_map
+from xtok.maps.admit import admit, pair_of_map
 from xtok.maps.map_like import as_any_map
+from xtok.tokenizers import pair
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import Array

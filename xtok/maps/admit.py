@@ -17,38 +17,6 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="AnyMap")
 
 
-def pair(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    *,
-    offline: bool = False,
-    trust_remote_code: bool = False,
-) -> Pair:
-    """Return two models as a `Pair`, which functions of both take.
-
-    What is known of a pair is computed once, however many functions it is given to.
-
-    >>> xtok.pair("bytes", "bytes").shape
-    (256, 256)
-
-    Args:
-        student_model: the model of the rows, as `load_tokenizer` takes it.
-        teacher_model: the model of the columns.
-        offline: as `load_tokenizer` takes it.
-        trust_remote_code: likewise.
-
-    Raises:
-        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
-    """
-    from xtok.tokenizers import load_tokenizer  # which reading a map does not take
-
-    student, teacher = (
-        load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
-        for model in (student_model, teacher_model)
-    )
-    return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
-
-
 def pair_of_maps(*maps: AnyMap) -> Pair:
     """Return the pair of maps: a side is the first that carries tokens, else the first."""
     students, teachers = [m.student for m in maps], [m.teacher for m in maps]
@@ -137,7 +105,8 @@ def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
         if of_map.table is None and of_pair.vocab_size >= of_map.vocab_size:
             known: Any = projection  # a projection map: the others have the tokens of both sides
             if of_pair.table is not None:
-                projection = known.with_side(side, of_pair)
+                made_of = of_map.definition_sha256
+                projection = known.with_side(side, replace(of_pair, definition_sha256=made_of))
             elif of_map.width_source == "ids":
                 width: dict[str, Any] = {
                     "vocab_size": of_pair.vocab_size, "width_source": of_pair.width_source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,11 @@ def convert(
     return target
 
 
-def nemo_overrides(projection: AnyMap, path: Path, loss: Loss | None = None) -> str:
+def nemo_overrides(projection: AnyMap, path: Path, loss: Loss | None = None) -> list[str]:
     """Return what NeMo-RL's training script takes for a map, and for the loss that it is for.
 
     A counted map tells its loss by itself: P-KL, or gold where it has exact rows. A spelling map is
-    for its draft "v6" alone.
+    for its draft "v6" alone, which has had two forms.
     """
     if not isinstance(projection, ProjectionMap):
         return _draft_overrides(path)
@@ -72,21 +73,35 @@ def nemo_overrides(projection: AnyMap, path: Path, loss: Loss | None = None) -> 
     if loss is not None:
         flags = {"gold_loss": loss != "p-kl", "xtoken_loss": loss == "h-kl"}
         words += [f"loss_fn.{name}={str(value).lower()}" for name, value in flags.items()]
-    return f"for NeMo-RL 0.6.0: {' '.join(words)}"
+    return [f"for NeMo-RL 0.6.0: {' '.join(words)}"]
 
 
-def _draft_overrides(path: Path) -> str:
-    """Return what NeMo-RL's draft "v6", pull request 4177 at a84de17, takes for the two tables.
+def _draft_overrides(path: Path) -> list[str]:
+    """Return what NeMo-RL's draft "v6" takes for the two tables, in its newest and its first form.
 
-    It takes a teacher without a projection path for one of the student's tokenizer, and reads the
-    file only where `common_indices_from_subtoks` is false. Without `kl_chunk_shift` it scores a
-    chunk's tokens by the logits at their own places, which predict the tokens after them.
+    The newest is the draft author's branch in October 2026 (38aea62, 7e6492b), which refuses the
+    paths of the first, pull request 4177 at a84de17. That takes a teacher without a projection path
+    for one of the student's tokenizer, and reads the file only where `common_indices_from_subtoks`
+    is false. Without `kl_chunk_shift` both score a chunk's tokens by the logits at their own
+    places, which predict the tokens after them.
     """
-    tables = {"projection_matrix": path, "pseudo_target": path}
-    tables["reverse_pseudo_target"] = reverse_of(path)
-    words = [_override(f"teachers.0.{name}_path", file) for name, file in tables.items()]
-    words += [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]
-    return f"for NeMo-RL's draft 4177: {' '.join(words)}"
+    tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_of(path)}
+    flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]
+
+    def paths(prefix: str, files: Mapping[str, Path]) -> list[str]:
+        return [_override(f"{prefix}.{name}_path", file) for name, file in files.items()]
+
+    newest = [
+        "teachers.0.is_cross_tokenizer=true",
+        "teachers.0.aligner.projection_matrix_path=null",
+        *paths("teachers.0.aligner", tables),
+        *flags,
+    ]
+    first = [*paths("teachers.0", {"projection_matrix": path, **tables}), *flags]
+    return [
+        f"for NeMo-RL's draft of October 2026: {' '.join(newest)}",
+        f"for NeMo-RL's draft 4177: {' '.join(first)}",
+    ]
 
 
 _PLAIN = re.compile(r"[\w/.+%@:-]+", re.ASCII)

@@ -25,8 +25,7 @@ class EventMap(StoredMap):
     NAME = "an event map"
     MADE_BY = "xtok events"
 
-    # int32 `[V]`, the event of each token. Events are numbered by falling mass on the counted text,
-    # those of equal mass by their lowest student id.
+    # int32 `[V]`, the event of each token. Events are numbered by their lowest student id.
     student_event: NDArray[np.int32]
     teacher_event: NDArray[np.int32]
     # int32 `[V]`, the token of the other side that put a token where it is: the one of equal bytes
@@ -78,15 +77,7 @@ def _check_links(m: EventMap) -> None:
             raise ValueError(f"{side} id {int(apart[0])} is not in the event of its link")
 
 
-def _check_measures(m: EventMap) -> None:
-    for point in (point for step in m.history for point in step.get("measures", ())):
-        values = [point[name] for name in ("num_events", "leak", "student_bits", "teacher_bits")]
-        if not all(type(value) in (int, float) for value in values):
-            raise ValueError("the measures of the counted text are not numbers")
-
-
 EventMap.INVARIANTS = {
     "events": (_check_events, "each has tokens of both sides"),
     "links": (_check_links, "each token is in the event of its link"),
-    "measures": (_check_measures, "numbers, where text was counted"),
 }

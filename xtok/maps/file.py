@@ -28,6 +28,7 @@ from xtok.files.keys import unique_keys
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.maps.pt import load_pt, require
+from xtok.vocab.display import listed
 from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     flushed, and renamed, so that there is never a half-written one under `path`.
 
     Raises:
-        OutputError: if the path has another suffix, or cannot be written.
+        OutputError: if the path has another suffix, or cannot be written; or another file has the
+            name of the second one.
         ValueError: if the map breaks an invariant of its class.
     """
     suffixes = SUFFIXES[: 1 if kind_of(vars(any_map)) == "events" else 2]
@@ -121,6 +123,7 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
         contents: Sequence[bytes] = [to_safetensors(any_map)]
     elif len(targets) == 2:
         spellings: Any = any_map
+        nemo_tables.check_reverse(targets[0], any_map.student.model_id, any_map.teacher.model_id)
         contents = nemo_tables.to_tables(spellings, *pack(any_map))
     else:
         contents = [to_nemo(any_map)]
@@ -190,7 +193,11 @@ def read(
             says = {**header, "enable_scale_trick": slots}
             entries = nemo.padded(tensors["indices"], tensors["likelihoods"], says)
             return _imported(entries, preserve_last)
-    raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
+    raise MapFileError(
+        f"{source} is a safetensors file, but not an xtok map: it holds "
+        f"{listed(map(repr, tensors), 5) or 'no tensors'}",
+        hint=MAP_HINT,
+    )
 
 
 def _imported(
@@ -267,6 +274,8 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
                 raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
             is_zip, is_json = start[:2] == b"PK", start[8:] == b"{"
             is_pt = is_zip or (source.suffix == ".pt" and not is_json)
+            if not (is_pt or is_json or source.suffix == ".safetensors"):
+                raise MapFileError(f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP)
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield source, is_pt
                 return
@@ -348,6 +357,7 @@ _OF_VOCABULARY = {
     "width_source": (str,),
     "tokenizer_vocab_size": (int, NoneType),
 }
+_DEFINITION = "definition_sha256"  # files of earlier versions have none
 
 
 def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
@@ -368,6 +378,8 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
         fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
+        if vocabulary.definition_sha256 is not None:
+            fields[side][_DEFINITION] = vocabulary.definition_sha256
         if table is not None:
             names = (f"{side}_token_{name}" for name in _OF_TABLE)
             tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
@@ -479,11 +491,14 @@ def _vocabulary(
     """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
     for name, kinds in _OF_VOCABULARY.items():
         require(type(fields[name]) in kinds, f"the {side}'s {name}")
+    definition = fields.get(_DEFINITION)
+    require(type(definition) in (str, NoneType), f"the {side}'s {_DEFINITION}")
     width = fields["vocab_size"]
     require(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     has_table = any(f"{side}_token_{name}" in tensors for name in _OF_TABLE)
     table = _table(side, fields, tensors, width) if has_table else None
-    return Vocabulary(**{name: fields[name] for name in _OF_VOCABULARY}, table=table)
+    known = {name: fields[name] for name in _OF_VOCABULARY}
+    return Vocabulary(**known, table=table, definition_sha256=definition)
 
 
 def _table(

@@ -26,6 +26,7 @@ from xtok.maps.edges import (
 )
 from xtok.maps.parts import InvariantError, RowKind
 from xtok.maps.pt import own_tensors, require, strided
+from xtok.vocab.display import listed
 from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ Tensors = Mapping[str, NDArray[Any]]
 _MAX_CELLS = 2**30
 
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
-"""1 − 2⁻²⁴: the weight of a row's only entry that is no exact pair."""
+"""1 − 2⁻²⁴: what is written for a weight of 1 that is no exact pair."""
+
+_LOWERED = "lowered_rows"
+"""The tensor under `xtok` that lists the rows whose first weight was written so, int64."""
 
 _ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
@@ -51,11 +55,12 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
     `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
-    -1 and 0; a scale slot is in the last column. Two things that the layout cannot say: a single
-    entry that is no exact match has a weight just below 1, which a reader takes for no exact pair,
-    and an empty last row has an id of weight 0, so that its reader sizes the matrix right. A map
-    for P-KL, counted and without exact rows, has no exact pairs at all, so that what compares exact
-    pairs finds none: NeMo-RL's draft 4177 then stops, and would train on its special tokens alone.
+    -1 and 0; a scale slot is in the last column. Two things that the layout cannot say: a weight
+    of 1 that is no exact match is written just below 1, which a reader takes for no exact pair
+    (xtok's own finds its row in `lowered_rows`), and an empty last row has an id of weight 0, so
+    that its reader sizes the matrix right. A map for P-KL, counted and without exact rows, has no
+    exact pairs at all, so that what compares exact pairs finds none: NeMo-RL's draft 4177 then
+    stops, and would train on its special tokens alone.
 
     Args:
         projection: the map.
@@ -79,12 +84,13 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     pairs = [RowKind.EXACT, RowKind.ROLE]
     if RowKind.COUNTED in kinds and RowKind.EXACT not in kinds:
         pairs = []
-    likelihoods[(likelihoods[:, 0] == 1) & ~np.isin(kinds, pairs), 0] = _BELOW_1
+    lowered = np.flatnonzero((likelihoods[:, 0] == 1) & ~np.isin(kinds, pairs))
+    likelihoods[lowered, 0] = _BELOW_1
     if indices[-1].max() < 0:
         indices[-1, 0] = 0
     own = {
         name: torch.from_numpy(tensor if tensor.flags.writeable else tensor.copy())
-        for name, tensor in tensors.items()
+        for name, tensor in {**tensors, _LOWERED: lowered}.items()
         if name not in Edges._fields
     }
     buffer = io.BytesIO()  # torch.save writes a file's name into it
@@ -157,9 +163,14 @@ def _read_entries(loaded: Any, size: int) -> Entries:
         else:
             entries = _coo(_sparse(loaded.detach(), size))
         return entries._replace(shape=(loaded.shape[0], loaded.shape[1]))
-    if isinstance(loaded, dict) and loaded:
+    if isinstance(loaded, dict) and any(type(key) is tuple for key in loaded):
         return _coo(_counted(loaded))
-    raise ValueError("it has neither indices and likelihoods, nor counts of pairs, nor a matrix")
+    what = type(loaded).__name__
+    if isinstance(loaded, dict):
+        what = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
+    raise ValueError(
+        f"it holds {what}, and not indices and likelihoods, counts of pairs, or a matrix"
+    )
 
 
 def _sparse(matrix: torch.Tensor, size: int) -> Edges:
@@ -239,8 +250,11 @@ def in_order(
     NeMo-RL's tools copy what they do not know, so kinds and slots may be those of earlier rows.
     """
     s, _, w = entries.edges
-    is_below = (w == _BELOW_1) & (np.bincount(s, minlength=1)[s] == 1)
-    entries = entries._replace(edges=entries.edges._replace(weights=np.where(is_below, 1, w)))
+    lowered = tensors.get(_LOWERED)
+    # Files of earlier versions have no list: there, rows of one entry are known to be meant.
+    was_1 = np.bincount(s, minlength=1)[s] == 1 if lowered is None else np.isin(s, lowered)
+    weights = np.where(was_1 & (w == _BELOW_1), 1, w)
+    entries = entries._replace(edges=entries.edges._replace(weights=weights))
     kind = tensors["row_kind"].copy()
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)

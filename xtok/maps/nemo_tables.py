@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import MapFileError
+from xtok.errors import MapFileError, OutputError
 from xtok.maps.pt import load_pt, own_tensors, require
 from xtok.vocab.table import SIDES, Vocabulary
 
@@ -42,6 +42,31 @@ def reverse_of(path: Path) -> Path:
     'pair.reverse.pt'
     """
     return path.with_name(f"{path.stem}.reverse{path.suffix}")
+
+
+def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
+    """Check that the teacher's table replaces, beside the student's, none but that of its pair.
+
+    Raises:
+        OutputError: if there is anything else, which the name of the student's table did not name.
+    """
+    beside = reverse_of(path)
+    if not beside.exists():
+        return
+    try:
+        there = load_pt(beside, beside)
+    except MapFileError:
+        there = None
+    if are_tables(there) and "xtok" in there:
+        if (there.get("src"), there.get("dst")) == (teacher_id, student_id):
+            return
+        what = f"the table of {there.get('src')} in {there.get('dst')}"
+    else:
+        what = "not a table by xtok"
+    raise OutputError(
+        f"{beside} exists, and is {what}: the teacher's table would replace it",
+        hint=f"move it away, or give the output another name than {path.name}",
+    )
 
 
 def to_tables(m: SpellingMap, tensors: Tensors, metadata: str) -> tuple[bytes, bytes]:

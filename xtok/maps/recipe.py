@@ -67,7 +67,8 @@ def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
 def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | None:
     """Return how a map differs from the one of a pair and a recipe, in words; None if it does not.
 
-    Tokenizers are compared by their tokens. Versions of xtok are not compared.
+    Tokenizers are compared by their definition; their tokens tell what is different. Versions of
+    xtok are not compared.
     """
     for side, table in zip(SIDES, pair.tables, strict=True):
         before, now = getattr(existing, side), getattr(pair, side)
@@ -75,6 +76,10 @@ def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | Non
             return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
         if before.table is None or before.table.sha256() != table.sha256():
             return f"its {side} {before.model_id} has other tokens than {now.model_id}"
+        if before.definition_sha256 is None:
+            return f"an earlier version made it: how its {side} was defined is not known"
+        if before.definition_sha256 != pair.sides[side].definition_sha256:
+            return f"its {side} {before.model_id} was changed since, though not in its tokens"
     made = existing.recipe
     if made is None:
         return "it does not say how it was built: an earlier version or another command made it"

@@ -207,8 +207,7 @@ def map_of_rows(
         edges, slot = add_slots(edges, candidates, len(kind))
     return map_of_edges(
         edges,
-        student=pair.student,
-        teacher=pair.teacher,
+        **pair.sides,
         row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
         scale_slot=slot,
         method=method,

@@ -23,6 +23,12 @@ _ANSWER = (
     *("created", "model", "usage", "service_tier", "system_fingerprint", "kv_transfer_params"),
     *("meta_info", "output_ids", *PER_TOKEN),
 )
+FORMATS = (
+    "give Parquet with the columns input_ids, topk_ids, topk_logprobs, or DistillKit's (input_ids, "
+    "token_ids, top_values), or lines of vLLM's answers (prompt_logprobs) or SGLang's (meta_info)"
+)
+"""What errors say of the formats that are read."""
+
 _ASK_AGAIN = "ask the server for this text again, or leave out the line"
 
 
@@ -48,8 +54,9 @@ def kind_of_answers(path: Path) -> CacheKind:
             return "vllm"
         if "meta_info" in answer:
             return "sglang"
-    problem = "no Parquet, and no answers with prompt_logprobs or meta_info"
-    raise cache_error(path, problem, "xtok help project names the formats")
+    names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
+    problem = f"no Parquet, and no answers with prompt_logprobs or meta_info; line 1 has: {names}"
+    raise cache_error(path, problem, FORMATS)
 
 
 def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tuple[Documents, int]]:
@@ -93,8 +100,9 @@ def _answers(value: Any, place: Line) -> Iterator[dict[str, Any]]:
     choices = value.get("choices")
     choices = choices if isinstance(choices, list) else []
     chosen = [
-        c for c in choices if isinstance(c, dict) and isinstance(c.get("prompt_logprobs"), list)
-    ]
+        c for c in choices
+        if isinstance(c, dict) and isinstance(c.get("prompt_logprobs"), list | dict)
+    ]  # fmt: skip
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
     for number, choice in enumerate(chosen or [{}]):
         answer = {name: v for name, v in value.items() if name != "choices"}

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xtok.config import CacheFormat, CacheKind
 from xtok.files.opening import parquet_file, reading
 from xtok.files.shards import Shard, shards
 from xtok.predictions import axolotl, distillkit, neutral, vllm
-from xtok.predictions.answers import kind_of_answers, read_answers
+from xtok.predictions.answers import FORMATS, kind_of_answers, read_answers
 from xtok.predictions.checks import checked
 from xtok.predictions.columns import Target
-from xtok.predictions.topk import AGAIN, Documents, cache_error
+from xtok.predictions.topk import AGAIN, Documents, cache_error, masses
 from xtok.vocab.table import Vocabulary
 
 CANDIDATES = 1 << 20
@@ -33,7 +35,8 @@ _FOOTER = {
 }
 """What a footer may say, if it does."""
 
-_FORMATS = "xtok help project names the formats"
+PROJECTED = "xtok project"
+"""The source of a cache that `project` wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +46,17 @@ class Cache:
     path: Path
     kind: CacheKind
     about: Mapping[str, Any] = field(default_factory=dict)  # the footer; DistillKit's config
+    looks_renormalized: bool = False  # by its first rows, where the footer does not say
 
     @property
     def renormalized(self) -> bool:
         """Whether probabilities were made to sum to 1 over the candidates: the rest is unknown."""
-        return bool(self.about.get("normalized") == "topk")
+        return self.looks_renormalized or self.about.get("normalized") == "topk"
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether `project` wrote it."""
+        return bool(self.about.get("source") == PROJECTED)
 
     @property
     def temperature(self) -> str:
@@ -67,9 +76,48 @@ class Cache:
         return shards(self.path, "parquet" if is_parquet else "jsonl")
 
     def checked(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Check documents of it; see `checks.checked`."""
-        complete = self.kind == "vllm"
-        return checked(documents, vocabulary, renormalized=self.renormalized, complete=complete)
+        """Check documents of it, by what it says of itself; see `checks.checked`."""
+        found = checked(
+            documents,
+            vocabulary,
+            renormalized=self.renormalized,
+            is_answer=self.kind in ("vllm", "sglang"),
+            is_projected=self.is_projected,
+        )
+        self._check_about(found)
+        return found
+
+    def _check_about(self, documents: Documents) -> None:
+        """Raise an error where the footer of a neutral cache contradicts its rows."""
+        topk, about = documents.topk, self.about
+        sums = masses(topk)
+        is_off = topk.valid & (np.abs(sums - 1) > 0.01)
+        if about.get("normalized") != "topk" or self.is_projected:
+            is_off[:] = False
+        counts, most, width = np.diff(topk.starts), *(self._number(n) for n in ("k", "vocab_size"))
+        for key, wrong, problem, values in (
+            ("k", counts > most, "a row has {} candidates", counts),
+            ("vocab_size", topk.token_ids >= width, "it has the id {}", topk.token_ids),
+            ("normalized", is_off, "its probabilities sum to {:.4g}", sums),
+        ):
+            if wrong.any():
+                index = int(np.argmax(wrong))
+                value = problem.format(values[index])
+                raise cache_error(
+                    documents.place(index),
+                    f"{value}, and the footer has {key}={about[key]}",
+                    "write a footer that is true, or none",
+                )
+
+    def _number(self, key: str) -> float:
+        """Return a number of a neutral cache's footer; infinite if it has none."""
+        value = self.about.get(key) if self.kind == "neutral" else None
+        if value is None:
+            return np.inf
+        if not (value.isascii() and value.isdecimal()):
+            problem = f"its footer has {key}={value}, which is no number"
+            raise cache_error(self.path, problem, "write a footer that is true, or none")
+        return int(value)
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
@@ -84,7 +132,7 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             is_parquet = raw.read(4) == b"PAR1"
         if kind and is_parquet != (kind in _COLUMNS):
             what = "is Parquet" if is_parquet else "is no Parquet"
-            raise cache_error(path, f"the file {what}, so it is no {kind} cache", _FORMATS)
+            raise cache_error(path, f"the file {what}, so it is no {kind} cache", FORMATS)
         if not is_parquet:
             return Cache(path=path, kind=kind or kind_of_answers(path))
         schema = parquet_file(path).schema_arrow
@@ -114,7 +162,7 @@ def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -
             return known
     logits = "; its logits tell no rest" if "packed_indices" in names else ""
     problem = f"no cache of a known format, its columns are: {', '.join(names)}{logits}"
-    raise cache_error(path, problem, _FORMATS)
+    raise cache_error(path, problem, FORMATS)
 
 
 def read_cache(

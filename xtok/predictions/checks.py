@@ -5,20 +5,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.predictions.known import NEXT, ROUNDING, is_of_nothing, own_logprobs
 from xtok.predictions.topk import (
     Documents,
     TopK,
     cache_error,
+    firsts_of,
     masses,
     rows_of,
-    without_impossible,
+    with_candidates,
+    without_padding,
 )
 from xtok.vocab.table import TokenType, Vocabulary
 
-_ROUNDING = 0.01
-"""What half precision may add to a sum of probabilities, and to a log-probability."""
-
 _WHOSE = "give the model whose ids these are"
+
+_SHIFTED = "give rows that predict token i from the tokens before it; row 0 is empty"
+
+_TRUE = "store natural log-probabilities at temperature 1"
 
 _ENOUGH = 32
 """Rows from which on statistics decide."""
@@ -37,16 +41,26 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
 
 
 def checked(
-    given: Documents, vocabulary: Vocabulary, *, renormalized: bool, complete: bool
+    given: Documents,
+    vocabulary: Vocabulary,
+    *,
+    renormalized: bool = False,
+    is_answer: bool = False,
+    is_projected: bool = False,
 ) -> Documents:
     """Check predictions, sort candidates, and fill in what a cache may leave out.
+
+    What no model said becomes unknown; see `known`.
 
     Args:
         given: as they were read.
         vocabulary: whose ids they are.
         renormalized: whether the rest is unknown, whatever the candidates sum to, but for rows
             of the whole vocabulary.
-        complete: whether the token that a text really has is always a candidate, as with vLLM.
+        is_answer: whether a server said all of it at once: then the token that a text really has is
+            always a candidate, and has its value.
+        is_projected: whether they were projected: then a text's own token has what its chunk has,
+            whatever the candidates of its row.
 
     Raises:
         XtokError: for ids outside the vocabulary, candidates that stand twice, what is no
@@ -56,36 +70,52 @@ def checked(
     row_of = rows_of(topk.starts)
     _check_ids(given, topk.token_ids, None, vocabulary)
     _check_ids(given, topk.ids, row_of, vocabulary)
-    if vocabulary.table is not None:
-        unused = vocabulary.table.types[topk.token_ids] == TokenType.UNUSED
-        if unused.any():
-            index = int(np.argmax(unused))
-            raise cache_error(
-                given.place(index),
-                f"the id {topk.token_ids[index]} stands for nothing in {vocabulary.model_id}",
-                _WHOSE,
-            )
+    _check_used(given, vocabulary)
     _check_values(given, row_of)
     topk = _sorted(given, row_of)
-    own = _logprobs_of(topk, row_of, 0)
-    known = ~np.isnan(topk.realized_logprob)
-    differs = known & (np.abs(topk.realized_logprob - own) > _ROUNDING)
-    if 2 * differs.sum() < known.sum():  # a projection knows more of a text's own token
+    candidate = _logprobs_of(topk, row_of, 0)
+    firsts = firsts_of(topk.bounds)
+    told, own = (own_logprobs(values, firsts) for values in (topk.realized_logprob, candidate))
+    differs = np.abs(told - own) > ROUNDING
+    if is_projected or (not is_answer and 2 * differs.sum() < (~np.isnan(told)).sum()):
         differs[:] = False
-    if complete:
-        differs |= topk.valid & np.isnan(own)
+    if is_answer:
+        differs |= topk.valid & np.isnan(candidate)
     _check_places(given, topk, row_of, differs)
+    topk = _without_first_rows(given, topk, firsts)
     has_all = _has_all(topk, vocabulary)
-    topk = without_impossible(topk)
+    topk = without_padding(topk)
     sums = masses(topk)
+    realized = np.where(np.isnan(told), own, told)
     _check_sums(given, topk, sums)
+    if not is_projected:
+        outside = np.where(np.isnan(own), np.exp(realized, dtype=np.float64), 0)
+        _check_own(given, topk, sums + np.nan_to_num(outside))
     with np.errstate(divide="ignore"):
         rest = np.log1p(-np.minimum(sums, 1)).astype(np.float32)
     rest = np.where(np.isnan(topk.rest_logprob), rest, topk.rest_logprob)
     rest[~topk.valid | renormalized] = np.nan
     rest[has_all] = -np.inf
-    realized = np.where(known, topk.realized_logprob, own)
     return given._replace(topk=topk._replace(rest_logprob=rest, realized_logprob=realized))
+
+
+def _without_first_rows(given: Documents, topk: TopK, firsts: NDArray[np.int64]) -> TopK:
+    """Empty the rows of first tokens that say nothing.
+
+    Raises:
+        XtokError: for one that does: whatever the number of rows, they are of the next token.
+    """
+    starts, realized = topk.starts, own_logprobs(topk.realized_logprob, firsts)
+    for first in firsts[topk.valid[firsts] | ~np.isnan(realized[firsts])].tolist():
+        row = slice(starts[first], starts[first + 1])
+        is_told = not np.isnan(realized[first])
+        if is_told or not is_of_nothing(
+            int(topk.token_ids[first]), topk.ids[row], topk.logprobs[row]
+        ):
+            raise cache_error(given.place(first), f"it has a prediction, and {NEXT}", _SHIFTED)
+    is_first = np.zeros(len(topk.token_ids), np.bool_)
+    is_first[firsts] = True
+    return with_candidates(topk, ~is_first[rows_of(starts)])
 
 
 def _check_ids(
@@ -105,14 +135,27 @@ def _check_ids(
         )
 
 
+def _check_used(given: Documents, vocabulary: Vocabulary) -> None:
+    if vocabulary.table is None:
+        return
+    unused = vocabulary.table.types[given.topk.token_ids] == TokenType.UNUSED
+    if unused.any():
+        index = int(np.argmax(unused))
+        raise cache_error(
+            given.place(index),
+            f"the id {given.topk.token_ids[index]} stands for nothing in {vocabulary.model_id}",
+            _WHOSE,
+        )
+
+
 def _check_values(given: Documents, row_of: NDArray[np.int64]) -> None:
     """Raise an error for what is no log-probability; the rest may be −inf, and both others NaN."""
     topk = given.topk
-    wrong = ~(topk.logprobs <= _ROUNDING) | np.isneginf(topk.logprobs)
+    wrong = ~(topk.logprobs <= ROUNDING) | np.isneginf(topk.logprobs)
     _check(given, wrong, topk.logprobs, "a candidate", row_of)
     realized = topk.realized_logprob
-    _check(given, (realized > _ROUNDING) | np.isneginf(realized), realized, "its own token")
-    _check(given, topk.rest_logprob > _ROUNDING, topk.rest_logprob, "the rest")
+    _check(given, (realized > ROUNDING) | np.isneginf(realized), realized, "its own token")
+    _check(given, topk.rest_logprob > ROUNDING, topk.rest_logprob, "the rest")
 
 
 def _check(
@@ -132,7 +175,7 @@ def _check(
     raise cache_error(
         given.place(index if row_of is None else int(row_of[index])),
         problem,
-        "store natural log-probabilities at temperature 1, not logits, and leave out what has none",
+        f"{_TRUE}, not logits, and leave out what has none",
     )
 
 
@@ -141,14 +184,23 @@ def _check_sums(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None
     rest = np.exp(topk.rest_logprob, dtype=np.float64)
     is_told = topk.valid & ~np.isnan(rest)
     sums = sums + np.where(is_told, rest, 0)
-    wrong = (sums > 1 + _ROUNDING) | (is_told & (sums < 1 - _ROUNDING))
+    wrong = (sums > 1 + ROUNDING) | (is_told & (sums < 1 - ROUNDING))
     if wrong.any():
         index = int(np.argmax(wrong))
         raise cache_error(
             given.place(index),
             f"its probabilities{' and the rest' * bool(is_told[index])} sum to {sums[index]:.4g}",
-            "store natural log-probabilities at temperature 1; the rest is log(1 - their sum)",
+            f"{_TRUE}; the rest is log(1 - their sum)",
         )
+
+
+def _check_own(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None:
+    """Raise an error where a text's own token, which is no candidate, has more than they leave."""
+    wrong = topk.valid & (sums > 1 + ROUNDING)
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        problem = f"its candidates and its own token, which is none, sum to {sums[index]:.4g}"
+        raise cache_error(given.place(index), problem, _TRUE)
 
 
 def _sorted(given: Documents, row_of: NDArray[np.int64]) -> TopK:
@@ -209,7 +261,7 @@ def _check_places(
             given.places[0],
             f"its rows are shifted by one: {shares[best]:.0%} hold the {other} token, and "
             f"{shares[0]:.0%} their own",
-            "row i is what predicts token i from those before it, and row 0 is empty",
+            _SHIFTED,
         )
     if differs.any():
         index = int(np.argmax(differs))

@@ -16,7 +16,7 @@ from xtok.predictions.topk import (
     TopK,
     cache_error,
     chosen_rows,
-    without_impossible,
+    without_padding,
 )
 from xtok.ragged import bounds_of
 from xtok.vocab.table import MAX_WIDTH
@@ -64,7 +64,7 @@ def read(batch: Any, places: Sequence[object], compression: Compression | None) 
     row[(place == 0) | (row >= np.repeat(rows[1:], lengths))] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
-    return given.documents(without_impossible(chosen_rows(topk, row, token_ids, bounds)))
+    return given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
 
 
 def table(documents: Documents, target: Target) -> Any:

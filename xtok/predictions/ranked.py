@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -26,33 +26,53 @@ class Scores(NamedTuple):
 def scores_of(
     ids: Sequence[int],
     rows: Sequence[Mapping[int, Any]],
-    logprobs: Iterable[float],
+    logprobs: Sequence[float],
     ranks: Sequence[int],
+    own: Sequence[float] | None = None,
 ) -> Scores:
     """Return a server's rows of candidates by id, and the log-probabilities of all.
+
+    Args:
+        ids: that it was asked for.
+        rows: of each id.
+        logprobs: of all candidates.
+        ranks: of the ids themselves.
+        own: their log-probabilities, where these are apart from the candidates.
 
     Raises:
         ValueError: if there are more or fewer rows than ids, or one says nothing, but the first.
     """
     if len(rows) != len(ids):
         raise ValueError(f"{len(rows)} rows for {len(ids)} ids")
-    wrong = [n for n, row in enumerate(rows) if bool(n) != bool(row)]
-    if wrong:
-        what = "nothing" if wrong[0] else "something, with nothing before it,"
-        raise ValueError(f"it says {what} of token {wrong[0]}")
+    if not all(rows[1:]):
+        raise ValueError(f"it says nothing of token {[bool(row) for row in rows].index(False, 1)}")
     starts = bounds_of([*map(len, rows)])
     candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
     outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
     if len(outside):
         raise ValueError(f"{outside[0]} is no token id")
-    with np.errstate(over="ignore"):  # what is infinite then is refused as such
-        values = np.fromiter(logprobs, np.float64, starts[-1]).astype(np.float32)
     unknown = np.full(len(ids), np.nan, np.float32)
+    with np.errstate(over="ignore"):  # what is infinite then is refused as such
+        values = np.array(logprobs, np.float64).astype(np.float32)
+        realized = unknown if own is None else np.array(own, np.float64).astype(np.float32)
     topk = TopK(
         np.array(ids, np.int32), np.array([0, len(ids)]), starts, candidates.astype(np.int32),
-        values, unknown, unknown,
+        values, unknown, realized,
     )  # fmt: skip
     return Scores(topk, np.array(ranks, np.int64))
+
+
+def completed(scores: Scores, vocab_size: int) -> Scores:
+    """Return scores with a value for each token after the first.
+
+    One that no model said one of, as where a server writes −9999, has that of the tokens that are
+    no candidates: an equal part of the rest. Trainers take no gaps.
+    """
+    topk = scores.topk
+    is_unknown = np.isnan(topk.realized_logprob)
+    is_unknown[:1] = False
+    realized = np.where(is_unknown, _pads(topk, vocab_size), topk.realized_logprob)
+    return scores._replace(topk=topk._replace(realized_logprob=realized.astype(np.float32)))
 
 
 class Entries(NamedTuple):

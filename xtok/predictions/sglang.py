@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
+from xtok.files.keys import unique_keys
+from xtok.predictions.known import without_null
 from xtok.predictions.ranked import Scores, entries, scores_of
 from xtok.predictions.topk import TopK, cache_error
 from xtok.predictions.values import MALFORMED, json_document
@@ -22,25 +26,50 @@ _ASK = "ask for return_logprob, logprob_start_len 0, and top_logprobs_num K"
 def read(answer: Mapping[str, Any], place: object) -> TopK:
     """Return the predictions of an answer that was stored, as one document.
 
+    Candidates may also be flat, as lists or in base64 (`return_flat_raw_top_logprobs`).
+
     Raises:
         XtokError: if it is no such answer.
     """
     counts, ids, logprobs = list[int](), list[Any](), list[Any]()
+    about: Any = answer.get("meta_info")
     try:
-        about = answer["meta_info"]
-        owns, tops = about["input_token_logprobs"], about["input_top_logprobs"]
-        tokens = [own[1] for own in owns]
+        owns = about["input_token_logprobs"]
+        tops = about.get("input_top_logprobs") or _unflattened(about)
         for own, top in zip(owns, tops, strict=True):
             row = [(i, logprob) for logprob, i, *_ in top or ()]
-            if row and own[0] is not None and own[1] not in dict(row):
+            if row and own[1] not in dict(row):
                 row.append((own[1], own[0]))
             ids += [i for i, _ in row]
             logprobs += [logprob for _, logprob in row]
             counts.append(len(row))
+        tokens, of_tokens = [own[1] for own in owns], [own[0] for own in owns]
     except MALFORMED as error:
-        problem = "no answer of SGLang with the log-probabilities of its input"
+        names = ", ".join(about) if isinstance(about, dict) else "no names"
+        problem = "no answer of SGLang with input_token_logprobs and input_top_logprobs"
+        problem += f" in a layout that is read; its meta_info has: {names}"
         raise cache_error(place, problem, _ASK) from error
-    return json_document(tokens, counts, ids, logprobs, place, _ASK)
+    return json_document(tokens, counts, ids, logprobs, place, _ASK, of_tokens)
+
+
+_ONCE = (b'"meta_info"', b'"input_token_logprobs"', b'"input_top_logprobs"')
+
+
+def _unflattened(about: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
+    """Return rows of log-probabilities and ids of flat ones; the first of all have none."""
+    flat = {name.replace("_flat", "").replace("_b64", ""): about[name] for name in about}
+    values = _listed(flat["input_top_logprobs_val"], "<f4")
+    entries = [*zip(values, _listed(flat["input_top_logprobs_idx"], "<i4"), strict=True)]
+    width = flat["input_top_logprobs_shape"][1]
+    rows = [entries[i : i + width] for i in range(0, len(entries), width)]
+    return [*([] for _ in range(flat["input_top_logprobs_null_prefix"])), *rows]
+
+
+def _listed(values: Any, dtype: str) -> list[Any]:
+    """Return values, which may be base64 of little-endian ones."""
+    if isinstance(values, str):
+        values = np.frombuffer(base64.b64decode(values, validate=True), dtype).tolist()
+    return list(values)
 
 
 # On the wire
@@ -66,23 +95,26 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
     from xtok.predictions.structs import Generated
 
     about = msgspec.json.decode(content, type=Generated).meta_info
+    if any(content.count(name) != 1 for name in _ONCE):  # JSON keeps the last of equal keys
+        json.loads(content, object_pairs_hook=unique_keys)
     if about.input_token_logprobs is None or about.input_top_logprobs is None:
         raise ValueError("no input_token_logprobs and input_top_logprobs")
     if [entry[1] for entry in about.input_token_logprobs] != [*ids]:
         raise ValueError("it is of other ids than it was asked for")
     if len(about.input_top_logprobs) != len(ids):
         raise ValueError(f"{len(about.input_top_logprobs)} rows for {len(ids)} ids")
-    kept, ranks = list[dict[int, float]](), list[int]()
+    kept, ranks = list[dict[int, float | None]](), list[int]()
     for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
-        best = [(i, value) for value, i, _ in top or () if value is not None]
-        row = dict(best)
-        if len(row) < len(best):
+        row = {i: value for value, i, _ in top or ()}
+        if len(row) < len(top or ()):
             raise ValueError(f"a candidate of token {len(kept)} stands twice")
-        if own[0] is not None:
+        if row or own[0] is not None:
             row.setdefault(own[1], own[0])
-        ranks.append(list(row).index(own[1]) + 1 if own[1] in row else 0)
-        kept.append(row if ranks[-1] else {})
-    return scores_of(ids, kept, chain.from_iterable(row.values() for row in kept), ranks)
+        ranks.append(list(row).index(own[1]) + 1 if row else 0)
+        kept.append(row)
+    values = without_null(chain.from_iterable(row.values() for row in kept))
+    own_values = without_null(own[0] for own in about.input_token_logprobs)
+    return scores_of(ids, kept, values, ranks, own_values)
 
 
 def names(value: Any, ids: Sequence[int]) -> list[Any]:

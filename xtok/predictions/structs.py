@@ -12,7 +12,7 @@ Triple: TypeAlias = tuple[float | None, int, Any]
 class Entry(msgspec.Struct, gc=False):
     """A candidate of a token as vLLM writes it."""
 
-    logprob: float
+    logprob: float | None
     rank: int | None = None
 
 

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
+from xtok.predictions.known import is_stand_in
 from xtok.ragged import bounds_of
-
-IMPOSSIBLE = -1e3
-"""Log-probabilities below this are padding, or the floor of a server (−9999)."""
 
 PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
@@ -98,11 +96,20 @@ def chosen_rows(
     return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], rest, realized)
 
 
-def without_impossible(topk: TopK) -> TopK:
+def without_padding(topk: TopK) -> TopK:
     """Return predictions without the candidates that are padding; NaN, an error, is kept."""
-    kept = ~(topk.logprobs < IMPOSSIBLE)
+    return with_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
+
+
+def with_candidates(topk: TopK, kept: NDArray[np.bool_]) -> TopK:
+    """Return predictions of which these candidates are kept."""
     starts = bounds_of(kept)[topk.starts]
     return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
+
+
+def firsts_of(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the documents' first tokens are; documents without tokens have none."""
+    return bounds[:-1][np.diff(bounds) > 0]
 
 
 def within(topk: TopK, width: int) -> TopK:
@@ -111,9 +118,7 @@ def within(topk: TopK, width: int) -> TopK:
     lost = masses(topk._replace(logprobs=np.where(kept, -np.inf, topk.logprobs)))
     rest, more = topk.rest_logprob.copy(), lost > 0
     rest[more] = np.log(np.exp(rest[more], dtype=np.float64) + lost[more])
-    starts = bounds_of(kept)[topk.starts]
-    ids, logprobs = topk.ids[kept], topk.logprobs[kept]
-    return topk._replace(starts=starts, ids=ids, logprobs=logprobs, rest_logprob=rest)
+    return with_candidates(topk._replace(rest_logprob=rest), kept)
 
 
 def masses(topk: TopK) -> NDArray[np.float64]:

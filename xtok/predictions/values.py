@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.files.opening import need
+from xtok.predictions.known import without_null
 from xtok.predictions.topk import AGAIN, TopK, cache_error
 from xtok.ragged import bounds_of
 
@@ -73,8 +74,9 @@ def json_document(
     logprobs: Sequence[Any],
     place: object,
     hint: str,
+    own: Sequence[Any] | None = None,
 ) -> TopK:
-    """Return a document's predictions, whose values are as JSON has them.
+    """Return a document's predictions, whose values are as JSON has them: null stands for −∞.
 
     Args:
         token_ids: a list of the document's.
@@ -83,6 +85,7 @@ def json_document(
         logprobs: of the candidates.
         place: the document's, as errors name it.
         hint: for an answer without ids, or with others.
+        own: log-probabilities of its tokens, if they are apart from the candidates.
 
     Raises:
         XtokError: as `numbers`, and for another number of ids than counts.
@@ -92,11 +95,14 @@ def json_document(
         raise cache_error(place, f"{told} prompt_token_ids for {len(counts)} rows", hint)
     bounds, starts = np.array([0, len(counts)]), bounds_of(counts)
     unknown = np.full(len(counts), np.nan, np.float32)
+    name, within = "log-probabilities", [bounds, starts]
     return TopK(
         _json_numbers(token_ids, "prompt_token_ids", np.int32, place, [bounds]), bounds, starts,
-        _json_numbers(ids, "candidates", np.int32, place, [bounds, starts]),
-        _json_numbers(logprobs, "log-probabilities", np.float32, place, [bounds, starts]),
-        unknown, unknown,
+        _json_numbers(ids, "candidates", np.int32, place, within),
+        _json_numbers(without_null(logprobs), name, np.float32, place, within),
+        unknown,
+        unknown if own is None
+        else _json_numbers(without_null(own), name, np.float32, place, [bounds]),
     )  # fmt: skip
 
 

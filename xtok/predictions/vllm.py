@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from xtok.files.keys import unique_keys
+from xtok.predictions.known import without_null
 from xtok.predictions.ranked import Scores, entries, scores_of
 from xtok.predictions.topk import Documents, TopK, cache_error
 from xtok.predictions.values import MALFORMED, json_document
@@ -25,10 +26,15 @@ _ASK = "ask the server with prompt_logprobs: K, return_token_ids: true, max_toke
 def read(answer: Mapping[str, Any], place: object) -> TopK:
     """Return the predictions of an answer that was stored, as one document.
 
+    Candidates may also be plain numbers by id, as older servers have them, or flat
+    (`FlatLogprobs`).
+
     Raises:
         XtokError: if it is no such answer.
     """
     rows = answer.get("prompt_logprobs")
+    if isinstance(rows, dict):
+        rows = _unflattened(rows, place)
     if not isinstance(rows, list):
         raise cache_error(place, "an answer without prompt_logprobs", _ASK)
     counts, ids, logprobs = list[int](), list[int](), list[Any]()
@@ -36,15 +42,40 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
         for row in rows:
             candidates = {} if row is None else dict(row.items())
             of_row = [*map(int, candidates)]
-            if [*map(str, of_row)] != [*candidates]:  # as "+1", " 1" or "1_0"
+            if [*map(str, of_row)] != [*map(str, candidates)]:  # as "+1", " 1" or "1_0"
                 raise ValueError("no id")
             ids += of_row
-            logprobs += [entry["logprob"] for entry in candidates.values()]
+            logprobs += [_logprob(entry) for entry in candidates.values()]
             counts.append(len(candidates))
     except MALFORMED as error:
         where = f"{place}, position {len(counts)}"
         raise cache_error(where, "its prompt_logprobs are not vLLM's", _ASK) from error
     return json_document(answer["prompt_token_ids"], counts, ids, logprobs, place, _ASK)
+
+
+def _logprob(entry: Any) -> Any:
+    return entry["logprob"] if isinstance(entry, dict) else entry
+
+
+def _unflattened(flat: Mapping[str, Any], place: object) -> list[dict[int, Any]]:
+    """Return rows of candidates by id of flat ones, which have a text's own token twice."""
+    rows = list[dict[int, Any]]()
+    try:
+        entries = [*zip(flat["token_ids"], flat["logprobs"], strict=True)]
+        bounds = [*zip(flat["start_indices"], flat["end_indices"], strict=True)]
+        for begin, end in bounds:
+            row = dict(entries[begin:end])
+            if any(row[i] != value for i, value in entries[begin:end]):
+                raise ValueError("an id with two values")
+            rows.append(row)
+        if [begin for begin, _ in bounds] != [0, *(end for _, end in bounds)][:-1]:
+            raise ValueError("rows that overlap")
+    except MALFORMED as error:
+        where = f"{place}, position {len(rows)}"
+        raise cache_error(
+            where, f"its prompt_logprobs are not vLLM's flat ones: {error}", _ASK
+        ) from error
+    return rows
 
 
 def lines(documents: Documents, model: str) -> Iterator[bytes]:
@@ -127,7 +158,8 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
     kept = [row or {} for row in rows]
     if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row stands twice
         json.loads(content, object_pairs_hook=unique_keys)
-    values = (entry.logprob for entry in chain.from_iterable(row.values() for row in kept))
+    entries_of = chain.from_iterable(row.values() for row in kept)
+    values = without_null(entry.logprob for entry in entries_of)
     own = [row.get(i) for i, row in zip(ids, kept, strict=False)]
     ranks = [(entry.rank or 0) if entry else 0 for entry in own]
     return scores_of(ids, kept, values, ranks)

@@ -21,7 +21,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.map_like import MapLike
 from xtok.pairs import Pair
 from xtok.predictions import distillkit, neutral
-from xtok.predictions.caches import WRITERS, Cache, open_cache, read_cache
+from xtok.predictions.caches import PROJECTED, WRITERS, Cache, open_cache, read_cache
 from xtok.predictions.checks import is_renormalized
 from xtok.predictions.columns import Target
 from xtok.predictions.topk import Documents, cache_error
@@ -228,7 +228,7 @@ def _opened(
                     f"{path}: its probabilities sum to 1 in each row, so they are renormalized "
                     "over the candidates: the rest is not known, and none is written"
                 )
-                cache = replace(cache, about={**cache.about, "normalized": "topk"})
+                cache = replace(cache, looks_renormalized=True)
             for text in notes_on(first, pair, **templates):
                 note(f"{path}: {text}")
             columns.append(neutral.table(first).schema)
@@ -444,7 +444,7 @@ def _about(job: Job, pair: Pair) -> dict[str, str]:
         "teacher": pair.teacher.model_id,
         "teacher_sha256": teacher.sha256(),
         "map_sha256": job.identity["map"],
-        "source": "xtok project",
+        "source": PROJECTED,
     }
 
 

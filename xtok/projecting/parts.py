@@ -43,20 +43,6 @@ _TOTALS = b"xtok.totals"
 _SEAL_BYTES = hashlib.sha256().digest_size
 _BLOCK = 1 << 20
 
-_PROBE = (
-    "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … "
-    "天気は三つ目 １２３ <s>\n"
-)
-
-
-def digest_of(tokenizer: Tokenizer) -> str:
-    """Return a digest of a tokenizer's tokens, and of how it splits a sample text.
-
-    Tokenizers with equal tables may differ in split pattern or normalizer.
-    """
-    behavior = [tokenizer.table.sha256(), *map(list, tokenizer.library_ids([_PROBE]))]
-    return hashlib.sha256(json.dumps(behavior).encode()).hexdigest()
-
 
 @dataclass
 class Totals:
@@ -125,7 +111,7 @@ def identity_of(
     files = dict.fromkeys(path for cache in inputs for path in cache.files)
     return {
         "version": __version__,
-        "models": [digest_of(tokenizer) for tokenizer in pair.tokenizers],
+        "models": [tokenizer.definition_sha256 for tokenizer in pair.tokenizers],
         "files": [[*vars(source_of(path)).values()] for path in files],
         "map": map_digest,
         "options": [asdict(replace(config, to="neutral")), [c.renormalized for c in inputs]],

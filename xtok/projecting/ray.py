@@ -11,10 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from xtok.errors import XtokError, install_hint
-from xtok.maps.admit import pair as pair_of
 from xtok.progress import TextProgress
-from xtok.projecting.parts import Job, digest_of, make_part
+from xtok.projecting.parts import Job, make_part
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 
 if TYPE_CHECKING:
     from xtok.pairs import Pair
@@ -199,7 +199,7 @@ def _load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> li
     """Load tokenizers on a node; others than those of these digests are an `XtokError`."""
     loaded = [source.load() for source in sources]
     for tokenizer, source, digest in zip(loaded, sources, digests, strict=True):
-        if digest_of(tokenizer) != digest:
+        if tokenizer.definition_sha256 != digest:
             raise XtokError(
                 f"{source.model} is another tokenizer on the node {socket.gethostname()}",
                 hint="give all nodes the same files, or pin a commit: REPO@REVISION",

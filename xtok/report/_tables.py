@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -26,15 +27,15 @@ def new_console() -> Console:
 
 
 @contextmanager
-def printing() -> Iterator[Console]:
-    """Give a console whose text goes to stdout at the end.
+def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
+    """Give a console whose text is written at the end, to stdout unless another is given.
 
     Not at once, since Rich has an exit of its own, with 1, for a closed pipe.
     """
     console = new_console()
     with console.capture() as captured:
         yield console
-    print_result(_PADDING.sub("", captured.get()), end="")
+    (write or partial(print_result, end=""))(_PADDING.sub("", captured.get()))
 
 
 _PADDING = re.compile(r" +(?=(\x1b\[0m)?$)", re.MULTILINE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rich.columns import Columns
@@ -71,6 +73,12 @@ def print_explanation(explanation: Explanation) -> None:
         for row in rows if matching is None else ():
             console.print(_about(row))
         console.print(_rows(rows, matching))
+
+
+def print_examples(rows: Sequence[ExplainedRow]) -> None:
+    """Print rows on stderr, beside the path of their map on stdout; if nobody reads them, fine."""
+    with suppress(OSError), printing(sys.stderr.write) as console:
+        console.print(_rows(rows))
 
 
 _MOST_STEPS = 10

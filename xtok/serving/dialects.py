@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 
 from xtok.config import MAX_ENTRIES
+from xtok.files.keys import unique_keys
 from xtok.predictions import sglang, vllm
 from xtok.predictions.ranked import Scores, chosen
 from xtok.vocab.table import Vocabulary
@@ -71,6 +73,7 @@ class _Completions(_Scored):
 def completions(body: bytes) -> Asked:
     """Read `POST /v1/completions`."""
     asked = _decoded(body, _Completions)
+    _require_unique(body)
     if isinstance(asked.prompt, str) or not asked.prompt:
         raise BadRequest("prompt: give token ids, a list of them or several")
     sequences, _ = _split(asked.prompt, "prompt")
@@ -119,6 +122,7 @@ class _Tokens(msgspec.Struct):
 def inference(body: bytes) -> Asked:
     """Read `POST /inference/v1/generate`."""
     asked = _decoded(body, _Tokens)
+    _require_unique(body)
     sampling = asked.sampling_params
     _check_streams_nothing(asked.stream)
     ids = asked.token_ids
@@ -190,7 +194,7 @@ def _chosen_values(
 
 class _Length(msgspec.Struct):
     max_new_tokens: int | None = None
-    temperature: float | None = None
+    temperature: float | None = None  # never of the input's log-probabilities
 
 
 class _Generate(msgspec.Struct):
@@ -201,12 +205,14 @@ class _Generate(msgspec.Struct):
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] | None = None
     token_ids_logprob_positions: list[list[int]] | None = None
+    input_logprob_temperature: float | None = None  # never echoed: it is not applied
     stream: bool | None = False
 
 
 def generate(body: bytes) -> Asked:
     """Read `POST /generate`: SGLang's by `input_ids`, that of vLLM's demo server by `prompt`."""
     keys = _decoded(body, dict[str, msgspec.Raw])
+    _require_unique(body)
     if "prompt" in keys:
         return _demo(body)
     if "input_ids" not in keys:
@@ -232,7 +238,8 @@ def generate(body: bytes) -> Asked:
         return msgspec.json.encode(answers[0] if is_one else answers)
 
     widest = max((len(ids) for wanted in rows for ids in wanted or ()), default=0)
-    return Asked(sequences, top_k, write, chosen=widest, temperature=sampling.temperature)
+    temperature = asked.input_logprob_temperature or sampling.temperature
+    return Asked(sequences, top_k, write, chosen=widest, temperature=temperature)
 
 
 def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]] | None]:
@@ -310,6 +317,14 @@ def _decoded(body: bytes, kind: type[T]) -> T:
         what, _, place = str(problem).partition(" - at ")
         field = place.strip("`").removeprefix("$.") if place else ""
         raise BadRequest(f"{field}: {what}" if field else what) from problem
+
+
+def _require_unique(body: bytes) -> None:
+    """Refuse a field that is given twice, of which msgspec keeps the last."""
+    try:
+        json.loads(body, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as problem:
+        raise BadRequest(str(problem)) from problem
 
 
 def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]], bool]:

@@ -465,7 +465,10 @@ async def serve(
     async with aclosing(teacher):
         await teacher.begin(config.candidates, config.wait, note, pair.tokenizers[0])
         proxy = Proxy(make_scorer(), teacher, api_key=own_key, note=note)
-        await proxy.warm_up()
+        try:
+            await proxy.warm_up()
+        except (TeacherError, BadRequest) as error:
+            raise teacher.unusable(error) from error
         note(
             f"{pair.teacher.model_id} at {teacher.url} ({teacher.kind}, {teacher.candidates} "
             f"candidates a token) is answered in the tokens of {pair.student.model_id}"

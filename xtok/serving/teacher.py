@@ -18,7 +18,7 @@ import numpy as np
 from xtok.errors import XtokError
 from xtok.predictions import sglang, vllm
 from xtok.predictions.checks import checked
-from xtok.predictions.ranked import Scores
+from xtok.predictions.ranked import Scores, completed
 from xtok.predictions.topk import Documents
 from xtok.progress import Note, silent_note
 from xtok.tokenizers import Tokenizer
@@ -62,11 +62,12 @@ class TeacherError(Exception):
 
     Attributes:
         is_request: whether the request is at fault, and not the server.
+        is_away: whether the server does not answer at all.
     """
 
-    def __init__(self, message: str, *, is_request: bool = False) -> None:
+    def __init__(self, message: str, *, is_request: bool = False, is_away: bool = False) -> None:
         super().__init__(message)
-        self.is_request = is_request
+        self.is_request, self.is_away = is_request, is_away
 
 
 class Teacher:
@@ -137,16 +138,21 @@ class Teacher:
             of_teacher = self._ids
             self._ids = replace(of_teacher, vocab_size=MAX_WIDTH)  # it may have another tokenizer
             await self._choose(candidates, note)
-            await self._check_tokenizer(student)
+            await self._check_tokenizer(student, note)
             self._ids = of_teacher
             self._note, self._was_away = note, False
         except (TeacherError, httpx.RequestError) as error:
-            problem = _reason(error) if isinstance(error, httpx.RequestError) else error
-            raise XtokError(
-                f"the teacher's server at {self.url}: {problem}",
-                hint="give the address of a vLLM or SGLang server of the teacher",
-                parameter="teacher_url",
-            ) from error
+            raise self.unusable(error) from error
+
+    def unusable(self, error: Exception) -> XtokError:
+        """Return the error of a server that gives no predictions of the teacher."""
+        problem = _reason(error) if isinstance(error, httpx.RequestError) else error
+        return XtokError(
+            f"the teacher's server at {self.url}: {problem}",
+            hint="give the address of a vLLM or SGLang server of the teacher, and the student "
+            "before the teacher",
+            parameter="teacher_url",
+        )
 
     async def _card(self, wait: float, note: Note) -> dict[str, Any]:
         """Return what it says of its model; wait until it answers."""
@@ -175,8 +181,12 @@ class Teacher:
         first = cards[0] if isinstance(cards, list) and cards else None
         return first if isinstance(first, dict) else {}
 
-    async def _differs(self, tokenizer: Tokenizer) -> str:
-        """Return how the server's tokenizer differs from one; nothing if it does not."""
+    async def _differs(self, tokenizer: Tokenizer) -> str | None:
+        """Return how the server's tokenizer differs from one: "" if it does not.
+
+        None if it tells nothing that could be compared, as a server that was started without a
+        tokenizer.
+        """
         [own] = tokenizer.encode_batch([PROBE])
         body = {"model": self.model, "prompt": PROBE, "add_special_tokens": False}
         response = await self._client.post("/tokenize", json=body, timeout=60.0)
@@ -189,33 +199,46 @@ class Teacher:
             return ""
         return f"{len(value['tokens'])} tokens for a text of {len(own)}, or others"
 
-    async def _differs_in_names(self, tokenizer: Tokenizer, own: Sequence[int]) -> str:
+    async def _differs_in_names(self, tokenizer: Tokenizer, own: Sequence[int]) -> str | None:
         """Compare what the server calls the tokens of a text, where it has no /tokenize."""
-        body = {**self._format.request(self.model, own, 1), "return_text_in_logprobs": True}
+        asked, route = self._format.request(self.model, own, 1), self._format.ROUTE
+        with_texts = msgspec.json.encode({**asked, "return_text_in_logprobs": True})
         try:
-            response = await self._post(self._format.ROUTE, msgspec.json.encode(body))
+            response = await self._post(route, with_texts)
         except TeacherError as error:
-            if error.is_request:
-                return str(error)
-            raise
+            if error.is_away:
+                raise
+            try:  # SGLang fails at texts where it has no tokenizer (`skip_tokenizer_init`)
+                await self._post(route, msgspec.json.encode(asked))
+            except TeacherError as again:
+                if again.is_request:
+                    return str(again)
+                raise
+            return None
         self._read(response.content, own)  # so it is what it should be
         value = _json(response)
         if value is None:  # nested too deeply
             raise TeacherError(f"{self._format.ROUTE} answered what is no JSON")
+        compared = 0
         for token_id, name in zip(own[1:], self._format.names(value, own), strict=True):
             ours = tokenizer.table[token_id].decode("utf-8", "replace").strip()
-            is_text = isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name
-            if is_text and name.strip() != ours:
-                return f"its token {token_id} is {name!r}, not {ours!r}"
-        return ""
+            if isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name:
+                compared += bool(ours)
+                if name.strip() != ours:
+                    return f"its token {token_id} is {name!r}, not {ours!r}"
+        return "" if compared else None
 
-    async def _check_tokenizer(self, student: Tokenizer | None) -> None:
+    async def _check_tokenizer(self, student: Tokenizer | None, note: Note) -> None:
         """Check that the server has the teacher's tokenizer, and not the student's."""
-        problem = await self._differs(self.tokenizer)
+        problem, teacher = await self._differs(self.tokenizer), self.tokenizer.vocabulary.model_id
+        if problem is None:
+            note(
+                f"tokenizer not checked: the server at {self.url} has no /tokenize and no texts of "
+                f"tokens, so make sure that it serves {teacher}"
+            )
         if not problem:
             return
-        teacher = self.tokenizer.vocabulary.model_id
-        if student is not None and not await self._differs(student):
+        if student is not None and await self._differs(student) == "":
             raise XtokError(
                 f"the sides are swapped: the server at {self.url} has the tokenizer of "
                 f"{student.vocabulary.model_id}, and {teacher} was given as the teacher",
@@ -234,7 +257,7 @@ class Teacher:
             try:
                 problem = await self._differs(self.tokenizer) if self._was_away else ""
             except httpx.RequestError as error:  # it is away again
-                raise TeacherError(_reason(error)) from error
+                raise TeacherError(_reason(error), is_away=True) from error
             if problem:
                 teacher = self.tokenizer.vocabulary.model_id
                 raise TeacherError(f"it came back with another tokenizer than {teacher}: {problem}")
@@ -304,14 +327,14 @@ class Teacher:
         try:
             topk, ranks = self._format.read_response(content, ids)
             answer = Documents(topk, {}, ["its answer"])
-            answer = checked(answer, self._ids, renormalized=False, complete=True)
+            answer = checked(answer, self._ids, is_answer=True)
         except (msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
             raise TeacherError(
                 f"{self._format.ROUTE} answered without log-probabilities of the prompt: {error}"
             ) from error
         except XtokError as error:
             raise TeacherError(str(error)) from error
-        return Scores(answer.topk, ranks)
+        return completed(Scores(answer.topk, ranks), len(self.tokenizer.table))
 
     async def _post(self, route: str, content: bytes) -> httpx.Response:
         """Post a request, again where the server is away or too busy for a moment.
@@ -331,13 +354,13 @@ class Teacher:
                     is_request = response.status_code in (400, 413, 422)
                     raise TeacherError(problem, is_request=is_request)
             except httpx.TimeoutException as error:
-                raise TeacherError(_reason(error)) from error
+                raise TeacherError(_reason(error), is_away=True) from error
             except httpx.RequestError as error:
                 problem, wanted, self._was_away = _reason(error), 0.0, True
             if pause is None:
                 break
             await asyncio.sleep(max(pause, wanted))
-        raise TeacherError(problem)
+        raise TeacherError(problem, is_away=True)
 
 
 def _widest(scores: Scores) -> int:

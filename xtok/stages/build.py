@@ -18,7 +18,6 @@ from xtok.files.shards import Paths, source_of
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
-from xtok.maps.admit import pair as pair_of
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import Recipe, difference, recipe_of
@@ -31,6 +30,7 @@ from xtok.stages.matches import exact_matches
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike
+from xtok.tokenizers import pair as pair_of
 
 
 def build(
@@ -167,7 +167,7 @@ def get_map(
         teacher_model: the model of the columns.
         config: the options; the defaults if None.
         path: the map's file; another map in it is replaced. By default it is in xtok's cache
-            folder, under a digest of both vocabularies, the options and the texts.
+            folder, under a digest of both tokenizers, the options and the texts.
         for_loss: take the options that suit a loss, instead of `config`.
         texts: text to count on, as `build` takes it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
@@ -216,7 +216,8 @@ def asked_for(
 
 def _cached(pair: Pair, recipe: Recipe) -> Path:
     """Return where a map is kept that is asked for without a path."""
-    key = [[table.sha256() for table in pair.tables], pair.shape, recipe]
+    definitions = [side.definition_sha256 for side in pair.sides.values()]
+    key = [definitions, pair.shape, recipe]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "maps" / f"{digest[:32]}.safetensors"
 

@@ -35,8 +35,7 @@ def spellings_of_pair(pair: Pair, progress: Progress = silent) -> SpellingMap:
     of_student = _spelled(pair, student, progress)
     of_teacher = _spelled(pair.reversed, teacher, progress)
     result = SpellingMap(
-        student=pair.student,
-        teacher=pair.teacher,
+        **pair.sides,
         student_pieces=of_student.ids,
         student_counts=of_student.counts.astype(np.int32),
         teacher_pieces=of_teacher.ids,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
+from xtok.pairs import Pair
 from xtok.tokenizers._backend import Backend, no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
@@ -29,6 +32,7 @@ __all__ = [
     "from_transformers",
     "load_tokenizer",
     "model_id",
+    "pair",
 ]
 
 
@@ -124,6 +128,37 @@ def load_tokenizer(
 
 _OWN = "tokenizer.json"  # stands for its folder
 _CONFIG = "tokenizer_config.json"
+_WORDS = ("merges.txt", "vocab.txt")  # of GPT-2's and BERT's
+
+
+def pair(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    *,
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> Pair:
+    """Return two models as a `Pair`, which functions of both take.
+
+    What is known of a pair is computed once, however many functions it is given to.
+
+    >>> xtok.pair("bytes", "bytes").shape
+    (256, 256)
+
+    Args:
+        student_model: the model of the rows, as `load_tokenizer` takes it.
+        teacher_model: the model of the columns.
+        offline: as `load_tokenizer` takes it.
+        trust_remote_code: likewise.
+
+    Raises:
+        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+    """
+    student, teacher = (
+        load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
+        for model in (student_model, teacher_model)
+    )
+    return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
 class _Name(NamedTuple):
@@ -224,34 +259,85 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
             return load_json(path)
-        kind = next(name for name, (_, recognises) in _FILES.items() if recognises(head))
+        kind = _kind(head)
     return load_ranks(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
 
 
+def _kind(head: bytes) -> str:
+    return next(name for name, (_, recognises) in _FILES.items() if recognises(head))
+
+
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
-    """Take tokenizer.json if there is one, else the file of another kind."""
-    own = files.find("tokenizer.json", required=True)
-    if own is not None:
-        _head(own)
-    elif (path := files.first(NAMES)) is not None:
-        _check_alone(path, files)
-        kind = "tekken" if path.suffix == ".json" else None
-        return FolderBackend(_from_file(path, kind, pattern), files)
-    elif (words := files.first(("merges.txt", "vocab.txt"))) is not None:
-        if files.find("config.json") is None and files.find(_CONFIG) is None:
-            raise TokenizerError(
-                f"{files} has {words.name}, and no config.json that names the tokenizer's class",
-                hint="fetch the model's config.json or tokenizer_config.json into it",
-            )
-    else:
-        if isinstance(files.model, Path) and files.model.is_file():
-            _head(files.model)
+    """Read tiktoken and tekken files by themselves, and whatever else as AutoTokenizer reads it."""
+    path = files.first((_OWN, *NAMES, *_WORDS))
+    if path is None:
+        raise _nothing_in(files)
+    if path.name in _WORDS and not any(map(files.find, ("config.json", _CONFIG))):
         raise TokenizerError(
-            f"{files} has no tokenizer.json, so no fast tokenizer",
-            hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
-            "give the .model or .tiktoken file itself",
+            f"{files} has {path.name}, and no config.json that names the tokenizer's class",
+            hint="fetch the model's config.json or tokenizer_config.json into it",
         )
-    return load_folder(files, trust_remote_code=trust_remote_code)
+    is_loose = path.name not in (_OWN, *_WORDS)
+    if is_loose:
+        _check_alone(path, files)
+    head = _head(path)
+    kind = "tekken" if path.suffix == ".json" else _kind(head)
+    if is_loose and kind != "spm":
+        backend = FolderBackend(_from_file(path, kind, pattern), files)
+        backend.other = "AutoTokenizer", partial(load_folder, files, path)
+        return backend
+    read = load_folder(files, path, trust_remote_code=trust_remote_code)
+    if path.name != _OWN:
+        _check_read(read, files)
+    return read
+
+
+def _nothing_in(files: ModelFiles) -> TokenizerError:
+    """Return the error for a model without a file that is read.
+
+    Raises:
+        TokenizerError: if it is not known whether it has one, or it is a file.
+    """
+    if isinstance(files.model, Path) and files.model.is_file():
+        _head(files.model)
+    files.find(_OWN, required=True)
+    return TokenizerError(
+        f"{files} has no tokenizer.json, so no fast tokenizer",
+        hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
+        "give the .model or .tiktoken file itself",
+    )
+
+
+def _check_read(backend: Backend, files: ModelFiles) -> None:
+    """Check that a class of Transformers took its vocabulary from the folder.
+
+    A class that looks for another name makes a tokenizer of its special tokens alone.
+
+    Raises:
+        TokenizerError: if most tokens of the folder's file are missing.
+    """
+    path = files.first((*NAMES, "vocab.json", "vocab.txt"))
+    if path is None:
+        return
+    listed = _displays(path)
+    known = {entry.display for entry in backend.entries()}
+    missing = [name for name in listed if name not in known]
+    if 2 * len(missing) > len(listed):
+        raise TokenizerError(
+            f"AutoTokenizer does not read {path.name} in {files}: {len(missing):,} of its "
+            f"{len(listed):,} tokens are missing",
+            hint="name the tokenizer's class in its tokenizer_config.json"
+            + f", or give the file itself: {path}" * (path.suffix == ".model"),
+        )
+
+
+def _displays(path: Path) -> list[bytes]:
+    """Return the display strings that a file of a vocabulary lists."""
+    if path.suffix == ".json":
+        return [name.encode() for name in json.loads(path.read_text(encoding="utf-8"))]
+    if path.suffix == ".txt":
+        return path.read_bytes().splitlines()
+    return [entry.display for entry in SentencePieceBackend.from_file(path).entries()]
 
 
 def _check_alone(path: Path, files: ModelFiles) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ class Backend(ABC):
 
     name: str
     notes: tuple[str, ...] = ()  # what the tokenizer's user should know about how it was loaded
+    other: tuple[str, Callable[[], Backend]] | None = None
+    """What else reads the same folder, by name: its file alone, or AutoTokenizer."""
 
     @abstractmethod
     def entries(self) -> Iterable[Entry]:
@@ -39,6 +41,15 @@ class Backend(ABC):
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode stretches from the middle of a text: no dummy prefix, control tokens are text."""
+
+    def definition(self) -> Iterable[bytes]:
+        """Return all that decides which ids a text becomes, but for the tokens and their roles."""
+        return ()
+
+    @property
+    def drops_text(self) -> bool:
+        """Whether the library leaves out, in silence, what it has no token for."""
+        return False
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
@@ -76,6 +87,10 @@ class Backend(ABC):
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
+        return {}
+
+    def special_names(self) -> Mapping[str, str]:
+        """Return the texts of special tokens that chat templates know by name, as `image_token`."""
         return {}
 
     def chat_templates(self) -> Mapping[str, str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import (
     SPECIAL_NAMES,
     Backend,
@@ -14,6 +17,7 @@ from xtok.tokenizers._backend import (
     splitting_at,
 )
 from xtok.tokenizers.hub import ModelFiles
+from xtok.vocab.display import listed as listed_of
 from xtok.vocab.table import Entry, TokenType
 
 NAMES = (
@@ -23,6 +27,21 @@ NAMES = (
 """Where such a tokenizer is looked for, in this order; patterns only in a local folder."""
 
 
+def _contents(tokens: Any) -> Iterator[str]:
+    """Yield the texts of special tokens, each given as one, or with its flags."""
+    for token in tokens if isinstance(tokens, list) else []:
+        name = token.get("content") if isinstance(token, dict) else token
+        if isinstance(name, str):
+            yield name
+
+
+def _named(config: Mapping[str, Any]) -> list[str]:
+    """Return the special tokens that a config names."""
+    roles = [config.get(f"{role}_token") for role in SPECIAL_NAMES]
+    more = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
+    return [*_contents(roles), *(name for tokens in more for name in _contents(tokens))]
+
+
 class FolderBackend(Backend):
     """The backend of a tokenizer file, with the added tokens and roles of the configs beside it."""
 
@@ -30,8 +49,14 @@ class FolderBackend(Backend):
         self.name = inner.name
         self._inner, self._files = inner, files
         self._config = files.json("tokenizer_config.json")
+        if "added_tokens_decoder" not in self._config:
+            self._config |= files.json("special_tokens_map.json")
+        special = _named(self._config)
         try:
-            listed = self._config.get("added_tokens_decoder") or {}
+            listed = self._config.get("added_tokens_decoder") or {
+                i: {"content": name, "special": name in special}
+                for name, i in files.json("added_tokens.json").items()
+            }
             kinds = (TokenType.USER_DEFINED, TokenType.CONTROL)
             self._added = {
                 int(i): Entry(int(i), kinds[bool(t.get("special"))], str(t["content"]).encode())
@@ -39,7 +64,14 @@ class FolderBackend(Backend):
             }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise bad_config(files, "added_tokens_decoder") from error
-        own = {entry.id: entry.type for entry in inner.entries()}
+        entries = {entry.id: entry for entry in inner.entries()}
+        own = {i: entry.type for i, entry in entries.items()}
+        known = {entry.content for entry in (*entries.values(), *self._added.values())}
+        if missing := [name for name in special if name.encode() not in known]:
+            raise TokenizerError(
+                f"{files} names special tokens that have no id in its files: {listed_of(missing)}",
+                hint="list them with their ids in added_tokens_decoder of tokenizer_config.json",
+            )
         self.text_tokens = {
             added.content.decode(): i
             for i, added in self._added.items()
@@ -57,6 +89,10 @@ class FolderBackend(Backend):
             yield entry if added is None or named else added
         yield from left.values()
 
+    def definition(self) -> Iterable[bytes]:
+        yield from self._inner.definition()
+        yield json.dumps(sorted(self.text_tokens.items())).encode()
+
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the roles that the config and the file itself name."""
         roles = {role: list(ids) for role, ids in self._inner.declared_roles().items()}
@@ -67,10 +103,9 @@ class FolderBackend(Backend):
             if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)
         }
         for role in SPECIAL_NAMES:
-            token = self._config.get(f"{role}_token")
-            name = token.get("content") if isinstance(token, dict) else token
-            if isinstance(name, str) and name in ids:
-                roles[role] = [ids[name]]
+            for name in _contents([self._config.get(f"{role}_token")]):
+                if name in ids:  # else it is plain text in the file
+                    roles[role] = [ids[name]]
         return roles
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:

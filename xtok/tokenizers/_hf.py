@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,14 +36,24 @@ class HuggingFaceBackend(Backend):
     name = "hf"
 
     def __init__(self, tokenizer: Any, model: str) -> None:
+        if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
+            self.notes = (
+                f"{model} has a dropout of {dropout:g}, with which its library draws ids at "
+                "random; xtok reads it without",
+            )
+            tokenizer = copy.deepcopy(tokenizer)  # the one given is not changed
+            tokenizer.backend_tokenizer.model.dropout = None
         self._hf, self._model, rust = tokenizer, model, tokenizer.backend_tokenizer
         _check_growth(rust, model)
         self._rust = _within_text(rust)
         self._added = dict(tokenizer.added_tokens_decoder)
         decoder = list(components(rust.decoder))
         self._decode = _decoder(decoder, model)
+        _check_marks(rust.model, decoder, model)
         self._byte_level = any(c["type"] == "ByteLevel" for c in decoder)
-        self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder)
+        self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder) or (
+            not self._byte_level and _falls_back(rust.model)
+        )
         self._text_changes = tuple(_text_changes(self._rust, decoder))
 
     def entries(self) -> Iterable[Entry]:
@@ -75,6 +84,21 @@ class HuggingFaceBackend(Backend):
                 i, kind, self._decode(display) if content is None else content, display.encode()
             )
 
+    def definition(self) -> Iterable[bytes]:
+        """Return the components, the added tokens with their flags, and the model with its merges.
+
+        The library writes the model in one order, whatever that of the file: 70 ms of the 600 that
+        DeepSeek's 128,000 tokens take to load.
+        """
+        rust = self._hf.backend_tokenizer
+        parts = [_spec(part) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)]
+        added = sorted((i, repr(token)) for i, token in self._added.items())
+        around = rust.encode("").ids  # all that the post-processor adds
+        options = [*parts, added, around, getattr(self._hf, "split_special_tokens", False)]
+        head, name, vocab = rust.model.__getstate__().partition(b'"vocab":')
+        head = head.replace(b'""', b"null")  # no prefix, no suffix, in either way of writing it
+        return [json.dumps(options, sort_keys=True).encode(), head + name, vocab]
+
     def _unknown_id(self) -> int | None:
         """Return the id that the model emits for what it does not know, if it has one."""
         name = getattr(self._rust.model, "unk_token", None)
@@ -93,6 +117,10 @@ class HuggingFaceBackend(Backend):
         """Return the special-token map."""
         ids = {role: getattr(self._hf, f"{role}_token_id", None) for role in SPECIAL_NAMES}
         return {role: [i] for role, i in ids.items() if i is not None}
+
+    def special_names(self) -> Mapping[str, str]:
+        """Return the special-token map, with the names that are the model's own."""
+        return dict(self._hf.special_tokens_map)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores, special tokens as plain text; no ids for what the model refuses."""
@@ -126,6 +154,18 @@ class HuggingFaceBackend(Backend):
     def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
         return [list(ids) for ids in self._called(list(texts))["input_ids"]] if texts else []
+
+    @property
+    def drops_text(self) -> bool:
+        """So does BPE without an unknown token, if it does not have all bytes."""
+        if type(self._rust.model).__name__ != "BPE" or self._rust.model.unk_token is not None:
+            return False
+        every: list[str] = []
+        if self._byte_level:
+            every = [chr(char) for char in _TO_DISPLAY.values()]
+        elif self._byte_fallback:
+            every = [f"<0x{byte:02X}>" for byte in range(256)]
+        return not every or any(self._rust.token_to_id(name) is None for name in every)
 
     def ids_before(self) -> Sequence[int]:
         """Return the first special token of an empty text."""
@@ -192,17 +232,13 @@ def components(component: Any) -> Iterator[Spec]:
 
 
 def _within_text(rust: RustTokenizer) -> RustTokenizer:
-    """Return what encodes as in the middle of a text: no prefix, padding or dropout.
+    """Return what encodes as in the middle of a text: no prefix, no padding.
 
     The model is shared, because copying its vocabulary takes seconds.
     """
     from tokenizers import Tokenizer as RustTokenizer
 
-    model = rust.model
-    if getattr(model, "dropout", None):
-        model = copy.deepcopy(model)
-        model.dropout = None
-    within = RustTokenizer(model)
+    within = RustTokenizer(rust.model)
     for name in ("normalizer", "pre_tokenizer"):
         part = getattr(rust, name)
         spec = _without_prefix(_spec(part))
@@ -215,8 +251,8 @@ def _within_text(rust: RustTokenizer) -> RustTokenizer:
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
-    """Return a component that puts nothing before a text; None for one that does nothing else."""
-    if spec["type"] == "Prepend":
+    """Return a component that does nothing to a text's beginning; None for one that only does."""
+    if spec["type"] == "Prepend" or _is_at_start(spec):
         return None
     never = {"prepend_scheme": "never", "add_prefix_space": False}
     spec = spec | {key: value for key, value in never.items() if key in spec}
@@ -225,6 +261,12 @@ def _without_prefix(spec: Spec) -> Spec | None:
             inner = map(_without_prefix, spec[key])
             spec[key] = [component for component in inner if component is not None]
     return spec
+
+
+def _is_at_start(spec: Spec) -> bool:
+    """Whether it replaces what a text begins with, as the dummy prefix of a SentencePiece file."""
+    pattern: str = spec.get("pattern", {}).get("Regex", "") if spec["type"] == "Replace" else ""
+    return pattern.startswith(r"\A")
 
 
 _MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
@@ -254,20 +296,23 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
     Raises:
         TokenizerError: if the text is not the concatenation of its tokens' bytes.
     """
+    own: Callable[[str], bytes] | None = None  # of a component that decodes a token alone
     replacements: list[tuple[str, str]] = []
+    is_joined = False  # then what follows sees the whole text as one token
     for component in components:
-        kind = component["type"]
-        if kind == "ByteLevel":
-            return byte_level_bytes
-        if kind == "WordPiece":
-            return functools.partial(_word_piece_bytes, prefix=component["prefix"])
-        if kind == "Metaspace":
-            replacements.append((component["replacement"], " "))
-        elif kind == "Replace" and "String" in component["pattern"]:
-            replacements.append((component["pattern"]["String"], component["content"]))
-        elif kind not in ("ByteFallback", "Fuse", "Strip"):  # Strip is for the text's two ends
+        kind, (old, new) = component["type"], _replaced(component, is_joined)
+        if kind == "ByteLevel" and not (own or replacements):
+            own, is_joined = byte_level_bytes, True
+        elif kind == "WordPiece" and not (own or replacements or is_joined):
+            own = _word_piece(component)
+        elif old and own is None:
+            replacements.append((old, new))
+        elif kind == "Fuse":
+            is_joined = True
+        elif kind != "ByteFallback" and not (kind == "Strip" and is_joined):  # of a text's ends
             raise TokenizerError(
-                f"{model} has a {kind} decoder: its text is not the concatenation of its tokens",
+                f"{model} has {_described(component, is_joined)}: its text is not the "
+                "concatenation of its tokens",
                 hint="use a byte-level, SentencePiece-style or WordPiece tokenizer",
             )
     if not components:
@@ -281,18 +326,65 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
             display = display.replace(old, new)
         return display.encode()
 
-    return decode
+    return own or decode
 
 
-def _word_piece_bytes(display: str, prefix: str) -> bytes:
-    """Return a word's beginning with the space that the decoder puts before it."""
-    if display.startswith(prefix) and len(display) > len(prefix):
-        return display[len(prefix) :].encode()
-    return display.encode() if display in _NO_SPACE_BEFORE else f" {display}".encode()
+def _replaced(component: Spec, is_joined: bool) -> tuple[str, str]:
+    """Return what a component replaces by what, in each token by itself; "" for no string."""
+    old = new = ""
+    if component["type"] == "Metaspace" and (
+        not is_joined or component.get("prepend_scheme") == "never"
+    ):
+        old, new = component["replacement"], " "  # but for those of the first token
+    elif component["type"] == "Replace":
+        old, new = component["pattern"].get("String", ""), component["content"]
+    return ("", "") if is_joined and len(old) > 1 else (old, new)
 
 
-# What the decoder's clean-up writes without a space: tokenizers, decoders/wordpiece.rs, `cleanup`.
-_NO_SPACE_BEFORE = frozenset(".?!,")
+def _described(component: Spec, is_joined: bool) -> str:
+    """Name a decoder that is not read."""
+    kind = component["type"]
+    if kind == "Replace" and "Regex" in component["pattern"]:
+        return f"a {kind} decoder of a regular expression"
+    return f"a {kind} decoder {'of the whole text' if is_joined else 'of each token'}"
+
+
+def _word_piece(component: Spec) -> Callable[[str], bytes]:
+    """Ask the decoder itself: a word has a space before it, unless its clean-up takes it away."""
+    from tokenizers.decoders import WordPiece
+
+    decoder = WordPiece(component["prefix"], component["cleanup"])
+    return lambda display: decoder.decode([".", display])[1:].encode()
+
+
+def _falls_back(model: Any) -> bool:
+    """Whether a model writes what it does not know as byte tokens, whatever its decoder does."""
+    if type(model).__name__ == "Unigram":  # whose options Python does not see
+        return bool(model.__getstate__().endswith(b'"byte_fallback":true}'))
+    return bool(getattr(model, "byte_fallback", False))
+
+
+def _check_marks(model: Any, decoder: list[Spec], name: str) -> None:
+    """Refuse a vocabulary with marks of words that its decoder leaves in the text.
+
+    Raises:
+        TokenizerError: naming the option of the model, and the mark.
+    """
+    suffix = getattr(model, "end_of_word_suffix", None)
+    prefix = getattr(model, "continuing_subword_prefix", None) or ""
+    taken = "".join(c["prefix"] for c in decoder if c["type"] == "WordPiece")
+    problem = ""
+    if suffix:
+        problem = f"marks where words end with {suffix!r} (end_of_word_suffix)"
+    elif prefix != taken and type(model).__name__ != "WordLevel":  # whose tokens are whole words
+        problem = f"marks the inside of words with {prefix!r} (continuing_subword_prefix), and "
+        problem += f"its decoder takes away {taken!r}"
+    if problem:
+        raise TokenizerError(
+            f"{name} {problem}: what text its tokens stand for is not said",
+            hint="use a byte-level, SentencePiece-style or WordPiece tokenizer",
+        )
+
 
 _CHANGES = {
     "NFC": "characters and marks are composed (e + U+0301 → é)",
@@ -306,6 +398,9 @@ _CHANGES = {
     "Precompiled": "characters that its table maps, compatibility characters as a rule "
     "(ﬁ → fi, ① → 1)",
 }
+
+
+_DROPPING = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"})
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
@@ -328,6 +423,10 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
     if any(c["type"] == "WordPiece" for c in decoder):
         what = "whitespace is not kept: one space before each word, none before . , ? !"
         yield "WordPiece", what
+        return
+    for component in components(rust.pre_tokenizer):
+        if component["type"] in _DROPPING or component.get("behavior") == "Removed":
+            yield component["type"], "what it splits at, such as whitespace, is not kept"
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")

@@ -1,4 +1,4 @@
-"""Hugging Face folders and repos with a `tokenizer.json`: what AutoTokenizer loads from them.
+"""Hugging Face folders and repos: what AutoTokenizer loads from them.
 
 Importing Transformers takes seconds (a map of two folders 2.5 s without it, 5 with it, on two busy
 cores), so the `tokenizers` library reads `tokenizer.json` alone where AutoTokenizer would not
@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,22 +28,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import SPECIAL_NAMES, chat_templates
 from xtok.tokenizers._hf import HuggingFaceBackend, components
+from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import TEKKEN_PATTERN
-from xtok.tokenizers.hub import ModelFiles, hub_reachable, quiet_hub
+from xtok.tokenizers.hub import ModelFiles, quiet_hub
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as RustTokenizer
 
 
-def load_folder(files: ModelFiles, *, trust_remote_code: bool = False) -> HuggingFaceBackend:
-    """Load what `AutoTokenizer` loads from a folder or repo.
+def load_folder(
+    files: ModelFiles, path: Path, *, trust_remote_code: bool = False
+) -> HuggingFaceBackend:
+    """Load what `AutoTokenizer` loads from a folder or repo, whose tokenizer is in `path`.
 
     Raises:
         TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
     """
     plain = None if trust_remote_code else _read_alone(files)
-    backend = HuggingFaceBackend(plain or _by_transformers(files, trust_remote_code), str(files))
+    loaded = plain or _by_transformers(files, path.name, trust_remote_code)
+    backend = HuggingFaceBackend(loaded, str(files))
+    readers = {".json": load_json, ".model": SentencePieceBackend.from_file}
+    if plain is None and path.suffix in readers:
+        backend.other = f"{path.name} alone", partial(readers[path.suffix], path)
     notes = []
     if trust_remote_code and runs_code(files):
         revision = files.commit or files.revision
@@ -53,17 +61,25 @@ def load_folder(files: ModelFiles, *, trust_remote_code: bool = False) -> Huggin
             f"{files} splits text as its tokenizer.json says, which Transformers calls wrong; for "
             'the other pattern, write "fix_mistral_regex": true into its tokenizer_config.json'
         )
-    backend.notes = tuple(notes)
+    if _is_of_mistral_common(files) and files.find("tekken.json"):
+        notes.append(
+            f"{files} is read from its {path.name}; AutoTokenizer takes its tekken.json, as "
+            "mistral-common is installed"
+        )
+    backend.notes = (*backend.notes, *notes)
     return backend
 
 
-def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
+def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    local = files.offline or (isinstance(files.model, str) and not hub_reachable())
+    files.json("tokenizer_config.json")  # raises if it is not a JSON object
+    local = files.offline or (isinstance(files.model, str) and files.is_local)
+    # For these types AutoTokenizer takes the general class, unless mistral-common is installed.
+    loader: Any = PreTrainedTokenizerFast if _is_of_mistral_common(files) else AutoTokenizer
     try:
         with quiet_hub():
-            tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer = loader.from_pretrained(
                 files.model,
                 revision=files.commit or files.revision,
                 local_files_only=local,
@@ -82,14 +98,21 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
             ) from error
         raise TokenizerError(
             f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
-            hint="check its tokenizer.json and tokenizer_config.json, or fetch them again",
+            hint=f"check its {file} and tokenizer_config.json, or fetch them again"
+            + "; or give that file itself" * file.endswith(".model"),
         ) from error
-    if not tokenizer.is_fast:
+    if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
             f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
             hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
     return tokenizer
+
+
+def _is_of_mistral_common(files: ModelFiles) -> bool:
+    """Whether AutoTokenizer would give mistral-common's tokenizer, which tells no tokens."""
+    model_type = files.json("config.json").get("model_type")
+    return model_type in _MISTRAL_COMMON_TYPES and find_spec("mistral_common") is not None
 
 
 def _is_old_mistral(files: ModelFiles) -> bool:
@@ -131,6 +154,7 @@ class PlainTokenizer:
     """
 
     chat_template: Mapping[str, str] = {}
+    special_tokens_map: Mapping[str, str] = {}
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as RustTokenizer
@@ -186,6 +210,9 @@ _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
 _DEEPSEEK_TYPES = ("deepseek_v2", "deepseek_v3")
 _MISTRAL_TYPES = ("mistral", "mixtral", "mistral3", "ministral3")
+_MISTRAL_COMMON_TYPES = frozenset(_MISTRAL_TYPES) | {
+    *("ministral", "mistral_large4", "pixtral", "voxtral", "voxtral_realtime")
+}
 _QWEN_TYPES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _GEMMA_TYPES = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
 AS_IT_IS = {
@@ -246,6 +273,11 @@ def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
     ):
         return None
     plain.chat_template = templates
+    extra = config.get("extra_special_tokens")
+    plain.special_tokens_map = {
+        **{k: v for k, v in config.items() if _is_token(k, v) and k not in _ROLES},
+        **(extra if isinstance(extra, dict) else {}),
+    }
     for key, token in roles.items():
         setattr(plain, f"{key}_id", rust.token_to_id(token))
     return plain
@@ -270,7 +302,6 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model: Mapping[
     return (
         all(key in _KEYS or _is_token(key, value) for key, value in config.items())
         and not config.get("split_special_tokens")
-        and not (model["model_type"] in _MISTRAL_TYPES and find_spec("mistral_common"))
         and ("added_tokens_decoder" in config or not any(map(files.find, old)))
         and not files.has("additional_chat_templates")
     )

@@ -83,6 +83,10 @@ class SentencePieceBackend(Backend):
                 content = display.encode()
             yield Entry(i, kind, content, display.encode())
 
+    def definition(self) -> Iterable[bytes]:
+        """Return the whole model: scores, merges, normalizer and trainer specs."""
+        return [self._data]
+
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the ids that the trainer spec names; -1 means that there is none."""
         p = self._processor

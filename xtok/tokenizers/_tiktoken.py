@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import json
 from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -248,6 +249,7 @@ class RankBackend(Backend):
         from tiktoken import Encoding
 
         self.name, self._ranks, self._added, self._roles = name, ranks, added, roles
+        self._split_pattern = pattern
         self._encoding_of = functools.partial(Encoding, name, pat_str=pattern)
         self._text_ids = dict(text or {})
         self._text = splitting_at(self._text_ids)
@@ -266,6 +268,10 @@ class RankBackend(Backend):
         yield from self._added
         for token, rank in self._ranks.items():
             yield Entry(rank, TokenType.NORMAL, token)
+
+    def definition(self) -> Iterable[bytes]:
+        """Return the pattern, and the added tokens that are found in any text."""
+        return [json.dumps([self._split_pattern, sorted(self._text_ids.items())]).encode()]
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the roles of the names that the family's own code knows."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -26,6 +28,7 @@ from xtok.tokenizers._backend import (
     splitting_at,
 )
 from xtok.tokenizers.hub import ModelFiles
+from xtok.vocab.display import escape, listed, plural, quoted
 from xtok.vocab.roles import find_roles
 from xtok.vocab.table import (
     MAX_WIDTH,
@@ -71,12 +74,13 @@ class Tokenizer:
         vocab_size: int | None = None,
     ) -> None:
         self.location = location
-        self.notes = backend.notes
         self._backend, self._files = backend, files
         decoded = Decoded(backend.entries())
-        self.undecodable = decoded.undecodable
         largest = max(decoded.ids, default=-1)
         width, source = _width(files, model_id, vocab_size, largest, len(decoded.ids))
+        self._without_row = decoded.cut(width)
+        largest = max(decoded.ids, default=-1)
+        self.undecodable = decoded.undecodable
         table = decoded.table(width)
         del decoded  # its memory serves the tokens of the table
         self.table = replace(table, roles=find_roles(table, self._declared_roles))
@@ -94,6 +98,24 @@ class Tokenizer:
         if preferred:
             self.table = replace(self.table, preferred_ids=preferred)
             self.vocabulary = replace(self.vocabulary, table=self.table)
+        self.notes = (
+            *backend.notes,
+            *self._notes_on_width(),
+            *(files.notes if files else ()),
+        )
+
+    def _notes_on_width(self) -> Iterator[str]:
+        """Name the tokens that the model has no row for."""
+        if self._without_row:
+            tokens = [*map(self._shown_without_row, self._without_row)]
+            yield (
+                f"{self.vocabulary.model_id} is a model of {self.vocabulary.vocab_size:,} ids, "
+                f"without a row for {plural(len(tokens), 'token')} of its tokenizer, which "
+                f"{'is' if len(tokens) == 1 else 'are'} left out: {listed(tokens)}"
+            )
+
+    def _shown_without_row(self, token_id: int) -> str:
+        return f"{quoted(escape(self._without_row[token_id]))} (id {token_id:,})"
 
     def __repr__(self) -> str:
         vocabulary = self.vocabulary
@@ -104,24 +126,49 @@ class Tokenizer:
         """Return the tokenizer with the width of another model's logits.
 
         Raises:
-            TokenizerError: if it does not hold the largest id.
+            TokenizerError: if it does not hold most of its ids.
         """
-        largest = (self.vocabulary.tokenizer_vocab_size or 0) - 1
-        width, source = _width(None, self.vocabulary.model_id, vocab_size, largest, len(self.table))
+        known = self.vocabulary
+        largest = (known.tokenizer_vocab_size or 0) - 1
+        if self._without_row or vocab_size <= largest:
+            return Tokenizer(
+                self._backend,
+                model_id=known.model_id,
+                files=self._files,
+                location=self.location,
+                revision=known.revision,
+                vocab_size=vocab_size,
+            )
+        width, source = _width(None, known.model_id, vocab_size, largest, len(self.table))
         changed = copy.copy(self)
         changed.table = self.table.at_width(width)
         changed.vocabulary = replace(
-            self.vocabulary, vocab_size=width, width_source=source, table=changed.table
+            known, vocab_size=width, width_source=source, table=changed.table
         )
         changed._tokens = changed.table.tokens()
         return changed
+
+    def read_otherwise(self) -> tuple[str, Tokenizer] | None:
+        """Return what else reads the same folder, by name; None if there is nothing to compare.
+
+        It is the folder's file alone, where Transformers decides what it means; or AutoTokenizer,
+        where the file is read by a library of another kind.
+
+        Raises:
+            TokenizerError: if that cannot read it.
+        """
+        if self._backend.other is None:
+            return None
+        name, load = self._backend.other
+        return name, Tokenizer(load(), model_id=self.vocabulary.model_id)
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
         """Return the table in a form of `decode_vocabulary`, with some ids taken for UNUSED."""
         if form == "bytes" and not ignore:
             return self.table
+        ignored = frozenset((*ignore, *self._without_row))
         table, _ = decode_vocabulary(
-            self._backend.entries(), width=len(self.table), form=form, ignore=frozenset(ignore)
+            self._backend.entries(), width=len(self.table), form=form, ignore=ignored
         )
         return table.like(self.table)
 
@@ -139,6 +186,8 @@ class Tokenizer:
         Raises:
             TokenizerError: if the vocabulary cannot spell these bytes.
         """
+        if isinstance(token, str):
+            _require_utf8([token])
         data = token.encode() if isinstance(token, str) else token
         [ids] = self.segment_batch([data])
         if ids is None:
@@ -179,7 +228,7 @@ class Tokenizer:
         [0, 1, 2, 3]
 
         Raises:
-            TokenizerError: if the library refuses the text.
+            TokenizerError: if the library refuses the text, or it has half of a surrogate pair.
         """
         [ids] = self.encode_batch([text])
         data, names, tokens = text.encode(), self._control_names, self._tokens
@@ -194,11 +243,27 @@ class Tokenizer:
         """Return the ids that `encode` gives, of many texts at once.
 
         Raises:
-            TokenizerError: if the library refuses a text.
+            TokenizerError: if the library refuses a text, one has half of a surrogate pair, or the
+                library gives a token that the model has no row for.
         """
+        _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
             rows = self._backend.encode_whole(texts)
-            return [self._by_stretches(text) for text in texts] if rows is None else rows
+            if rows is None:
+                rows = [self._by_stretches(text) for text in texts]
+        if self._without_row:
+            self._check_rows(texts, rows)
+        return rows
+
+    def _check_rows(self, texts: Sequence[str], rows: Iterable[Sequence[int]]) -> None:
+        for text, ids in zip(texts, rows, strict=True):
+            for i in ids:
+                if i in self._without_row:
+                    raise TokenizerError(
+                        f"the text {text[:40]!r} has the token {self._shown_without_row(i)}, and "
+                        f"{self.vocabulary.model_id} only {self.vocabulary.vocab_size:,} rows",
+                        hint="take it out of the text, which the model cannot read",
+                    )
 
     def _by_stretches(self, text: str) -> list[int]:
         start, *parts = self._added_pattern.split(text)
@@ -226,15 +291,33 @@ class Tokenizer:
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return what the library gives for stretches from the middle of a text, changed or not.
 
-        Control tokens in them are plain text; `encode` is for texts that a model reads.
+        Control tokens in them are plain text; `encode` is for texts that a model reads. A token
+        that the model has no row for is spelled with others.
+
+        Raises:
+            TokenizerError: if a text has half of a surrogate pair.
         """
+        _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
-            return self._backend.encode_texts(texts)
+            rows = self._backend.encode_texts(texts)
+        return [self._respelled(ids) for ids in rows] if self._without_row else rows
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return what `library_ids` does, as int32 arrays."""
+        _require_utf8(texts)
         with no_panic(self.vocabulary.model_id):
-            return self._backend.encode_arrays(texts)
+            rows = self._backend.encode_arrays(texts)
+        if self._without_row:
+            rows = [np.array(self._respelled(ids.tolist()), np.int32) for ids in rows]
+        return rows
+
+    def _respelled(self, ids: list[int]) -> list[int]:
+        """Spell tokens that the model has no row for with others; as nothing, if that cannot be."""
+        if self._without_row.keys().isdisjoint(ids):
+            return ids
+        tokens = self._without_row
+        parts = [(self._longest_match(tokens[i]) or []) if i in tokens else [i] for i in ids]
+        return [i for part in parts for i in part]
 
     # Kept, because a backend may read files, and ask the hub for those that are missing.
 
@@ -255,12 +338,26 @@ class Tokenizer:
         return next((i for i in first if i in self._declared_roles.get("bos", ())), None)
 
     @functools.cached_property
+    def definition_sha256(self) -> str:
+        """A digest of all that decides which ids a text becomes, and which of them are special.
+
+        Files that differ in the order of their JSON keys have the same; another merge, flag,
+        normalizer or split pattern gives another.
+        """
+        roles = {role: list(ids) for role, ids in self._declared_roles.items()}
+        known = [self.vocabulary.backend, self.table.sha256(), roles]
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+        for part in self._backend.definition():
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
+
+    @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
         """The names of the special tokens by `bos_token` and the like, as chat templates use."""
-        names = {}
+        names = dict(self._backend.special_names())
         for role, ids in self._declared_roles.items():
             for i in ids[:1]:
-                name = self._control_names.get(i) or self.table[i]
+                name = self._control_names.get(i) or self._without_row.get(i) or self.table[i]
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
         return names
 
@@ -268,6 +365,11 @@ class Tokenizer:
     def chat_templates(self) -> Mapping[str, str]:
         """The Jinja chat templates that the tokenizer brings, by name."""
         return self._backend.chat_templates()
+
+    @functools.cached_property
+    def drops_text(self) -> bool:
+        """Whether the library leaves out, in silence, what it has no token for."""
+        return self._backend.drops_text
 
     @property
     def text_changes(self) -> Sequence[TextChange]:
@@ -283,6 +385,9 @@ class Tokenizer:
         """The tokens that texts are split at, where the library does not find them itself."""
         ids = self.table.ids_of_type(TokenType.CONTROL).tolist()
         control = {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
+        if self._without_row:
+            entries = (e for e in self._backend.entries() if e.id in self._without_row)
+            control |= {e.content.decode(): e.id for e in entries if e.type is TokenType.CONTROL}
         return {**self._backend.text_tokens, **control}
 
     @functools.cached_property
@@ -358,6 +463,24 @@ class Tokenizer:
         ))  # fmt: skip
 
 
+def _require_utf8(texts: Sequence[str]) -> None:
+    """Refuse half of a surrogate pair, which JSON can hold: libraries fail on it in their own ways.
+
+    Raises:
+        TokenizerError: says which text has one.
+    """
+    for place, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start]
+            raise TokenizerError(
+                f"text {place}, {text[:40]!a}, has {half!a}, half of a surrogate pair, which is no "
+                "text",
+                hint="write the whole pair, or the character itself",
+            ) from error
+
+
 def _bounds(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
@@ -400,12 +523,17 @@ def _bounds(
 
 # Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
 _MANY_IDS = 1 << 20
+# CodeLlama 7B Python lacks rows for 16 of 32,016 ids, Gemma 3 1B for one of 262,145.
+_MOST_WITHOUT_ROW = 1 / 8
 
 
 def _width(
     files: ModelFiles | None, model_id: str, vocab_size: int | None, largest: int, num_tokens: int
 ) -> tuple[int, str]:
-    """Return the model's width and its source: an option, else the config, else the tokenizer."""
+    """Return the model's width and its source: an option, else the config, else the tokenizer.
+
+    A few tokens may have no row in the model; a width that lacks many is of another model.
+    """
     width, source, says = vocab_size, "option", "as given"
     if width is None and files is not None:
         width, source, says = model_vocab_size(files), "config", "from its config"
@@ -413,9 +541,9 @@ def _width(
         width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
     problem = f"the vocabulary size {width} of {model_id} ({says})"
     hint = "give the width of the model's logits with {option}"
-    if width <= largest:
+    if 0 < width < (1 - _MOST_WITHOUT_ROW) * (largest + 1):
         problem += f" does not hold its largest token id {largest}"
-        hint = f"give the width of the model's logits, at least {largest + 1}, with {{option}}"
+        hint += f"; all but a few of the {largest + 1:,} ids have a row"
     elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
         problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({says})"
         hint = "its files may be damaged; if the model is as wide as that, give {option}"

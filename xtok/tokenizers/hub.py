@@ -31,6 +31,7 @@ class ModelFiles:
     ) -> None:
         self.model, self.revision, self.offline = model, revision, offline
         self.commit: str | None = None  # that the first file came from
+        self.unknown: list[str] = []  # files that the local cache lacks, and the hub may have
 
     def __str__(self) -> str:
         return str(self.model)
@@ -40,7 +41,7 @@ class ModelFiles:
 
         Raises:
             XtokError: if the repo is not available, or if the hub was asked and gave no answer;
-                with `required` also if it is offline and the file is not in the local cache.
+                with `required` also if the local cache, without the hub, does not tell.
         """
         if isinstance(self.model, Path):
             path = self.model / name
@@ -51,10 +52,11 @@ class ModelFiles:
             try:
                 path = Path(hf_hub_download(self.model, name, **self._options()))
             except errors.EntryNotFoundError as error:
-                is_unknown = isinstance(error, errors.LocalEntryNotFoundError)
-                if is_unknown and (required or self._may_ask()):
-                    raise
-                return None  # or offline, and what was cached came without this file
+                if isinstance(error, errors.LocalEntryNotFoundError):
+                    if required or not self.is_local:
+                        raise
+                    self.unknown.append(name)
+                return None
         if path.parent.parent.name == "snapshots":
             self.commit = path.parent.name
         return path
@@ -73,7 +75,7 @@ class ModelFiles:
 
         revision = self.commit or self.revision
         with self._hub():
-            if not self._options()["local_files_only"]:
+            if not self.is_local:
                 return bool(get_paths_info(self.model, name, revision=revision))
             if (self.folder() / name).exists():
                 return True
@@ -136,9 +138,21 @@ class ModelFiles:
 
         return not (self.offline or constants.HF_HUB_OFFLINE)
 
+    @functools.cached_property
+    def is_local(self) -> bool:
+        """Whether only the local cache is read; one answer for all files."""
+        return not (self._may_ask() and hub_reachable())
+
     def _options(self) -> dict[str, Any]:
-        local = not (self._may_ask() and hub_reachable())
-        return {"revision": self.commit or self.revision, "local_files_only": local}
+        return {"revision": self.commit or self.revision, "local_files_only": self.is_local}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out because the hub cannot be reached."""
+        if not (self.unknown and self._may_ask()):
+            return ()
+        names = ", ".join(dict.fromkeys(self.unknown))
+        return (f"the hub cannot be reached, and the local cache of {self} has no {names}",)
 
     @contextmanager
     def _hub(self) -> Iterator[None]:

@@ -24,26 +24,29 @@ from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
-from xtok.maps.admit import pair as pair_of
 from xtok.pairs import Pair
+from xtok.predictions.known import NEXT, candidates_of_row, own_logprobs, without_null
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.training.losses.boundaries import ROUNDING
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-
-_LAYOUT = "for the first token, which nothing predicts: row i must be of token i, not of the next"
-"""What is wrong with a row that predicts its first token."""
 
 IGNORED = -100
 """The label of what is no target, as PyTorch's cross-entropy has it."""
 
 
 class _Row(NamedTuple):
-    """One sample on one side: ids int64 `[T]`, which are targets, and its conversation."""
+    """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
+
+    That is a conversation, or a text and how many control tokens stand before it.
+    """
 
     ids: NDArray[np.int64]
     is_target: NDArray[np.bool_]
     conversation: Conversation | None = None
+    text: str | None = None
+    num_before: int = 0
 
 
 Part = tuple[list[int], bool]
@@ -138,7 +141,10 @@ class DistillationCollator:
             self.teachers, self.teacher_templates, self.aligners, strict=True
         ):
             theirs = self._rows(teacher, template, read)
-            alignments = [self._align(aligner, *rows) for rows in zip(own, theirs, strict=True)]
+            sides = (self.student, teacher)
+            alignments = [
+                self._align(aligner, sides, *rows) for rows in zip(own, theirs, strict=True)
+            ]
             side = _pad(theirs, teacher, self.max_length)
             side["alignment"] = _in_batch(alignments, batch, side)
             batch["teachers"].append(side)
@@ -227,7 +233,10 @@ class DistillationCollator:
             if begin and (not ours or ours[0][0][:1] != list(begin)):
                 ours = [(list(begin), True), *ours]
             own.append(_row_of(ours))
-        alignments = [self._align(aligner, *both) for both in zip(own, theirs, strict=True)]
+        sides_of = self.student, teacher
+        alignments = [
+            self._align(aligner, sides_of, *both) for both in zip(own, theirs, strict=True)
+        ]
         batch, side = (
             _pad(of, tokenizer, self.max_length)
             for of, tokenizer in ((own, self.student), (theirs, teacher))
@@ -283,7 +292,8 @@ class DistillationCollator:
         for sample in samples:
             if isinstance(sample, str):
                 ids = np.array([*begin, *next(encoded), *end], np.int64)
-                rows.append(_Row(ids, np.ones(len(ids), np.bool_)))
+                is_target = np.ones(len(ids), np.bool_)
+                rows.append(_Row(ids, is_target, text=sample, num_before=len(begin)))
             else:
                 tools = sample.get("tools")
                 shown = render(tokenizer, sample["messages"], tools=tools, template=template)
@@ -292,10 +302,16 @@ class DistillationCollator:
                 rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 
-    def _align(self, aligner: TokenAligner, ours: _Row, theirs: _Row) -> FlatAlignment:
+    def _align(
+        self, aligner: TokenAligner, sides_of: tuple[Tokenizer, Tokenizer], ours: _Row, theirs: _Row
+    ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            alignment = aligner.align_document(ours.ids, theirs.ids)
+            if ours.text is not None and aligner.may_lack_text(ours.ids, theirs.ids):
+                places = (_places(*one) for one in zip(sides_of, (ours, theirs), strict=True))
+                alignment = aligner.align_spans(ours.ids, next(places), theirs.ids, next(places))
+            else:
+                alignment = aligner.align_document(ours.ids, theirs.ids)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
         sides = (
@@ -343,12 +359,17 @@ class TopKCollator:
 
     pairs: ClassVar[list[None]] = [None]
 
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length is {self.max_length}, and must be at least 1")
+
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of the rows.
 
         Raises:
-            ValueError: if there are no rows, or columns of a row differ in length; and for
-                predictions of a first token, which are those of a file of the next tokens.
+            ValueError: if there are no rows, or columns of a row differ in length; for predictions
+                of a first token, which are those of a file of the next tokens; and for candidates
+                that stand twice, or are no probabilities.
         """
         if not rows:
             raise ValueError("a batch needs samples")
@@ -366,10 +387,9 @@ class TopKCollator:
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
         ids, columns = np.asarray(row["input_ids"], np.int64), _columns_of(row, _PER_TOKEN)
-        counts, flat_ids, flat_logprobs = _candidates_of(columns, len(ids))
+        counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
-        everything = np.ones(len(ids), np.bool_)
-        is_target = np.asarray(columns.get("loss_mask", everything), np.bool_)
+        is_target = _flags(columns, "loss_mask", len(ids))
         rest = [-np.inf if value is None else value for value in columns["rest_logprob"]]
         return {
             "input_ids": ids,
@@ -378,9 +398,7 @@ class TopKCollator:
             "top_ids": top_ids,
             "top_logprobs": top_logprobs,
             "rest_logprob": np.array(rest, np.float32),
-            "valid": np.asarray(columns.get("valid", everything), np.bool_)
-            & is_target
-            & (counts > 0),
+            "valid": _flags(columns, "valid", len(ids)) & is_target & (counts > 0),
         }
 
 
@@ -397,17 +415,29 @@ def _columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _candidates_of(
-    columns: Mapping[str, Any], num_tokens: int
+    columns: Mapping[str, Any], token_ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
-    lists = [columns.get(name, [[]] * num_tokens) for name in ("topk_ids", "topk_logprobs")]
+    lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
     counts, others = ([len(best) for best in column] for column in lists)
-    if any(counts[:1]):
-        raise ValueError(f"topk_ids begin with candidates {_LAYOUT}")
     if counts != others:
         raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
     ids, logprobs = map(chain.from_iterable, lists)
-    return np.array(counts, np.int64), np.fromiter(ids, np.int64), np.fromiter(logprobs, np.float32)
+    return candidates_of_row(
+        token_ids,
+        np.array(counts, np.int64),
+        np.fromiter(ids, np.int64),
+        np.array(without_null(logprobs), np.float32),
+    )
+
+
+def _flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
+    """Return a column of flags; all are set without it."""
+    values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
+    is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
+    if not is_flag.all():
+        raise ValueError(f"{name} has {values[~is_flag].tolist()[0]!r}, which is neither 0 nor 1")
+    return values.astype(np.bool_)
 
 
 def pad_candidates(
@@ -428,11 +458,12 @@ def _said(row: Mapping[str, Any]) -> tuple[_Row, NDArray[np.float32]]:
     if "realized_logprob" not in columns:
         raise ValueError("a row of a teacher's input_ids needs their realized_logprob")
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
+    realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
-        raise ValueError(f"realized_logprob begins with a value {_LAYOUT}")
+        raise ValueError(f"realized_logprob begins with a value, and {NEXT}")
     if (wrong := realized > ROUNDING).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
-    is_target = np.asarray(columns.get("loss_mask", np.ones(len(ids))), np.bool_).copy()
+    is_target = _flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])
     return _Row(ids, is_target), realized
 
@@ -477,6 +508,18 @@ def _row_of(parts: Sequence[Part]) -> _Row:
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
     return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
+
+
+def _places(tokenizer: Tokenizer, row: _Row) -> NDArray[np.int64]:
+    """Return where the tokens of a text begin in its bytes, and the last one ends.
+
+    Control tokens around it have a place each, outside.
+    """
+    encoding = tokenizer.encode(row.text or "")
+    before = np.arange(-row.num_before, 0)
+    num_behind = len(row.ids) - row.num_before - len(encoding.ids)
+    behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
+    return np.concatenate([before, encoding.bounds, behind])
 
 
 def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:

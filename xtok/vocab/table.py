@@ -207,8 +207,10 @@ class Vocabulary:
     backend: str | None  # the reader of the tokenizer: hf, sentencepiece, tiktoken, tekken …
     vocab_size: int  # V, the width of the model's logits
     width_source: str  # option, config, tokenizer, map; or ids: the largest of a map without one
-    tokenizer_vocab_size: int | None  # the tokenizer's largest id + 1
+    tokenizer_vocab_size: int | None  # the tokenizer's largest id within V + 1
     table: TokenTable | None  # None for a map from elsewhere that carries no tokens
+    # `Tokenizer.definition_sha256` of what a map was made of; None where it is not known.
+    definition_sha256: str | None = None
 
     @property
     def is_lower_bound(self) -> bool:
@@ -288,6 +290,17 @@ class Decoded:
         self._tokens, self._kinds, self._names = tokens, kinds, dict(sorted(names.items()))
         self.ids = tokens.keys()
         self.undecodable = tuple(sorted(undecodable))
+
+    def cut(self, width: int) -> dict[int, bytes]:
+        """Take out the ids from a width on, and return their bytes or names by id."""
+        outside = sorted(i for i in self._tokens if i >= width)
+        if not outside:
+            return {}
+        left = [(i, kind) for i, kind in zip(self._tokens, self._kinds, strict=True) if i < width]
+        self._kinds = [kind for _, kind in left]
+        self.undecodable = tuple(i for i in self.undecodable if i < width)
+        tokens = ((i, self._tokens.pop(i), self._names.pop(i, "")) for i in outside)
+        return {i: token or name.encode() for i, token, name in tokens}
 
     def table(self, width: int) -> TokenTable:
         """Return the table of `width` ids.

@@ -1,0 +1,176 @@
+"""Every file that a command makes: it is named on stdout, passes `verify`, and comes back equal."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from checks import fails, works
+from conftest import Cli
+
+import xtok
+from xtok.maps.file import to_safetensors
+from xtok.maps.map_like import as_any_map
+
+STAGES = {
+    "build": "build P",
+    "p-kl": "build P --for p-kl",
+    "gold": "build P --for gold",
+    "h-kl": "build P --for h-kl",
+    "no-exact": "build P --no-exact-match --top-k 2",
+    "text": "build P --text T",
+    "p-kl-text": "build P --for p-kl --text T",
+    "gold-text": "build P --for gold --text T",
+    "h-kl-text": "build P --for h-kl --text T",
+    "alpha": "build P --for p-kl --text T --alpha 0.001 --top-k 16",
+    "multitoken": "multitoken P",
+    "few": "multitoken P --top-k 2 --exact-match",
+    "generate": "generate P --embedding-model spelling",
+    "one": "generate P --embedding-model spelling --top-k 1",
+    "exact": "reapply-exact multitoken.F",
+    "exact-of-generate": "reapply-exact generate.F",
+    "cut": "sort-cut exact.F",
+    "cut-of-generate": "sort-cut generate.F --top-k 2",
+    "cut-of-text": "sort-cut p-kl-text.F --top-k 3",
+    "events": "events P",
+    "csd": "events P --for csd",
+}
+"""How each file is made, in order: `P` is both models, `T` a text, `F` the format."""
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_every_map_passes_verify_and_comes_back_equal(
+    cli: Cli, small: Path, corpus: Path, tmp_path: Path, suffix: str
+) -> None:
+    pair = [str(small / "small-byte-level"), str(small / "small.model")]
+    other = {"pt": "safetensors", "safetensors": "pt"}[suffix]
+    for name, line in STAGES.items():
+        words = line.replace(".F", f".{suffix}").replace("T", str(corpus)).split()
+        models = [word for part in words for word in (pair if part == "P" else [part])]
+        if name == "events" and suffix == "pt":
+            continue  # an event map has one format
+        path = f"{name}.{suffix}"
+        done = works(cli(*models, "-o", path, "--quiet"))
+        assert done.stdout.splitlines()[0] == path
+        works(cli("verify", path, *pair))
+        if name == "events":
+            continue
+        works(cli("convert", path, f"there.{other}"))
+        works(cli("verify", f"there.{other}", *pair))
+        works(cli("convert", f"there.{other}", f"back.{suffix}"))
+        assert (tmp_path / f"back.{suffix}").read_bytes() == (tmp_path / path).read_bytes(), name
+        for again in (path, f"there.{other}"):
+            assert to_safetensors(as_any_map(tmp_path / again)) == to_safetensors(
+                as_any_map(tmp_path / path)
+            )
+
+
+@pytest.mark.parametrize("options", [["--for", "p-kl"], ["--for", "p-kl", "--text", "T"]])
+def test_a_pt_is_kept(cli: Cli, small: Path, corpus: Path, options: list[str]) -> None:
+    options = [str(corpus) if word == "T" else word for word in options]
+    line = ["build", small / "small-byte-level", small / "small.model", *options]
+    works(cli(*line, "-o", "a.pt"))
+    assert "a.pt exists, and is kept" in works(cli(*line, "-o", "a.pt", "--skip-existing")).stderr
+
+
+NOTE = "note: Use plain KL: both have the same vocabulary, so no map is needed."
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["build", "build --for p-kl", "build --skip-existing", "multitoken", "events",
+     "events --for csd", "generate --embedding-model spelling"],
+)  # fmt: skip
+def test_of_one_vocabulary_a_file_is_made_and_a_note_says_that_none_is_needed(
+    cli: Cli, small: Path, tmp_path: Path, line: str
+) -> None:
+    words = [*line.split(), small / "small-digits", small / "small-digits"]
+    done = works(cli(*words))
+    assert f"{NOTE}\n" in done.stderr
+    path = done.stdout.removesuffix("\n")
+    assert os.listdir(tmp_path) == [path]
+    content = (tmp_path / path).read_bytes()
+    assert works(cli(*words, "--quiet")).stdout == f"{path}\n"
+    assert json.loads(works(cli(*words, "--json")).stdout)["paths"] == [path]
+    assert (tmp_path / path).read_bytes() == content
+    works(cli("verify", path))
+
+
+# What -o does not name
+
+
+@pytest.mark.parametrize("make", ["text", "torch", "other", "student", "folder"])
+@pytest.mark.parametrize("line", ["events P --for csd -o pair.pt", "convert m.safetensors pair.pt"])
+def test_a_file_beside_the_output_is_not_overwritten_unless_it_is_of_the_pair(
+    cli: Cli, small: Path, tmp_path: Path, line: str, make: str
+) -> None:
+    pair = [str(small / "small.model"), str(small / "small-byte-level")]
+    m = xtok.events(*pair, for_loss="csd")
+    m.save(tmp_path / "m.safetensors")
+    beside = tmp_path / "pair.reverse.pt"
+    if make == "text":
+        beside.write_text("mine")
+    elif make == "torch":
+        torch.save({"weight": torch.zeros(3)}, beside)
+    elif make == "other":
+        xtok.events(*pair[::-1], for_loss="csd").save(tmp_path / "x.pt")
+        (tmp_path / "x.reverse.pt").rename(beside)
+    elif make == "student":
+        m.save(tmp_path / "x.pt")
+        (tmp_path / "x.pt").rename(beside)
+    else:
+        beside.mkdir()
+    before = beside.read_bytes() if beside.is_file() else None
+    words = [w for word in line.split() for w in (pair if word == "P" else [word])]
+    fails(cli(*words), "pair.reverse.pt")
+    assert not (tmp_path / "pair.pt").exists()
+    assert (beside.read_bytes() if beside.is_file() else None) == before
+
+
+def test_tables_of_the_pair_are_written_again(cli: Cli, small: Path, tmp_path: Path) -> None:
+    line = ["events", small / "small.model", small / "small-byte-level", "--for", "csd"]
+    first = works(cli(*line, "-o", "pair.pt"))
+    content = (tmp_path / "pair.reverse.pt").read_bytes()
+    assert works(cli(*line, "-o", "pair.pt")).stdout == first.stdout
+    assert (tmp_path / "pair.reverse.pt").read_bytes() == content
+
+
+def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> None:
+    xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
+    line = ["report", "m.safetensors", "-o", "page.html", "--json"]
+    assert works(cli(*line)).stdout == "page.html\npage.json\n"
+    assert works(cli(*line)).stdout == "page.html\npage.json\n"
+    (tmp_path / "page.html").unlink()
+    (tmp_path / "page.json").write_text('{"mine": 1}')
+    fails(cli(*line), "page.json exists")
+    assert os.listdir(tmp_path).count("page.html") == 0
+
+
+# What NeMo-RL's users type
+
+
+@pytest.mark.parametrize("output", [[], ["-o", "x.pt"]])
+def test_a_stage_that_is_trained_on_says_what_is_better(cli: Cli, output: list[str]) -> None:
+    better = "note: to train on, xtok build STUDENT TEACHER --for p-kl (gold, h-kl) makes a better"
+    models = ["--student-model", "bytes", "--teacher-model", "bytes"]
+    done = works(cli("generate", *models, "--embedding-model", "spelling", "--top_k", "8", *output))
+    for one in (done, works(cli("sort-cut", done.stdout.strip(), "--top_k", "4", *output))):
+        assert better in one.stderr
+        assert ("NeMo-RL reads .pt: xtok convert " in one.stderr) == (not output)
+
+
+def test_a_counted_map_is_not_called_worse(cli: Cli, small: Path) -> None:
+    works(cli("build", "bytes", small / "small.model", "--for", "p-kl", "-o", "m.safetensors"))
+    assert "better" not in works(cli("sort-cut", "m.safetensors", "-k", "2")).stderr
+
+
+def test_multitoken_shows_examples(cli: Cli, small: Path) -> None:
+    line = ["multitoken", small / "small-digits", small / "small.model", "--num-examples", "50"]
+    done = works(cli(*line, "-o", "m.pt"))
+    assert done.stdout == "m.pt\n"
+    shown = [row for row in done.stderr.splitlines() if "│ pieces" in row]
+    assert len(shown) == 50
+    assert works(cli(*line, "-o", "m.pt", "--quiet")).stderr == ""

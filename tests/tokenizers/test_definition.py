@@ -1,0 +1,286 @@
+"""The digest of a tokenizer's definition: every change that gives a text other ids changes it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make import built, copied, tekken_file, word_piece
+from sentencepiece import sentencepiece_model_pb2
+from small_tokenizers import CORPUS
+
+import xtok
+from xtok.config import BuildConfig, ProjectConfig
+from xtok.inspection.verify import verify
+from xtok.maps.recipe import difference, recipe_of
+from xtok.projecting.parts import identity_of
+from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
+
+Document = dict[str, Any]
+Change = Callable[[Document], object]
+MARKED = [" <think> a<think>b <|im_end|> a<|im_end|>b <|im_start|>", "ﬁ cafe\u0301 ÀB  x1234 a\n"]
+TEXTS = [*(text[:1500] for text in CORPUS), *MARKED, ""]
+EVERY = 9  # of the merges, one is removed
+
+
+def without(place: int) -> Change:
+    return lambda document: document["model"]["merges"].pop(place)
+
+
+def to(name: str, value: Any) -> Change:
+    return lambda document: document.update({name: value})
+
+
+def flag(name: str, token: str, value: bool) -> Change:
+    def change(document: Document) -> None:
+        [one] = [t for t in document["added_tokens"] if t["content"] == token]
+        one[name] = value
+
+    return change
+
+
+def split(pattern: str, behavior: str) -> Change:
+    def change(document: Document) -> None:
+        before = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior}
+        parts = [{**before, "invert": False}, document["pre_tokenizer"]]
+        document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+
+    return change
+
+
+def byte_level(**options: bool) -> Change:
+    def change(document: Document) -> None:
+        for part in document["pre_tokenizer"]["pretokenizers"]:
+            if part["type"] == "ByteLevel":
+                part.update(options)
+
+    return change
+
+
+def swapped(place: int) -> Change:
+    def change(document: Document) -> None:
+        merges = document["model"]["merges"]
+        merges[place], merges[place + 1] = merges[place + 1], merges[place]
+
+    return change
+
+
+def replaces(old: str, new: str) -> Change:
+    return to("normalizer", {"type": "Replace", "pattern": {"String": old}, "content": new})
+
+
+CHANGES: dict[str, Change] = {
+    **{f"merge {place}": without(place) for place in range(0, 1000, EVERY)},
+    **{f"merges {place} and the next": swapped(place) for place in range(0, 1000, 3 * EVERY)},
+    **{
+        f"{name} of {token}": flag(name, token, name != "normalized")
+        for name in ("lstrip", "rstrip", "single_word")
+        for token in ("<think>", "<|im_end|>")
+    },
+    "not special": flag("special", "<|im_start|>", False),
+    **{form: to("normalizer", {"type": form}) for form in ("NFC", "NFD", "NFKC", "NFKD")},
+    "Lowercase": to("normalizer", {"type": "Lowercase"}),
+    "StripAccents": to("normalizer", {"type": "Sequence", "normalizers": [
+        {"type": "NFD"}, {"type": "StripAccents"}]}),
+    "Strip": to("normalizer", {"type": "Strip", "strip_left": True, "strip_right": True}),
+    "Prepend": to("normalizer", {"type": "Prepend", "prepend": "x"}),
+    **{f"{old!r} → {new!r}": replaces(old, new) for old, new in ("ab", "e ", ("\n", " "))},
+    "words": split(r"\w+", "Isolated"),
+    "digits": split(r"\d", "Isolated"),
+    "spaces": split(" ", "Isolated"),
+    "spaces removed": split(" ", "Removed"),
+    "a space before": byte_level(add_prefix_space=True),
+    "GPT-2's pattern": byte_level(use_regex=True),
+    "no post-processor": to("post_processor", None),
+}  # fmt: skip
+
+
+def ids_of(tokenizer: Tokenizer) -> list[Any]:
+    """Return all that a tokenizer makes of texts."""
+    whole, within = tokenizer.encode_batch(TEXTS), tokenizer.library_ids(TEXTS)
+    types = tokenizer.table.types.tolist()
+    return [whole, within, types, dict(tokenizer.table.roles), tokenizer.bos_id]
+
+
+class Kept:
+    """A map and parts of a tokenizer and another one; which of them a changed tokenizer keeps."""
+
+    def __init__(self, before: Tokenizer, other: Tokenizer) -> None:
+        self.other, self.ids = other, ids_of(before)
+        self.map = built(before, other)
+        self.models = self.models_of(before)
+
+    def models_of(self, tokenizer: Tokenizer) -> Any:
+        templates = {"student_template": None, "teacher_template": None}
+        pair = xtok.pair(self.other, tokenizer)
+        return identity_of(pair, (), "", ProjectConfig(), templates)["models"]
+
+    def differs(self, changed: Tokenizer) -> bool:
+        """Whether it gives other ids; then nothing may be kept, else it may be either way."""
+        if ids_of(changed) == self.ids:
+            return False
+        recipe = recipe_of(BuildConfig())
+        assert difference(self.map, xtok.pair(changed, self.other), recipe) is not None
+        assert self.models_of(changed) != self.models
+        return True
+
+
+def test_every_change_of_a_tokenizer_json(
+    small: Path, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    kept, folder = Kept(byte_level, digits), tmp_path / "small-byte-level"
+    shutil.copytree(small / "small-byte-level", folder)
+    path, count = folder / "tokenizer.json", 0
+    text = path.read_text()
+    num_merges = len(json.loads(text)["model"]["merges"])
+    for name, change in CHANGES.items():
+        if name.startswith("merge") and int(name.split()[1]) + 1 >= num_merges:
+            continue
+        document = json.loads(text)
+        change(document)
+        path.write_text(json.dumps(document))
+        count += kept.differs(load_tokenizer(folder))
+    assert count >= 100
+    path.write_text(text)
+    assert not kept.differs(load_tokenizer(folder))
+
+
+def in_another_order(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: in_another_order(value[name]) for name in sorted(value, reverse=True)}
+    return [in_another_order(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", ["small-byte-level", "small-digits", "small-hf"])
+def test_the_order_of_keys_says_nothing(name: str, small: Path, tmp_path: Path) -> None:
+    before = load_tokenizer(small / name)
+    folder = tmp_path / name
+    shutil.copytree(small / name, folder)
+    for path in folder.glob("*.json"):
+        path.write_text(json.dumps(in_another_order(json.loads(path.read_text())), indent=2))
+    assert load_tokenizer(folder).definition_sha256 == before.definition_sha256
+    wide = load_tokenizer(folder, vocab_size=5000)
+    assert wide.definition_sha256 == before.at_width(9000).definition_sha256
+    assert wide.definition_sha256 == before.definition_sha256
+
+
+def test_what_was_loaded_by_transformers(small: Path) -> None:
+    """Padding and truncation, which calls leave behind, are no part of the definition."""
+    from transformers import AutoTokenizer
+
+    folder = small / "small-byte-level"
+    loaded: Any = AutoTokenizer.from_pretrained(str(folder))
+    loaded(["a", "b c d"], padding=True, truncation=True, max_length=9)
+    digest = load_tokenizer(folder).definition_sha256
+    assert from_transformers(loaded).definition_sha256 == digest
+
+
+def test_what_is_kept_says_why_not(small: Path, digits: Tokenizer, tmp_path: Path) -> None:
+    """By a file of this version and by one of an earlier, which has no digest."""
+    folder, path = tmp_path / "small-byte-level", tmp_path / "m.safetensors"
+    shutil.copytree(small / "small-byte-level", folder)
+
+    def asked_again() -> list[str]:
+        notes: list[str] = []
+        xtok.get_map(load_tokenizer(folder), digits, path=path, note=notes.append)
+        return notes
+
+    def definitions() -> dict[str, str]:
+        checked = verify(path, xtok.pair(load_tokenizer(folder), digits))
+        return {c.name: c.level for c in checked.checks if c.name.endswith("definition")}
+
+    assert asked_again() == []
+    assert asked_again() == [f"{path} exists, and is kept"]
+    assert definitions() == {"student definition": "ok", "teacher definition": "ok"}
+    document = json.loads((folder / "tokenizer.json").read_text())
+    without(0)(document)
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    assert definitions() == {"student definition": "failed", "teacher definition": "ok"}
+    [replaced] = asked_again()
+    assert "its student small-byte-level was changed since" in replaced
+    assert definitions()["student definition"] == "ok"
+    kept = xtok.ProjectionMap.load(path)
+    sides = {s: replace(getattr(kept, s), definition_sha256=None) for s in ("student", "teacher")}
+    replace(kept, **sides).save(path)
+    assert definitions() == {"student definition": "skipped", "teacher definition": "skipped"}
+    [replaced] = asked_again()
+    assert "an earlier version made it" in replaced
+
+
+def models_of_sentencepiece(path: Path) -> Iterator[bytes]:
+    """Change one thing each of a model: the normalizer, or the score or type of a piece."""
+
+    def changed(change: Callable[[Any], object]) -> bytes:
+        proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+        change(proto)
+        return bytes(proto.SerializeToString())
+
+    for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
+        yield changed(lambda p, n=name: setattr(
+            p.normalizer_spec, n, not getattr(p.normalizer_spec, n)))  # fmt: skip
+    for place in range(262, 500, 5):
+        yield changed(lambda p, i=place: setattr(p.pieces[i], "score", -1e6))
+    yield changed(lambda p: setattr(p.pieces[300], "type", 5))
+
+
+def test_every_change_of_a_sentencepiece_model(
+    small: Path, sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    kept, path = Kept(sentencepiece, digits), tmp_path / "small.model"
+    count = 0
+    for data in models_of_sentencepiece(small / "small.model"):
+        path.write_bytes(data)
+        count += kept.differs(load_tokenizer(path))
+    assert count >= 15
+
+
+@pytest.mark.parametrize("kind", ["tiktoken", "tekken"])
+def test_another_pattern(kind: str, small: Path, digits: Tokenizer, tmp_path: Path) -> None:
+    def load(pattern: str) -> Tokenizer:
+        if kind == "tiktoken":
+            return load_tokenizer(f"{small / 'small.tiktoken'}@{pattern}")
+        path = tekken_file(tmp_path / "tekken.json", small)
+        document = json.loads(path.read_text())
+        document["config"]["pattern"] = pattern
+        path.write_text(json.dumps(document))
+        return load_tokenizer(path)
+
+    patterns = [r"\p{N}{1,3}|[^\p{N}]+", r"\p{N}|[^\p{N}]+", r" ?\S+|\s", r"\w+|\W", r"(?s:.)"]
+    kept = Kept(load(patterns[0]), digits)
+    assert not kept.differs(load(patterns[0]))
+    assert all(kept.differs(load(pattern)) for pattern in patterns[1:])
+
+
+def test_what_configs_say_of_tokens(
+    small: Path, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    """Roles decide which special tokens match."""
+    kept = Kept(byte_level, digits)
+    folder = copied(
+        small / "small-byte-level", tmp_path / "small-byte-level", generation_config={
+            "eos_token_id": 1}
+    )  # fmt: skip
+    assert kept.differs(load_tokenizer(folder))
+
+
+def test_word_piece_and_lower_case(tmp_path: Path, digits: Tokenizer) -> None:
+    cased = load_tokenizer(word_piece(tmp_path / "cased" / "m", lowercase=False))
+    assert Kept(cased, digits).differs(
+        load_tokenizer(word_piece(tmp_path / "uncased" / "m", lowercase=True))
+    )
+
+
+def test_a_folder_with_a_sentencepiece_file(small: Path, digits: Tokenizer, tmp_path: Path) -> None:
+    """What its config adds is a part of the definition."""
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    config = {"bos_token": "<s>", "added_tokens_decoder": {
+        "600": {"content": "<tool>", "special": False}}}  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    before = load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(tmp_path).definition_sha256 != before.definition_sha256

@@ -1,0 +1,109 @@
+"""What is not a prediction: what files and servers have where no model said anything.
+
+Files, servers' answers, collators and `project_logprobs` all ask these functions. What no model can
+say is not known: it is never a probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IMPOSSIBLE = -1e3
+"""Finite log-probabilities below this are padding, or what a server writes for −∞ or for nothing:
+−9999 (vLLM), −99999 (Tinker), −1e4 (DistillKit). The least of a float32 softmax is about −104."""
+
+STAND_IN = -9999.0
+"""What JSON's null, SGLang's for −∞, is read as."""
+
+ROUNDING = 0.01
+"""What half precision may add to a sum of probabilities, and to a log-probability."""
+
+NEXT = "nothing predicts a first token: row i is of token i, not of the next"
+"""What is wrong with rows that begin with a prediction."""
+
+
+def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which log-probabilities only stand where there is none; NaN, −∞ and padding may not.
+
+    >>> is_stand_in(np.array([-0.5, -9999.0, -np.inf, np.nan])).tolist()
+    [False, True, False, False]
+    """
+    return np.asarray((logprobs < IMPOSSIBLE) & ~np.isneginf(logprobs))
+
+
+def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
+    """Return the log-probabilities of texts' own tokens, NaN where no model said one.
+
+    That is for stand-ins, and for a first token with 0.0, as if it were certain.
+
+    >>> own_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
+    [nan, nan, 0.0]
+    """
+    known = np.where(is_stand_in(logprobs), np.asarray(np.nan, logprobs.dtype), logprobs)
+    known[firsts] = np.where(known[firsts] == 0, np.nan, known[firsts])
+    return known
+
+
+def is_of_nothing(token: int, ids: NDArray[Any], logprobs: NDArray[Any]) -> bool:
+    """Whether a first token's candidates say nothing: there are none, or it is certain itself.
+
+    >>> is_of_nothing(309, ids=np.array([309]), logprobs=np.array([0.0]))
+    True
+    """
+    kept = ~is_stand_in(logprobs)
+    ids, logprobs = ids[kept], logprobs[kept]
+    return not len(ids) or (ids.tolist() == [token] and logprobs.tolist() == [0.0])
+
+
+def without_null(logprobs: Iterable[Any]) -> list[Any]:
+    """Return log-probabilities of JSON, which has no −∞: null is what stands for it."""
+    return [STAND_IN if value is None else value for value in logprobs]
+
+
+def candidates_of_row(
+    token_ids: NDArray[Any],
+    counts: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    logprobs: NDArray[np.float32],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return the candidates of a text's tokens that a model did say.
+
+    Args:
+        token_ids: `[T]`, the text's.
+        counts: `[T]`, how many candidates each has.
+        ids: theirs, one after another.
+        logprobs: theirs.
+
+    Returns:
+        counts, ids and log-probabilities.
+
+    Raises:
+        ValueError: for a candidate that stands twice, probabilities that are none or sum to more
+            than 1, and a row that predicts a first token.
+    """
+    kept = ~is_stand_in(logprobs) & ~np.isneginf(logprobs)
+    first = slice(int(counts[:1].sum()))
+    if first.stop:
+        if not is_of_nothing(int(token_ids[0]), ids[first], logprobs[first]):
+            raise ValueError(f"topk_ids begin with candidates, and {NEXT}")
+        kept[first] = False
+    row_of = np.repeat(np.arange(len(counts)), counts)[kept]
+    ids, logprobs = ids[kept], logprobs[kept]
+    if not (logprobs <= ROUNDING).all():
+        wrong = logprobs[~(logprobs <= ROUNDING)][0]
+        raise ValueError(f"topk_logprobs has {wrong:.4g}, which is no log-probability")
+    keys = np.sort(row_of << 32 | ids)
+    if (keys[1:] == keys[:-1]).any():
+        twice = int(keys[1:][keys[1:] == keys[:-1]][0])
+        raise ValueError(f"topk_ids has {twice & 0xFFFFFFFF} twice for token {twice >> 32}")
+    sums = np.bincount(row_of, np.exp(logprobs, dtype=np.float64), len(counts))
+    if len(sums) and sums.max() > 1 + ROUNDING:
+        raise ValueError(
+            f"the candidates of token {sums.argmax()} have probabilities that sum to "
+            f"{sums.max():.4g}"
+        )
+    return np.bincount(row_of, minlength=len(counts)), ids, logprobs
