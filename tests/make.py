@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import xtok
-from xtok.alignment.aligner import AlignmentBatch
+from xtok.alignment.aligner import ShiftedAlignment
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -350,13 +350,19 @@ def random_model(folder: Path, tokenizer: Path, size: int) -> Path:
 TURNS = "{% for m in messages %}[header {{ m.role }}]\n{{ m.content | trim }}\n\n{% endfor %}"
 
 
-def alignment(student: Any, teacher: Any, valid: Any = None, correct: Any = None) -> AlignmentBatch:
+def alignment(
+    student: Any, teacher: Any, valid: Any = None, correct: Any = None
+) -> ShiftedAlignment:
+    """The alignment of positions; a chunk at position 0 may begin with token 0, before it."""
     import torch
 
     s, t = torch.as_tensor(student), torch.as_tensor(teacher)
     chunks = max(int(s.max()), int(t.max())) + 1
     pair_valid = torch.ones((len(s), chunks)).bool() if valid is None else torch.as_tensor(valid)
-    return AlignmentBatch(
+    has_start = torch.ones_like(pair_valid)
+    has_start[:, 0] = (s[:, :1] != 0).all(1) & (t[:, :1] != 0).all(1)
+    return ShiftedAlignment(
+        has_start=has_start,
         pair_valid=pair_valid,
         pair_is_correct=pair_valid if correct is None else torch.as_tensor(correct),
         student_exact_partition_mask=torch.zeros_like(s),

@@ -183,10 +183,16 @@ _ENDS = {
 }
 
 
-def check_loss(loss: str, known: Any = Loss) -> None:
-    """Raise a `ValueError` unless a loss is one of those that maps, or events, are made for."""
-    if loss not in get_args(known):
+def loss_name(loss: str, known: Any = Loss) -> Any:
+    """Return a loss's name, of which both spellings are accepted: `p-kl`, `p_kl`.
+
+    Raises:
+        ValueError: unless it is one of those that maps, or events, are made for.
+    """
+    name = loss.replace("_", "-") if isinstance(loss, str) else loss
+    if name not in get_args(known):
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +334,7 @@ class BuildConfig(MultitokenConfig):
         token boundaries and within chunks, there are no exact rows, 8 entries. Gold and H-KL need
         the tokens that both sides have as pairs: exact rows. None has a scale slot.
         """
-        check_loss(loss)
+        loss = loss_name(loss)
         suits: dict[str, Any] = {"weights": "prior", "scale_trick": False, "top_k": 8}
         if loss == "p-kl" and options.get("weights", "prior") == "prior":
             suits["target"] = "both"

@@ -352,7 +352,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add("--learn-map", action="store_true", help="also train the maps, and save them")
     of_models = [name for name, row in LOSSES.items() if not row.is_stored]
-    add("--loss", action="append", choices=of_models, help="one, or one per teacher")
+    add(
+        "--loss", action="append", choices=of_models, type=lambda name: name.replace("_", "-"),
+        help="one, or one per teacher",
+    )  # fmt: skip
     add("--texts", action="append", type=Path, required=True, help="repeatable")
     add("--held-out", action="append", type=Path, default=[], help="texts for bits per byte")
     add("--output", type=Path, required=True, help="folder for checkpoint, log and model")

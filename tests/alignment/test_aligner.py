@@ -348,7 +348,7 @@ def test_an_end_of_text_that_pads_as_well(tokenizers: Tokenizers) -> None:
     ]  # fmt: skip
 
 
-def test_the_seven_fields_and_their_types(
+def test_the_fields_and_their_types(
     aligner: TokenAligner, texts: tuple[list[list[int]], list[list[int]]]
 ) -> None:
     s, s_mask = batch(texts[0], 0)
@@ -364,6 +364,8 @@ def test_the_seven_fields_and_their_types(
         "student_chunk_id": ("int64", s.shape),
         "teacher_chunk_id": ("int64", t.shape),
         "num_chunks": ("int64", (4,)),
+        "student_kept": ("bool", s.shape),
+        "teacher_kept": ("bool", t.shape),
     }
     tensors = {name: torch.from_numpy(mask) for name, mask in masks.items()}
     as_torch = aligner.align(torch.from_numpy(s), torch.from_numpy(t), **tensors)
@@ -406,6 +408,44 @@ def test_shift_to_predictions(tokenizers: Tokenizers, aligner: TokenAligner) -> 
     tensors = aligner.align(torch.from_numpy(s), torch.from_numpy(t))
     assert_same(shift_to_predictions(tensors), shifted)
     assert tensors.pair_valid.all()  # the batch itself is not changed
+    with pytest.raises(ValueError, match="shifted already"):
+        shift_to_predictions(shifted)
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_padding_predicts_nothing_on_either_side(
+    tokenizers: Tokenizers, aligner: TokenAligner, has_mask: bool, as_tensor: bool
+) -> None:
+    """The first chunk has no position, or one that predicts its middle, whatever the padding."""
+    names = ("byte_level", "sentencepiece")
+    texts = [" a", " a b", "qzx a b", "\xff\xfe a", "a b c d e f g"]
+    rows = [[spell(tokenizers, name, text) for text in texts] for name in names]
+    pads = [tokenizers["byte_level"].table.roles["pad"][0], 0]
+    found = []
+    for left in (False, True):
+        ids, masks = [], []
+        for side, pad in zip(rows, pads, strict=True):
+            width = 2 + max(map(len, side))
+            padded = np.full((len(side), width), pad)
+            for row, own in zip(padded, side, strict=True):
+                row[width - len(own) if left else 0 :][: len(own)] = own
+            mask = np.array([[True] * len(own) + [False] * (width - len(own)) for own in side])
+            ids.append(padded)
+            masks.append(mask[:, ::-1].copy() if left else mask)
+        given = dict(zip(("student_attention_mask", "teacher_attention_mask"), masks, strict=True))
+        if not has_mask:
+            del given["student_attention_mask"]
+        made: Any = (torch.from_numpy(x) if as_tensor else x for x in ids)
+        shifted = shift_to_predictions(aligner.align(*made, **given))
+        for side_name, mask in zip(("student", "teacher"), masks, strict=True):
+            chunk = np.asarray(getattr(shifted, f"{side_name}_chunk_id"))
+            assert (chunk[~mask] == -1).all()
+            found.append([[c for c in row if c >= 0] for row in chunk.tolist()])
+        found.append(np.asarray(shifted.pair_valid).tolist())
+        found.append(np.asarray(shifted.has_start).tolist())
+    assert found[:4] == found[4:]
+    assert not np.asarray(shifted.has_start)[:, 0].any()
 
 
 def test_byte_spans(aligner: TokenAligner, tokenizers: Tokenizers) -> None:

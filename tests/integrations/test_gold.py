@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -208,6 +209,9 @@ def test_the_loss_is_the_library_s(gold: Any, small: Path, tmp_path: Path, stude
         teacher_attention_mask=teacher_mask,
     )
     attended = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    alignment = replace(  # prompts predict the first token of an answer
+        alignment, student_kept=inputs["attention_mask"] != 0, teacher_kept=attended != 0
+    )
     with torch.no_grad():
         student_logits = one.model(
             input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]

@@ -65,6 +65,7 @@ def test_texts(collator: DistillationCollator, digits: Tokenizer, byte_level: To
         student_attention_mask=batch["attention_mask"],
         teacher_attention_mask=side["attention_mask"],
     )
+    assert type(side["alignment"]) is type(aligned)
     for name, value in vars(side["alignment"]).items():
         assert torch.equal(value, getattr(aligned, name)), name
     assert int(aligned.num_chunks[0]) > 5

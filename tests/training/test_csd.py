@@ -19,7 +19,7 @@ from torch import Tensor
 
 import xtok
 from xtok import XtokError
-from xtok.alignment.aligner import AlignmentBatch
+from xtok.alignment.aligner import ShiftedAlignment
 from xtok.maps.spellings import SpellingMap
 from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import prepare
@@ -56,7 +56,7 @@ CHUNKS: list[Chunk] = [
 
 def batch(
     rows: Sequence[Sequence[Chunk]], seed: int = 0, wider: int = 0
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], AlignmentBatch]:
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], ShiftedAlignment]:
     """Logits, targets and the alignment of rows of chunks, padded by a position or more."""
     targets, ids = [], []
     for side in (0, 1):
@@ -90,7 +90,7 @@ T_S, T_T = (side.shape[1] for side in batch(ROWS)[2])
 
 
 def naive(
-    student: Tensor, teacher: Tensor, targets: Any, aligned: AlignmentBatch, both: Any = BOTH,
+    student: Tensor, teacher: Tensor, targets: Any, aligned: ShiftedAlignment, both: Any = BOTH,
     **options: Any,
 ) -> Tensor:  # fmt: skip
     ids = torch.as_tensor(aligned.student_chunk_id), torch.as_tensor(aligned.teacher_chunk_id)
@@ -344,6 +344,8 @@ def test_ids_of_the_padding_and_narrow_logits() -> None:
         ({"beta": -1}, "beta is -1, and must be 0 or above"),
         ({"alpha": float("nan")}, "alpha is nan, and must be 0 or above"),
         ({"jsd_beta": 1}, "jsd_beta is 1, and must be between 0 and 1"),
+        ({"jsd_beta": "a"}, "jsd_beta is 'a', and must be between 0 and 1"),
+        ({"jsd_beta": True}, "jsd_beta is True, and must be between 0 and 1"),
         ({"jsd_beta": 0.5, "reverse_kl": True}, "without a reverse KL"),
     ],
 )

@@ -16,7 +16,7 @@ from naive_losses import value_and_gradient
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError
-from xtok.alignment.aligner import AlignmentBatch
+from xtok.alignment.aligner import ShiftedAlignment
 from xtok.maps.projection_map import RowKind
 from xtok.training.losses import (
     ChunkLossConfig,
@@ -239,7 +239,7 @@ def test_empty_batches_are_zero(name: str, sizes: tuple[int, int, int]) -> None:
 
 
 def some_loss(
-    name: str, student: Tensor, teacher: Tensor, aligned: AlignmentBatch = ALIGNED, *,
+    name: str, student: Tensor, teacher: Tensor, aligned: ShiftedAlignment = ALIGNED, *,
     reverse: bool = False,
 ) -> Tensor:  # fmt: skip
     if name == "p_kl":
@@ -329,7 +329,7 @@ def test_no_valid_chunk_is_zero_with_a_gradient_of_zeros(name: str) -> None:
 
 def test_an_alignment_may_be_of_lists() -> None:
     student, teacher = logits()
-    lists = AlignmentBatch(**{name: field.tolist() for name, field in vars(ALIGNED).items()})
+    lists = ShiftedAlignment(**{name: field.tolist() for name, field in vars(ALIGNED).items()})
     found = gold(student, teacher, made_pairs(PAIRS, (10, 13)), lists)
     torch.testing.assert_close(found, some_loss("gold", student, teacher))
 

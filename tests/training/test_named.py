@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -11,12 +12,20 @@ import torch
 from make import GOOD, alignment, built
 
 import xtok
-from xtok import DistillationCollator, ProjectionModule, XtokError
+from xtok import DistillationCollator, ProjectionModule, XtokError, losses
 from xtok.pairs import Pair
 from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
-from xtok.training.losses.named import EVENTS, LOSSES, MAP, SPELLINGS, LossName, make_loss
+from xtok.training.losses.named import (
+    EVENTS,
+    LOSSES,
+    MAP,
+    SPELLINGS,
+    LossName,
+    loss_named,
+    make_loss,
+)
 
 
 def test_the_table() -> None:
@@ -36,7 +45,7 @@ def test_the_table() -> None:
         name: make_loss(name).count(batch, side) for name in ("alm", "same-tokenizer", "topk-kl")
     }
     assert counts == {"alm": 1, "same-tokenizer": 3, "topk-kl": 4}
-    with pytest.raises(ValueError, match="the loss is 'kl', and must be one of p-kl, event-kl"):
+    with pytest.raises(ValueError, match="loss is 'kl', and must be one of"):
         make_loss("kl")  # type: ignore[arg-type]
 
 
@@ -77,6 +86,16 @@ def test_a_config_in_place_of_options() -> None:
         make_loss("topk-kl", config=ALMConfig())
 
 
+def artefact_of(name: LossName, pair: Pair) -> Any:
+    """What a loss takes of a pair."""
+    artefact = LOSSES[name].artefact
+    if artefact is SPELLINGS:
+        return spelling_index(spellings_of_pair(pair))
+    if artefact is EVENTS:
+        return event_index(xtok.events(*pair.tokenizers))
+    return None if artefact is None else ProjectionModule(built(*pair.tokenizers))
+
+
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
 @pytest.mark.parametrize("name", [n for n in LOSSES if n not in ("same-tokenizer", "topk-kl")])
 def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
@@ -84,13 +103,7 @@ def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
 ) -> None:
     """So that batches of one row add up to a batch of all of them."""
     row, (student, teacher) = LOSSES[name], pair.tokenizers
-    module: Any = None
-    if row.artefact is SPELLINGS:
-        module = spelling_index(spellings_of_pair(pair))
-    elif row.artefact is EVENTS:
-        module = event_index(xtok.events(student, teacher))
-    elif row.artefact is MAP:
-        module = ProjectionModule(built(student, teacher))
+    module = artefact_of(name, pair)
     options = {"top_k": None} if row.config is PKLConfig else {}
     strict, all_chunks = (
         make_loss(name, module=module, config=row.config(exact_token_match_only=only, **options))
@@ -120,3 +133,88 @@ def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
     expected, count = total(slice(None))
     assert count == sum(n for _, n in of_rows) > 5
     assert sum(of_row for of_row, _ in of_rows) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["p-kl", "event-kl", "csd", "alm", "gold"])
+@pytest.mark.parametrize("prompt", [0, 3])
+@pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
+def test_padding_on_the_left_is_padding_on_the_right(
+    name: LossName, prompt: int, pair: Pair
+) -> None:
+    """Chunks, loss and gradients are the same; what padding predicts is never read."""
+    student, teacher = pair.tokenizers
+    collate = DistillationCollator(student, teacher, bos=False)
+    loss = make_loss(name, module=artefact_of(name, pair))
+    texts = ["The keeper lit 201 lamps, día tras día.", "at 6:12.", "Fog"]
+    rows = [student.segment(text.encode()) for text in texts]
+    width = 4 + max(map(len, rows))
+    generator = torch.Generator().manual_seed(0)
+    own = [torch.randn(len(row), pair.shape[0], generator=generator).double() for row in rows]
+    counts, values, gradients = [], [], []
+    logits_of_teacher = torch.Tensor()
+    for left in (False, True):
+        ids, mask = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(2))
+        labels = torch.full_like(ids, -100)
+        logits = torch.full((len(rows), width, pair.shape[0]), 1e4, dtype=torch.float64)
+        places = []
+        for number, (row, values_of_row) in enumerate(zip(rows, own, strict=True)):
+            begin = width - len(row) if left else 0
+            here = slice(begin, begin + len(row))
+            ids[number, here], mask[number, here] = torch.tensor(row), 1
+            labels[number, here] = torch.tensor(row)
+            labels[number, begin : begin + prompt] = -100
+            logits[number, here] = values_of_row
+            places.append(here)
+        logits[mask == 0, 5] = -1e4
+        logits.requires_grad_()
+        batch = prepare(collate.from_student_ids(ids, mask, labels))
+        [side] = batch["teachers"]
+        if not left:
+            shape = (*side["input_ids"].shape, pair.shape[1])
+            logits_of_teacher = torch.randn(shape, generator=generator, dtype=torch.float64)
+        value = loss(logits, logits_of_teacher, batch, side)
+        (gradient,) = torch.autograd.grad(value, logits)
+        assert not gradient[mask == 0].any()
+        counts.append(loss.count(batch, side))
+        values.append(float(value.detach()))
+        gradients.append(torch.cat([gradient[n, at] for n, at in enumerate(places)]))
+    assert counts[0] == counts[1] > 5
+    assert values[0] == pytest.approx(values[1], rel=1e-12)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-15)
+
+
+def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path: Path) -> None:
+    """An alignment of the tokens, an event map, a path: an error that says what to give."""
+    student, teacher = pair.tokenizers
+    batch = DistillationCollator(student, teacher)(["High water at 6:12."])
+    [side] = prepare(batch)["teachers"]
+    events, spellings = xtok.events(student, teacher), spellings_of_pair(pair)
+    logits = [torch.zeros(*of["input_ids"].shape, width)
+              for of, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
+    targets, m = (batch["input_ids"], side["input_ids"]), built(student, teacher)
+    index, unshifted = event_index(events), batch["teachers"][0]["alignment"]
+    with pytest.raises(ValueError, match=r"PaddedAlignment is given .*shift_to_predictions"):
+        losses.event_kl(*logits, index, unshifted)
+    with pytest.raises(ValueError, match=r"PaddedAlignment is given .*shift_to_predictions"):
+        losses.count_chunks(unshifted)
+    for wrong in (events, tmp_path / "events.safetensors", "events.safetensors", None, m):
+        with pytest.raises(ValueError, match=r"EventIndex is due: give event_index\("):
+            losses.event_kl(*logits, wrong, side["shifted"])
+    with pytest.raises(ValueError, match=r"SpellingIndex is due: give spelling_index\("):
+        losses.csd(*logits, spellings, targets, side["shifted"])
+    with pytest.raises(ValueError, match=r"ProjectionModule is due: give xtok.ProjectionModule"):
+        losses.p_kl(*logits, m, side["shifted"])
+    with pytest.raises(ValueError, match=r"ExactPairs is due: give exact_pairs\("):
+        losses.gold(*logits, ProjectionModule(m), side["shifted"])
+    with pytest.raises(ValueError, match=r"EventIndex is due: give event_index\("):
+        make_loss("event-kl", module=events)  # type: ignore[arg-type]
+
+
+def test_both_spellings_of_a_name(pair: Pair) -> None:
+    for name in LOSSES:
+        assert loss_named(name.replace("-", "_")) is LOSSES[name]  # type: ignore[arg-type]
+    with pytest.raises(XtokError, match="event-kl needs an event map"):
+        make_loss("event_kl")  # type: ignore[arg-type]
+    assert xtok.BuildConfig.for_loss("p_kl") == xtok.BuildConfig.for_loss("p-kl")  # type: ignore[arg-type]
+    made: Any = xtok.events(*pair.tokenizers, for_loss="event_kl")  # type: ignore[call-overload]
+    assert made.num_events == xtok.events(*pair.tokenizers).num_events

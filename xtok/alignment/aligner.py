@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -46,6 +46,21 @@ class AlignmentBatch:
     num_chunks: Array  # int64 [B]
 
 
+@dataclass
+class PaddedAlignment(AlignmentBatch):
+    """An alignment that knows where a row has its tokens; padding predicts nothing."""
+
+    student_kept: Array  # bool [B, T_s]
+    teacher_kept: Array  # bool [B, T_t]
+
+
+@dataclass
+class ShiftedAlignment(AlignmentBatch):
+    """An alignment of the positions that predict the tokens, as losses take it."""
+
+    has_start: Array  # bool [B, max_pairs], whether both sides predict a chunk's first token
+
+
 @dataclass(frozen=True, eq=False)
 class FlatAlignment:
     """The alignment of many documents on flat arrays; chunks are numbered per document."""
@@ -74,7 +89,7 @@ class FlatAlignment:
 
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
-    ) -> AlignmentBatch:
+    ) -> PaddedAlignment:
         """Return the alignment of a padded batch, as NumPy arrays.
 
         Args:
@@ -87,7 +102,7 @@ class FlatAlignment:
         is_single = np.append(self.is_correct, False)
         for number in (student, teacher):
             is_single[:-1] &= np.bincount(number, minlength=len(is_single))[:-1] == 1
-        return AlignmentBatch(
+        return PaddedAlignment(
             pair_valid=valid,
             pair_is_correct=filled(valid, self.is_correct, False),
             student_exact_partition_mask=filled(student_kept, is_single[student], False),
@@ -95,6 +110,8 @@ class FlatAlignment:
             student_chunk_id=filled(student_kept, self.student_chunk_id.astype(np.int64), -1),
             teacher_chunk_id=filled(teacher_kept, self.teacher_chunk_id.astype(np.int64), -1),
             num_chunks=self.num_chunks,
+            student_kept=student_kept,
+            teacher_kept=teacher_kept,
         )
 
 
@@ -165,7 +182,7 @@ class TokenAligner:
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
-    ) -> AlignmentBatch:
+    ) -> PaddedAlignment:
         """Align a batch of rows of token ids.
 
         Args:
@@ -187,7 +204,7 @@ class TokenAligner:
                 raise ValueError(f"{side.side}_ids are not a padded batch [B, T]")
         batch = self.align_sequences(student, teacher).padded(student.kept, teacher.kept)
         arrays = {name: like(array, student_ids) for name, array in vars(batch).items()}
-        return AlignmentBatch(**arrays)
+        return PaddedAlignment(**arrays)
 
     def align_sequences(
         self, student: Sequences | FlatIds, teacher: Sequences | FlatIds
@@ -421,33 +438,54 @@ def describe_alignment(
     )
 
 
-def shift_to_predictions(batch: AlignmentBatch) -> AlignmentBatch:
+def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     """Return the alignment of the positions that predict the tokens, as losses take it.
 
-    Position i predicts token i + 1, so it takes that token's chunk; the last position predicts
-    nothing. A chunk without a predicting position on one side (a first token) is no longer valid.
+    Position i predicts token i + 1, so it takes that token's chunk. The last position predicts
+    nothing, nor does padding: a row's first token has no position, on whichever side it is padded.
+    A chunk without a position on one side is no longer valid.
 
     >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))
     >>> batch.student_chunk_id.tolist(), xtok.shift_to_predictions(batch).student_chunk_id.tolist()
     ([[0, 1]], [[1, -1]])
+
+    Raises:
+        ValueError: if it is shifted already.
     """
-    shifted: dict[str, Any] = {
-        f"{side}_{name}": _shift(getattr(batch, f"{side}_{name}"), fill)
-        for side in ("student", "teacher")
-        for name, fill in (("chunk_id", -1), ("exact_partition_mask", False))
-    }
-    valid: Any = batch.pair_valid
-    if valid.shape[1]:
-        # Only chunk 0 can hold a row's first token, and lose its last predicting position.
-        valid = valid.copy() if isinstance(valid, np.ndarray) else valid.clone()
-        for side in ("student", "teacher"):
-            valid[:, 0] &= (shifted[f"{side}_chunk_id"] == 0).any(1)
-    return replace(batch, pair_valid=valid, **shifted)
+    if isinstance(batch, ShiftedAlignment):
+        raise ValueError("the alignment is shifted already")
+    valid, has_start = (_copy(batch.pair_valid) for _ in range(2))
+    shifted: dict[str, Any] = {}
+    for side in ("student", "teacher"):
+        ids: Any = getattr(batch, f"{side}_chunk_id")
+        predicts: Any = getattr(batch, f"{side}_kept", ids == ids)
+        mask = _shift(getattr(batch, f"{side}_exact_partition_mask"), False)
+        moved = _shift(ids, -1)
+        moved[~predicts] = -1
+        shifted |= {f"{side}_chunk_id": moved, f"{side}_exact_partition_mask": mask & predicts}
+        # The tokens that nothing predicts, and what is left of their chunks.
+        unpredicted = ids >= 0
+        unpredicted[:, 1:] &= ~predicts[:, :-1]
+        rows, places = _nonzero(unpredicted)
+        chunks = ids[rows, places]
+        has_start[rows, chunks] = False
+        is_gone = (moved[rows] != chunks[:, None]).all(1)
+        valid[rows[is_gone], chunks[is_gone]] = False
+    kept = {n: getattr(batch, n) for n in ("pair_is_correct", "num_chunks")}
+    return ShiftedAlignment(pair_valid=valid, has_start=has_start & valid, **kept, **shifted)
 
 
 def _shift(array: Any, fill: Any) -> Any:
-    shifted = array.copy() if isinstance(array, np.ndarray) else array.clone()
+    shifted = _copy(array)
     shifted[:, :-1] = array[:, 1:]
     shifted[:, -1:] = fill
     return shifted
+
+
+def _copy(array: Any) -> Any:
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
+def _nonzero(array: Any) -> Any:
+    return array.nonzero() if isinstance(array, np.ndarray) else array.nonzero(as_tuple=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, check_loss
+from xtok.config import Loss, loss_name
 
 _RESAMPLES = 1000
 LOSS_NAMES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
@@ -70,7 +70,7 @@ def rank(
         sums: each map's losses, added up by document, float64 `[maps, documents]`.
         counts: how many losses each document has, int64 `[documents]`.
     """
-    check_loss(loss)
+    loss = loss_name(loss)
     measure, where = "cross_entropy", "at the first tokens it compares"
     if loss == "p-kl":
         measure, where = "chunk_cross_entropy", "over chunks, as P-KL averages"

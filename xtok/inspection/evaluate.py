@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, MultitokenConfig, SortCutConfig
+from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
 from xtok.counting.counts import pair_edges
 from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.pair_text import PairText, PerDocument, Wanted
@@ -219,6 +219,8 @@ def evaluation_of(
     """Return what `evaluate` says of maps, by name, on text that was counted per document."""
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
+    if for_loss is not None:
+        for_loss = loss_name(for_loss)
     documents = text.per_document
     by_row = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class TokenAligner(aligner.TokenAligner):
             admit(both, projection)
         super().__init__(both, max_comb_len)
 
-    def align(
+    def align(  # type: ignore[override]
         self,
         student_ids: Array,
         teacher_ids: Array,
@@ -55,6 +56,8 @@ class TokenAligner(aligner.TokenAligner):
     ) -> AlignmentBatch:
         """Align a batch of rows of token ids; see `xtok.TokenAligner.align`.
 
+        Its collator puts every field into the batch, so there are none but those that it knows.
+
         Args:
             student_ids: integers `[B, T_s]`.
             teacher_ids: integers `[B, T_t]`.
@@ -64,7 +67,8 @@ class TokenAligner(aligner.TokenAligner):
             student_attention_mask: `[B, T_s]`, 0 where a token is padding.
             teacher_attention_mask: `[B, T_t]`.
         """
-        return super().align(
+        found = super().align(
             student_ids, teacher_ids, student_attention_mask=student_attention_mask,
             teacher_attention_mask=teacher_attention_mask,
         )  # fmt: skip
+        return AlignmentBatch(**{f.name: getattr(found, f.name) for f in fields(AlignmentBatch)})

@@ -8,7 +8,7 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import EventLoss, check_loss
+from xtok.config import EventLoss, loss_name
 from xtok.maps.events import EventMap
 from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
@@ -73,7 +73,7 @@ def events(
     Raises:
         ValueError: if there is no such loss.
     """
-    check_loss(for_loss, EventLoss)
+    for_loss = loss_name(for_loss, EventLoss)
     return events_of_pair(pair_of(student_model, teacher_model), for_loss, progress)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,
+    PaddedAlignment,
     TokenAligner,
     shift_to_predictions,
 )
@@ -201,11 +202,16 @@ class DistillationCollator:
             # Ids that stand for nothing, which a model wider than its tokenizer may write, are in
             # no chunk.
             nothing = self.aligners[number].student.stands_for_nothing
-            side["alignment"] = self.aligners[number].align(
+            of_targets = self.aligners[number].align(
                 input_ids,
                 side["input_ids"],
                 student_attention_mask=wanted & ~nothing[np.where(wanted, ids, 0)],
                 teacher_attention_mask=side["labels"] != IGNORED,
+            )
+            side["alignment"] = replace(
+                of_targets,
+                student_kept=attention_mask != 0,
+                teacher_kept=side["attention_mask"] != 0,
             )
             sides.append(side)
         return {
@@ -482,20 +488,21 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
 
 
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Move a batch to a device, and add what losses take, shifted to the predicting positions.
+    """Add what losses take, shifted to the predicting positions, and move a batch to a device.
 
     Each side has `targets`, its labels of the next position; each teacher also `shifted`, its
     alignment as `shift_to_predictions` gives it; one with `realized_logprob`
     also `teacher_logprobs`, of the tokens that positions predict. What is `stored` stays as it is.
     """
-    moved: dict[str, Any] = to_device(batch, device)
-    for side in (moved, *moved["teachers"]):
+    whole, *teachers = ({**side} for side in (batch, *batch["teachers"]))
+    for side in (whole, *teachers):
         if "labels" in side:
             side["targets"] = predicted(side["labels"])
         if "alignment" in side:
             side["shifted"] = shift_to_predictions(side["alignment"])
         if "realized_logprob" in side:
             side["teacher_logprobs"] = predicted(side["realized_logprob"], torch.nan)
+    moved: dict[str, Any] = to_device({**whole, "teachers": teachers}, device)
     return moved
 
 
@@ -563,7 +570,7 @@ def _stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
 
 def _in_batch(
     alignments: Sequence[FlatAlignment], ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> AlignmentBatch:
+) -> PaddedAlignment:
     """Return the alignments of rows as one of their padded batch."""
     joined = FlatAlignment(
         *(
@@ -573,4 +580,4 @@ def _in_batch(
     )
     kept = (side["attention_mask"].numpy() != 0 for side in (ours, theirs))
     arrays = vars(joined.padded(*kept))
-    return AlignmentBatch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    return PaddedAlignment(**{name: torch.from_numpy(array) for name, array in arrays.items()})

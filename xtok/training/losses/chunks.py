@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.sparse import check_width, work_dtype
 
@@ -40,14 +42,24 @@ def count_chunks(
     return int(_that_count(alignment, exact_token_match_only, starts_only)[0].sum())
 
 
+def require(given: Any, kind: type, how: str) -> None:
+    """Raise a `ValueError` that says how to make what a loss takes, if something else is given."""
+    if not isinstance(given, kind):
+        is_file = isinstance(given, str | PathLike)
+        what = f"the path {str(given)!r}" if is_file else type(given).__name__
+        raise ValueError(f"{what} is given where {kind.__name__} is due: give {how}")
+
+
+def require_shifted(alignment: Any) -> None:
+    """Raise a `ValueError` for the alignment of the tokens themselves."""
+    require(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
+
+
 def _that_count(
     alignment: Any, exactly: bool, starts_only: bool, device: torch.device | None = None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Return which chunks count, bool `[B, C]`, and the chunk ids and chunks' sizes of both sides.
-
-    Position 0 predicts token 1: where it is in a row's first chunk, that chunk's first token may
-    be token 0, which nothing predicts.
-    """
+    """Return which chunks count, bool `[B, C]`, and both sides' chunk ids and sizes of chunks."""
+    require_shifted(alignment)
     valid = torch.as_tensor(alignment.pair_valid, device=device).clone()
     if exactly:
         valid &= torch.as_tensor(alignment.pair_is_correct, device=device)
@@ -60,8 +72,8 @@ def _that_count(
         counts = torch.zeros((len(ids), valid.shape[1] + 1), dtype=torch.int64, device=ids.device)
         sizes.append(counts.scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:])
         valid &= sizes[-1] > 0
-        if starts_only:
-            valid[:, :1] &= (ids[:, :1] != 0).all(1, keepdim=True)
+    if starts_only:
+        valid &= torch.as_tensor(alignment.has_start, device=device)
     return valid, sides, sizes
 
 
@@ -86,6 +98,7 @@ def loss_over_chunks(
             are not finite.
     """
     device = student_logits.device
+    require_shifted(alignment)
     pairs = torch.as_tensor(alignment.pair_valid).shape
     of_rows = pairs[:1]
     mask = torch.ones(of_rows) if sample_mask is None else torch.as_tensor(sample_mask)

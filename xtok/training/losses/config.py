@@ -8,6 +8,10 @@ from numbers import Real
 from typing import Any
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
 def _check(config: Any, above_0: tuple[str, ...], at_least_0: tuple[str, ...] = ()) -> None:
     """Check the numbers of a config, and that its switches are switches.
 
@@ -16,8 +20,7 @@ def _check(config: Any, above_0: tuple[str, ...], at_least_0: tuple[str, ...] = 
     """
     for name in (*above_0, *at_least_0):
         value, is_above = getattr(config, name), name in above_0
-        is_number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-        if not is_number or value < 0 or (is_above and value == 0):
+        if not _is_number(value) or value < 0 or (is_above and value == 0):
             words = "above 0" if is_above else "0 or above"
             raise ValueError(f"{name} is {value!r}, and must be {words}")
     for field in fields(config):
@@ -67,9 +70,11 @@ class CSDConfig(ChunkLossConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(self, (), ("beta", "alpha"))
-        if self.jsd_beta is not None and (self.reverse_kl or not 0 < self.jsd_beta < 1):
+        if self.jsd_beta is None:
+            return
+        if not _is_number(self.jsd_beta) or not 0 < self.jsd_beta < 1 or self.reverse_kl:
             raise ValueError(
-                f"jsd_beta is {self.jsd_beta}, and must be between 0 and 1, without a reverse KL"
+                f"jsd_beta is {self.jsd_beta!r}, and must be between 0 and 1, without a reverse KL"
             )
 
 

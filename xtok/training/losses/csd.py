@@ -21,6 +21,7 @@ from xtok.training.losses.chunks import (
     loss_over_chunks,
     no_chunks,
     number_chunks,
+    require,
 )
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.picked import Picked, Targets, Tokens, pick, tokens_in
@@ -87,6 +88,7 @@ def csd(
             ids, and logits of NaN or +∞.
     """
     config = config or CSDConfig()
+    require(index, SpellingIndex, "spelling_index(spellings)")
 
     def over_chunks(chunks: Chunks) -> Tensor:
         dtype = work_dtype(student_logits, teacher_logits)

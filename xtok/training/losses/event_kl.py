@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xtok.maps.events import EventMap
 from xtok.training.losses.boundaries import Positions, boundary_loss
-from xtok.training.losses.chunks import log_probabilities
+from xtok.training.losses.chunks import log_probabilities, require
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.sparse import work_dtype
 
@@ -103,6 +103,7 @@ def event_kl(
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
     config = config or ChunkLossConfig()
+    require(index, EventIndex, "event_index(events)")
 
     def compare(log_p: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Compare, by sharing each event's teacher mass among its student tokens as they are: t.

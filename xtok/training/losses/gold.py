@@ -15,6 +15,7 @@ from xtok.training.losses.chunks import (
     divergence,
     log_probabilities,
     loss_over_chunks,
+    require,
 )
 from xtok.training.losses.config import GoldConfig
 from xtok.training.sparse import work_dtype
@@ -101,6 +102,7 @@ def gold(
     The other arguments, the result and the errors are those of `p_kl`.
     """
     config = config or GoldConfig()
+    require(pairs, ExactPairs, "exact_pairs(projection)")
 
     def compare(chunks: Chunks) -> Tensor:
         means = [

@@ -10,13 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from xtok.config import loss_name
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.loss_fit import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import alm
-from xtok.training.losses.chunks import count_chunks
+from xtok.training.losses.chunks import count_chunks, require
 from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
     ALMConfig,
@@ -175,14 +176,12 @@ LOSSES: dict[LossName, NamedLoss] = {
 
 
 def loss_named(name: LossName) -> NamedLoss:
-    """Return a loss's row of the table.
+    """Return a loss's row of the table; `event_kl` is `event-kl`.
 
     Raises:
         ValueError: if there is no such loss.
     """
-    if name not in LOSSES:
-        raise ValueError(f"the loss is {name!r}, and must be one of {', '.join(LOSSES)}")
-    return LOSSES[name]
+    return LOSSES[loss_name(name, LossName)]
 
 
 def make_loss(
@@ -209,7 +208,7 @@ def make_loss(
         XtokError: if the loss needs a map, or an event map, and there is none.
         ValueError: if there is no such loss, or it has not an option that is given.
     """
-    row = loss_named(name)
+    row, name = loss_named(name), loss_name(name, LossName)
     options: dict[str, Any] = {}
     if temperature != 1:
         options["temperature"] = temperature
@@ -226,6 +225,8 @@ def make_loss(
         what = row.config.__name__ if row.config else "no config"
         raise ValueError(f"{name} takes {what}, without other options")
     if row.artefact and not isinstance(module, row.artefact.of_device):
+        if module is not None:
+            require(module, row.artefact.of_device, f"{row.artefact.to_torch.__name__}(…)")
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
         raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
     artefact = row.prepared(module)

@@ -20,6 +20,7 @@ from xtok.training.losses.chunks import (
     largest_columns,
     log_probabilities,
     loss_over_chunks,
+    require,
 )
 from xtok.training.losses.config import PKLConfig
 from xtok.training.module import ProjectionModule
@@ -74,6 +75,7 @@ def p_kl(
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
     config = config or PKLConfig()
+    require(module, ProjectionModule, "xtok.ProjectionModule(projection)")
     num_rows, num_columns = module.shape
 
     def compare(chunks: Chunks) -> Tensor:
