@@ -328,7 +328,8 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
     ("loss", "options", "texts", "name"),
     [
         (None, {}, (), "top4"),
-        (None, {"weights": "synthetic", "target": "both"}, (), "top4_weights-synthetic_target-both"),
+        (None, {"weights": "synthetic", "target": "both"}, (),
+         "top4_weights-synthetic_target-both"),
         (None, {"exact_match": False}, (), "top4_no-exact-match"),
         (None, {"reverse_pass": False, "max_pieces": 2, "special_tokens": "off"}, (),
          "top4_max-pieces-2_no-reverse-pass_special-tokens-off"),
