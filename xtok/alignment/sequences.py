@@ -46,7 +46,7 @@ class SymbolTable:
         self._pads = sorted(pads - text_ends)
         self._ending_pads = sorted(pads & text_ends)
         self.unknown_ids = table.ids_of_type(TokenType.UNKNOWN)
-        symbol_of = control | dict.fromkeys(self.unknown_ids.tolist(), unknown)
+        symbol_of = dict.fromkeys(self.unknown_ids.tolist(), unknown) | control
         ids = np.array(sorted(symbol_of), np.int64)
         lengths = table.lengths.copy()
         lengths[ids] = 1

@@ -132,7 +132,7 @@ def test_distillkits_approximation() -> None:
     assert found[0].tolist() == [[299, 0, 7, 256]]
     # −1.5, then deltas −0.5, −0.25 + 0.125, −0.75 − 0.25
     assert found[1].tolist() == [[-1.5, -2.0, -2.125, -3.125]]
-    with pytest.raises(XtokError, match="here: its rows are shorter than compression_config"):
+    with pytest.raises(XtokError, match=r"here: .*shorter"):
         decompressed_rows(both[0], both[1], config._replace(exact_k=4), "here")
 
 
@@ -266,39 +266,34 @@ def realized(by: int) -> Callable[[list[Row]], None]:
     return apply
 
 
+# What is wrong, and the position that the error names; none for all rows.
 BAD: dict[str, tuple[Callable[[list[Row]], None], str]] = {
-    "id": (change(3, "input_ids", 5000), "row 1, position 3: the id 5000 is outside the vocab"),
-    "candidate": (first_candidate("topk_ids", -1), "row 1, position 3: the id -1 is outside"),
-    "−inf": (first_candidate("topk_logprobs", -math.inf), "row 1, position 3: −inf is no log"),
-    "NaN": (first_candidate("topk_logprobs", math.nan), "row 1, position 3: nan is no log-prob"),
-    "above 1": (
-        first_candidate("topk_logprobs", 1.5),
-        "row 1, position 3: the log-probability 1.5 of a candidate is of a probability above 1",
-    ),
-    "sum": (
-        change(3, "topk_logprobs", [-0.1] * K),
-        "row 1, position 3: its probabilities sum to 7",
-    ),
-    "twice": (change(3, "topk_ids", [4] * K), "row 1, position 3: the candidate 4 stands twice"),
-    "ragged": (change(3, "topk_logprobs", [-1.0]), "row 1, position 3: 8 topk_ids, and 1 topk_log"),
-    "lengths": (lambda rows: rows[1]["topk_ids"].pop(), "row 1: 32 topk_ids, and 33 topk_logpro"),
-    "next": (shift(1, "topk_ids", "topk_logprobs"), "rows are shifted by one: 100% hold the next"),
-    "last": (shift(-1, "topk_ids", "topk_logprobs"), "rows are shifted by one: 97% hold the prev"),
-    "realized, too": (realized(1), "its rows are shifted by one: 100% hold the next token, and "),
+    "id": (change(3, "input_ids", 5000), "row 1, position 3"),
+    "candidate": (first_candidate("topk_ids", -1), "row 1, position 3"),
+    "−inf": (first_candidate("topk_logprobs", -math.inf), "row 1, position 3"),
+    "NaN": (first_candidate("topk_logprobs", math.nan), "row 1, position 3"),
+    "above 1": (first_candidate("topk_logprobs", 1.5), "row 1, position 3"),
+    "sum": (change(3, "topk_logprobs", [-0.1] * K), "row 1, position 3"),
+    "twice": (change(3, "topk_ids", [4] * K), "row 1, position 3"),
+    "ragged": (change(3, "topk_logprobs", [-1.0]), "row 1, position 3"),
+    "lengths": (lambda rows: rows[1]["topk_ids"].pop(), "row 1"),
+    "next": (shift(1, "topk_ids", "topk_logprobs"), "row 0"),
+    "last": (shift(-1, "topk_ids", "topk_logprobs"), "row 0"),
+    "realized, too": (realized(1), "row 0"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
-    apply, problem = BAD[name]
+    apply, place = BAD[name]
     bad = json.loads(json.dumps(rows))
     apply(bad)
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
     out = tmp_path / "out.parquet"
     with pytest.raises(XtokError) as error:
         xtok.project(path, xtok.pair(byte_level, byte_level), out)
-    assert problem in error.value.message
-    assert error.value.message.startswith(str(path))
+    assert error.value.message.startswith(f"{path}, {place}: ")
+    assert ("shifted" in error.value.message) == (place == "row 0")
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -310,40 +305,39 @@ def test_a_servers_rows_are_its_own_tokens(
     entries = answers[0]["choices"][0]["prompt_logprobs"]
     del entries[5][str(rows[0]["input_ids"][5])]
     path = teachers.write_lines(tmp_path / "a.jsonl", answers)
-    with pytest.raises(XtokError, match=r"a.jsonl, line 1, position 5: .*own token"):
+    with pytest.raises(XtokError, match=r"a.jsonl, line 1, position 5: "):
         read(path, byte_level)
     for answer in answers:
         del answer["choices"][0]["prompt_token_ids"]
-    with pytest.raises(XtokError, match="no prompt_token_ids") as error:
+    with pytest.raises(XtokError, match="prompt_token_ids"):
         read(teachers.write_lines(path, answers), byte_level)
-    assert "return_token_ids" in error.value.hint
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "problem"),
+    ("name", "content", "place"),
     [
-        ("a.jsonl", b'{"a": 1}\n', "no answers with prompt_logprobs or meta_info"),
-        ("a.jsonl", b"{\n", "no JSON: "),
-        ("a.jsonl", b'{"prompt_logprobs": [null, {"x": 1}]}\n', "position 1: its prompt_logprobs"),
-        ("a.jsonl", b'{"meta_info": {}}\n', "no answer of SGLang"),
+        ("a.jsonl", b'{"a": 1}\n', ""),
+        ("a.jsonl", b"{\n", ", line 1"),
+        ("a.jsonl", b'{"prompt_logprobs": [null, {"x": 1}]}\n', ", line 1, position 1"),
+        ("a.jsonl", b'{"meta_info": {}}\n', ", line 1"),
         (
             "a.jsonl.gz",
             gzip.compress(b'{"prompt_logprobs": []}\n', mtime=0)[:-9],
-            "a.jsonl.gz cannot be read: ",
+            " cannot be read",
         ),
-        ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
-        ("a.parquet", b"", "a.parquet: the file is empty"),
+        ("a.parquet", b"PAR1", " cannot be read"),
+        ("a.parquet", b"", ""),
     ],
     ids=range(7),
 )
 def test_bad_files(
-    name: str, content: bytes, problem: str, byte_level: Tokenizer, tmp_path: Path
+    name: str, content: bytes, place: str, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(XtokError) as error:
         xtok.project(path, xtok.pair(byte_level, byte_level), tmp_path / "out.parquet")
-    assert problem in error.value.message
+    assert f"{path}{place}: " in error.value.message
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -352,7 +346,7 @@ def test_truncated_parquet(rows: list[Row], byte_level: Tokenizer, tmp_path: Pat
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     data = path.read_bytes()
     path.write_bytes(data[:3000] + b"\xff" * 200 + data[3200:])
-    with pytest.raises(XtokError, match=r"the cache .* cannot be read: "):
+    with pytest.raises(XtokError, match="cannot be read"):
         xtok.project(path, xtok.pair(byte_level, byte_level), tmp_path / "out.parquet")
     assert [*tmp_path.iterdir()] == [path]
 
@@ -360,16 +354,14 @@ def test_truncated_parquet(rows: list[Row], byte_level: Tokenizer, tmp_path: Pat
 def test_other_parquet(tmp_path: Path, rows: list[Row], byte_level: Tokenizer) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "packed_indices": [1]}), path)
-    with pytest.raises(XtokError, match="its columns are: text, packed_indices"):
+    with pytest.raises(XtokError, match="text, packed_indices"):
         open_cache(path)
     teachers.write_distillkit(path, rows, compressed=True, d=512)
     (tmp_path / "compression_config.yaml").write_text("d: 512\n")
-    with pytest.raises(
-        XtokError, match=r"compression_config.yaml: .* does not tell d, k and exact"
-    ):
+    with pytest.raises(XtokError, match=r"compression_config.yaml: .*exact_k"):
         open_cache(path)
     (tmp_path / "compression_config.yaml").unlink()
-    with pytest.raises(XtokError, match=r"there is no .*compression_config.yaml"):
+    with pytest.raises(XtokError, match=r"compression_config.yaml"):
         open_cache(path)
 
 
@@ -443,17 +435,15 @@ def test_other_tokenizers_are_refused(
     about: dict[str, Any] = {"tokenizer": "them", "tokenizer_sha256": "0" * 64}
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
     out = tmp_path / "out.parquet"
-    with pytest.raises(
-        XtokError, match=r"its ids are of them, whose tokens are not those of small"
-    ):
+    with pytest.raises(XtokError, match="of them"):
         xtok.project(path, xtok.pair(digits, byte_level), out)
     teachers.write_neutral(path, rows)
-    with pytest.raises(XtokError, match="must lead from the teacher to the student") as error:
+    with pytest.raises(XtokError, match="from the teacher to the student") as error:
         xtok.project(path, xtok.pair(byte_level, byte_level), out, back_map=back_map)
     assert error.value.parameter == "back_map"
     other = [{**row, "text": "some other text"} for row in rows]
     teachers.write_neutral(path, other)
-    with pytest.raises(XtokError, match="row 0: its ids do not spell its text: they differ from"):
+    with pytest.raises(XtokError, match=r"row 0: .*text"):
         xtok.project(path, xtok.pair(digits, byte_level), out, back_map=back_map)
     assert [*tmp_path.iterdir()] == [path]
 
@@ -634,7 +624,7 @@ def test_templates_that_write_the_date_are_noted(
     project([chat], digits, byte_level, tmp_path, **options)
     assert not any("date" in note for note in notes)
     del chat["chat_template_kwargs"]
-    with pytest.raises(XtokError, match="its ids are not those of its messages") as error:
+    with pytest.raises(XtokError, match="messages") as error:
         project([chat], digits, byte_level, tmp_path, **options)
     said = "the template writes today's date: set its variable day for the same ids on each day, "
     said += "in a file by each conversation's chat_template_kwargs"
@@ -696,9 +686,8 @@ def test_the_config_of_another_cache_is_not_replaced(
     config = tmp_path / "compression_config.yaml"
     before = config.read_bytes()
     pair, to = xtok.pair(digits, byte_level), ProjectConfig(to="distillkit")
-    with pytest.raises(XtokError, match=f"^{config} is of other predictions") as error:
+    with pytest.raises(XtokError, match=str(config)):
         xtok.project(path, pair, tmp_path / "out.parquet", to, back_map=back_map)
-    assert error.value.hint == "give an output in a folder of its own"
     assert config.read_bytes() == before
     assert {p.name for p in tmp_path.iterdir()} == {"a.parquet", "compression_config.yaml"}
     out = tmp_path / "new" / "out.parquet"

