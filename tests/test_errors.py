@@ -675,7 +675,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_loss("p_kl", EventLoss), "p-kl takes no event map",
      "xtok build STUDENT TEACHER --for p-kl"),
     (lambda: losses.make_loss("p-kl"), "p-kl needs a map", EACH),
-    (lambda: losses.make_loss("event-kl", module=ProjectionModule(GOOD)),
+    (lambda: losses.make_loss("event-kl"),
      "event-kl needs an event map", EACH),
     (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
     (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions",
