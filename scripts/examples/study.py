@@ -47,7 +47,7 @@ from study_data import (
     texts_read,
 )
 
-from xtok.threads import available_cores
+from xtok._lib.threads import available_cores
 from xtok.training.collator import IGNORED, DistillationCollator, prepare
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "models"

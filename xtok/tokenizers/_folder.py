@@ -16,9 +16,9 @@ from xtok.tokenizers._backend import (
     chat_templates,
     splitting_at,
 )
+from xtok.tokenizers.display import listed as listed_of
 from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.display import listed as listed_of
-from xtok.vocab.table import Entry, TokenType
+from xtok.tokenizers.table import Entry, TokenType
 
 NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
@@ -104,7 +104,8 @@ class FolderBackend(Backend):
         }
         for role in SPECIAL_NAMES:
             for name in _contents([self._config.get(f"{role}_token")]):
-                roles[role] = [ids[name]]
+                if name in ids:  # else it is plain text in the file
+                    roles[role] = [ids[name]]
         return roles
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, damaged
-from xtok.vocab.table import Entry, TokenType, byte_offsets
+from xtok.tokenizers.table import Entry, TokenType, byte_offsets
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -117,6 +117,10 @@ class HuggingFaceBackend(Backend):
         """Return the special-token map."""
         ids = {role: getattr(self._hf, f"{role}_token_id", None) for role in SPECIAL_NAMES}
         return {role: [i] for role, i in ids.items() if i is not None}
+
+    def special_names(self) -> Mapping[str, str]:
+        """Return the special-token map, with the names that are the model's own."""
+        return dict(self._hf.special_tokens_map)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores, special tokens as plain text; no ids for what the model refuses."""

@@ -27,10 +27,10 @@ from xtok.tokenizers._backend import (
     no_panic,
     splitting_at,
 )
+from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.display import escape, listed, plural, quoted
-from xtok.vocab.roles import find_roles
-from xtok.vocab.table import (
+from xtok.tokenizers.roles import find_roles
+from xtok.tokenizers.table import (
     MAX_WIDTH,
     Decoded,
     TokenTable,
@@ -354,7 +354,7 @@ class Tokenizer:
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
         """The names of the special tokens by `bos_token` and the like, as chat templates use."""
-        names = {}
+        names = dict(self._backend.special_names())
         for role, ids in self._declared_roles.items():
             for i in ids[:1]:
                 name = self._control_names.get(i) or self._without_row.get(i) or self.table[i]
@@ -535,15 +535,16 @@ def _width(
     A few tokens may have no row in the model; a width that lacks many is of another model.
     """
     width, source, says = vocab_size, "option", "as given"
-    if width is None and files is not None:
-        width, source, says = model_vocab_size(files), "config", "from its config"
+    if width is None and files is not None and (of_model := model_vocab_size(files)):
+        width, source = of_model
+        says = "from its config" if source == "config" else "the default of its model type"
     if width is None:
         width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
     problem = f"the vocabulary size {width} of {model_id} ({says})"
     hint = "give the width of the model's logits with {option}"
     if 0 < width < (1 - _MOST_WITHOUT_ROW) * (largest + 1):
         problem += f" does not hold its largest token id {largest}"
-        hint = f"give the width of the model's logits, at least {largest + 1}, with {{option}}"
+        hint += f"; all but a few of the {largest + 1:,} ids have a row"
     elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
         problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({says})"
         hint = "its files may be damaged; if the model is as wide as that, give {option}"

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
-from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.event_kl import EventIndex
@@ -177,7 +177,7 @@ def _artefact(
     projection = source.map if isinstance(source, ProjectionModule) else source
     if not isinstance(projection, row.artefact.of_file):
         return None
-    admit(at_widths_of(pair, projection), projection)
+    bind_map(at_map_widths(pair, projection), projection)
     artefact: ProjectionModule | EventIndex | SpellingIndex = (
         row.artefact.to_torch(source) if source is projection else source
     )
