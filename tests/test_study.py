@@ -61,7 +61,7 @@ def test_every_student_is_trained_once(
     found = study.results(work)
     runs = list(study.plan(["scarce"], 1, (5e-3, 2e-3)))
     assert sorted(run for run, _ in found) == sorted([study.ITSELF, study.ITS_OWN, *runs])
-    assert len(runs) == 6 + 1 + 3 + 4 + 3
+    assert len(runs) == 6 + 1 + 3 + 3 + 3
     for row in (
         "topk-kl | path-64 | 1 | 1", "topk-kl | path-64 | 0.3 | 1", "gold | for-gold | 1 | 1",
         "same-tokenizer | own | 1 | 1", "label-smoothing | none | 0.1 | 1", "ce | written | 1 | 1",

@@ -27,7 +27,7 @@ from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import spelling_index
-from xtok.training.losses.picked import tokens_in
+from xtok.training.losses.gathered import tokens_in
 
 PAIRS = [("smollm2", "gemma3"), ("llama3", "qwen"), ("mistral-v1", "qwen")]
 KINDS = ("1:1", "1:N", "M:1", "M:N", "left out")
@@ -83,21 +83,24 @@ def chunks_of(pair: Pair, texts: list[tuple[str, str]], sides: list[Side]) -> li
             continue
         aligned = aligner.align_document(own, other)
         total = int(aligned.num_chunks[0])
-        tokens = [
-            tokens_in(
-                "text", torch.from_numpy(chunk.astype(np.int64))[None], total,
-                torch.from_numpy(row.astype(np.int64))[None], 1 << 40,
+        tokens = []
+        for number_of, row in ((aligned.student_chunk_id, own), (aligned.teacher_chunk_id, other)):
+            of_token, of_row = (
+                torch.from_numpy(x.astype(np.int64))[None] for x in (number_of, row)
             )
-            for chunk, row in (
-                (aligned.student_chunk_id, own), (aligned.teacher_chunk_id, other)
-            )
-        ]  # fmt: skip
+            size = torch.bincount(of_token[of_token >= 0], minlength=total)
+            of_token = of_token.where(of_token >= 0, total)
+            tokens.append(tokens_in("text", of_token, size, int(size.sum()), of_row, 1 << 40))
         events = index.events(*tokens)
         of: list[dict[int, int]] = [{} for _ in range(total)]
-        for c, s, t in zip(*(x.tolist() for x in events[2:]), strict=True):
+        chunks = events.others[events.place]
+        cells = (chunks.tolist(), events.student.tolist(), events.teacher.tolist())
+        for c, s, t in zip(*cells, strict=True):
             of[c][t] = s
+        is_counted = np.zeros(total, np.bool_)
+        is_counted[torch.cat([events.singles, events.others]).numpy()] = True
         starts, sizes = ([getattr(x, n).tolist() for x in tokens] for n in ("starts", "sizes"))
-        for c, counted in enumerate(events.is_counted.tolist()):
+        for c, counted in enumerate(is_counted):
             (i, m), (j, n) = ((starts[side][c], sizes[side][c]) for side in (0, 1))
             kind = f"{'M' if m > 1 else 1}:{'N' if n > 1 else 1}" if counted else "left out"
             completions = shared if kind == "1:1" else of[c]

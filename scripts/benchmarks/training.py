@@ -15,7 +15,7 @@ import xtok
 from benchmarks import harness
 from benchmarks.harness import Row, memory_status, race, tokenizer
 from xtok import ProjectionMap, losses
-from xtok.alignment.aligner import AlignmentBatch
+from xtok.alignment.aligner import ShiftedAlignment
 from xtok.building.events import events_of_pair
 from xtok.building.spellings import spellings_of_pair
 from xtok.training.collator import prepare
@@ -142,14 +142,14 @@ def logits(
     return student.requires_grad_(), teacher
 
 
-def make_alignment(positions: int, device: str) -> AlignmentBatch:
+def make_alignment(positions: int, device: str) -> ShiftedAlignment:
     """Return chunks of one to three positions on either side."""
     random = np.random.default_rng(1)
     ids = [np.repeat(np.arange(positions), random.integers(1, 4, positions)) for _ in range(2)]
     student, teacher = (torch.from_numpy(row[None, :positions]).to(device) for row in ids)
     valid = torch.ones((1, positions), dtype=torch.bool, device=device)
     count = torch.tensor([positions], device=device)
-    return AlignmentBatch(valid, valid, ~valid, ~valid, student, teacher, count)
+    return ShiftedAlignment(valid, valid, ~valid, ~valid, student, teacher, count, valid)
 
 
 def peak_above(call: Callable[[], object], device: str) -> int:

@@ -28,8 +28,8 @@ TEXTS = [
 ]  # fmt: skip
 
 FETCHES: dict[LossName, int] = {
-    "p-kl": 17, "event-kl": 10, "csd": 37, "alm": 15, "gold": 15, "h-kl": 15, "same-tokenizer": 7,
-    "topk-kl": 9,
+    "p-kl": 7, "event-kl": 2, "csd": 6, "alm": 3, "gold": 7, "h-kl": 7, "same-tokenizer": 2,
+    "topk-kl": 2,
 }  # fmt: skip
 """How often a step may wait for the GPU: a batch's preparation, a loss and its gradient."""
 
@@ -144,7 +144,8 @@ def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> Non
     expected = step("cpu")
     with pretended_gpu() as fetches:
         found = step(GPU)
-    assert sum(fetches.values()) <= FETCHES["event-kl"] + FETCHES["same-tokenizer"] + 15, fetches
+    # Of these, the counts of targets, and where they are; with dynamic scaling, of two passes.
+    assert sum(fetches.values()) <= (11 if dynamic_scaling else 7), fetches
     for here, there in zip(expected, found, strict=True):
         torch.testing.assert_close(on_cpu(there), here)
 

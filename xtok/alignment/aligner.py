@@ -26,7 +26,7 @@ FEW_TOKENS = 600
 """Tokens that an aligner walks in Python, before it compiles for seconds, or reads what it kept."""
 
 
-@dataclass
+@dataclass(eq=False)
 class AlignmentBatch:
     """Which tokens of two batches belong together, with the fields that NeMo-RL's trainers read.
 
@@ -46,7 +46,7 @@ class AlignmentBatch:
     num_chunks: Array  # int64 [B]
 
 
-@dataclass
+@dataclass(eq=False)
 class PaddedAlignment(AlignmentBatch):
     """An alignment that knows where a row has its tokens; padding predicts nothing."""
 
@@ -54,7 +54,7 @@ class PaddedAlignment(AlignmentBatch):
     teacher_kept: Array  # bool [B, T_t]
 
 
-@dataclass
+@dataclass(eq=False)
 class ShiftedAlignment(AlignmentBatch):
     """An alignment of the positions that predict the tokens, as losses take it."""
 

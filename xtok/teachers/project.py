@@ -260,7 +260,7 @@ class Projector:
         """
         size = self._size + len(keys)
         self._make_room(size)
-        _, all_keys, first, token, may_grow, is_boundary, num_same_start = self._prefixes
+        _, all_keys, first, settled, may_grow, is_boundary, num_same_start = self._prefixes
         new = slice(self._size, size)
         all_keys[new] = keys
         is_root = keys >> ROOT != 0
@@ -303,8 +303,8 @@ class Projector:
         whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
         whole = np.where(left == 0, token[is_root], whole)
         has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
-        token[new] = first[new]
-        token[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
+        settled[new] = first[new]
+        settled[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
         num_same_start[new][is_root] = [
             self._num_alike(before) for before, _ in spelled[len(numbers) :]
         ]

@@ -119,13 +119,13 @@ def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
         return product
 
 
-def block_length(like: Tensor, width: int) -> int:
+def block_length(like: Any, width: int) -> int:
     """Return how many rows of a width a temporary tensor may have."""
     size = _BLOCK if like.device.type == "cpu" else _BLOCK_ON_DEVICE
     return max(1, size // max(width, 1))
 
 
-def work_dtype(*tensors: Tensor) -> torch.dtype:
+def work_dtype(*tensors: Any) -> torch.dtype:
     """Return float64 if any tensor is, else float32."""
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 

@@ -5,12 +5,7 @@ All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts
 
 from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
-from xtok.training.losses.combine import (
-    combine,
-    same_tokenizer_kl,
-    select_teacher,
-    sum_teachers,
-)
+from xtok.training.losses.combine import combine, select_teacher, sum_teachers
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -20,11 +15,14 @@ from xtok.training.losses.config import (
     PKLConfig,
     SameTokenizerConfig,
 )
+from xtok.training.losses.cross_entropy import cross_entropy
 from xtok.training.losses.csd import csd
 from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
+from xtok.training.losses.hidden import HiddenLogits
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
+from xtok.training.losses.same_tokenizer import same_tokenizer_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.topk_kl import topk_kl
 
@@ -37,6 +35,7 @@ __all__ = [
     "EventIndex",
     "ExactPairs",
     "GoldConfig",
+    "HiddenLogits",
     "LossName",
     "PKLConfig",
     "SameTokenizerConfig",
@@ -44,6 +43,7 @@ __all__ = [
     "alm",
     "combine",
     "count_chunks",
+    "cross_entropy",
     "csd",
     "event_index",
     "event_kl",

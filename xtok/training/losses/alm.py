@@ -7,10 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import gradient_for, with_gradient
-from xtok.training.losses.chunks import Chunks, loss_over_chunks
+from xtok.training.losses.chunks import chunks_of
 from xtok.training.losses.config import ALMConfig
-from xtok.training.losses.picked import Targets, pick, stored_logprobs, tokens_in
+from xtok.training.losses.gathered import (
+    Entries,
+    Targets,
+    Tokens,
+    check_ids,
+    check_stored,
+    gather_logprobs,
+    gradient_part,
+    stored_logprobs,
+    tokens_in,
+)
+from xtok.training.losses.hidden import AnyLogits, as_logits
+from xtok.training.losses.one_pass import Plan, one_pass
 from xtok.training.sparse import work_dtype
 
 MARGIN = 1e-6
@@ -18,8 +29,8 @@ MARGIN = 1e-6
 
 
 def alm(
-    student_logits: Tensor,
-    teacher_logits: Tensor | None,
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits | None,
     targets: Targets,
     alignment: Any,
     config: ALMConfig | None = None,
@@ -49,8 +60,9 @@ def alm(
     is said there of memory holds here.
 
     Args:
-        student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
-        teacher_logits: `[B, T_t, V]`; no gradient. None with `teacher_logprobs`.
+        student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`; computed in float32 under any
+            autocast (float64 if they are).
+        teacher_logits: `[B, T_t, V]`, either; no gradient. None with `teacher_logprobs`.
         targets: the ids that both sides' positions predict, int64 `[B, T_s]` and `[B, T_t]`; any
             outside of chunks. The teacher's are not read with `teacher_logprobs`.
         alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
@@ -66,45 +78,72 @@ def alm(
         ValueError: for shapes that do not fit, chunk ids that fall, targets in a chunk that are no
             ids, logits of NaN or +∞, and log-probabilities that are missing or above 0.
     """
+    plan = plan_alm(
+        student_logits, teacher_logits, targets, alignment, config,
+        teacher_logprobs=teacher_logprobs, sample_mask=sample_mask,
+    )  # fmt: skip
+    return one_pass(student_logits, [plan])[0]
+
+
+def plan_alm(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits | None,
+    targets: Targets,
+    alignment: Any,
+    config: ALMConfig | None = None,
+    *,
+    teacher_logprobs: Tensor | None = None,
+    sample_mask: Tensor | None = None,
+) -> Plan:
+    """Return the loss of `alm`, and what hands its gradient on."""
     config = config or ALMConfig()
     if teacher_logits is None and teacher_logprobs is None:
         raise ValueError("give teacher_logits, or teacher_logprobs")
-    theirs = teacher_logits
-    if theirs is None:
-        theirs = torch.as_tensor(teacher_logprobs)[..., None]
-
-    def over_chunks(chunks: Chunks) -> Tensor:
-        dtype, widths = (
-            work_dtype(student_logits, theirs),
-            (student_logits.shape[-1], theirs.shape[-1]),
+    student = as_logits(student_logits)
+    stored = None if teacher_logits is not None else torch.as_tensor(teacher_logprobs)
+    teacher = as_logits(teacher_logits if stored is None else stored[..., None])
+    widths, dtype = (student.shape[2], teacher.shape[2]), work_dtype(student, teacher)
+    chunks = chunks_of(alignment, student, teacher, (0, 0), config, sample_mask, starts_only=True)
+    if not chunks.total:
+        return Plan((), 0, dtype)
+    ours, theirs = (
+        tokens_in(side, numbers, sizes, count, of_side, width)
+        for side, numbers, sizes, count, of_side, width in zip(
+            ("student", "teacher"), chunks[:2], chunks[2:4], chunks.positions,
+            (targets[0], targets[1] if stored is None else None), widths, strict=True,
         )
-        ours = tokens_in("student", chunks.student, chunks.total, targets[0], widths[0])
-        own = pick(student_logits, ours.positions, ours.ids, width=widths[0], dtype=dtype)
-        read = None if teacher_logits is None else targets[1]
-        their = tokens_in("teacher", chunks.teacher, chunks.total, read, widths[1])
-        logprobs = (
-            stored_logprobs(theirs[..., 0], their.positions, dtype)
-            if read is None
-            else pick(theirs, their.positions, their.ids, width=widths[1], dtype=dtype).logprobs
-        )
-        a, b = torch.zeros((2, chunks.total), dtype=dtype, device=logprobs.device)
-        a.index_add_(0, ours.chunk, own.logprobs)
-        b.index_add_(0, their.chunk, logprobs)
-        with torch.enable_grad():
-            a.requires_grad_()
-            log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
-            if config.reverse_kl:
-                log_x, log_y = log_y, log_x
-            lost = _binary_kl(log_x, log_y).sum() * (config.temperature / chunks.total)
-            (to_a,) = torch.autograd.grad(lost, a)
-        if (grad := gradient_for(student_logits)) is not None:
-            own.add_gradient(grad, student_logits, to_a[ours.chunk])
-        return with_gradient(student_logits, lost.detach(), grad, 1.0)
-
-    return loss_over_chunks(
-        over_chunks, student_logits, theirs, alignment, config, sample_mask, (0, 0),
-        starts_only=True,
     )  # fmt: skip
+    at = _entries(ours)
+    own = gather_logprobs(student, at, widths[0], dtype)
+    if stored is None:
+        of_teacher = gather_logprobs(teacher, _entries(theirs), widths[1], dtype)
+    else:
+        of_teacher = stored_logprobs(stored, theirs.positions, dtype)
+    a, b = torch.zeros((2, chunks.total), dtype=dtype, device=own.device)
+    a.index_add_(0, ours.chunk, own)
+    b.index_add_(0, theirs.chunk, of_teacher)
+    with torch.enable_grad():
+        a.requires_grad_()
+        log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
+        if config.reverse_kl:
+            log_x, log_y = log_y, log_x
+        lost = _binary_kl(log_x, log_y).sum() * config.temperature
+        (to_a,) = torch.autograd.grad(lost, a)
+
+    def explain() -> None:
+        for side, tokens, width in (("student", ours, widths[0]), ("teacher", theirs, widths[1])):
+            check_ids(side, tokens.ids, tokens.ids < 0, width)
+        if stored is not None:
+            check_stored(stored, theirs.positions)
+
+    parts = [gradient_part(at, own, to_a[ours.chunk], widths[0])]
+    known = lost.detach().double()
+    return Plan(parts, chunks.total, dtype, known=known, teacher=teacher, explain=explain)
+
+
+def _entries(tokens: Tokens) -> Entries:
+    place = torch.arange(len(tokens.ids), device=tokens.ids.device)
+    return Entries(tokens.positions, place, tokens.ids)
 
 
 def _binary_kl(log_x: Tensor, log_y: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from os import PathLike
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,8 +17,7 @@ from xtok.training.sparse import check_width, work_dtype
 EPSILON = 1e-10
 """Added to a chunk's size and inside logarithms, as NeMo-RL does, whose values we match."""
 
-FLOOR = -23.02585092994046
-"""log(1e-10): the log-probability of a token that is masked with −∞."""
+_KEPT: WeakKeyDictionary[ShiftedAlignment, dict[Any, Chunks]] = WeakKeyDictionary()
 
 
 class Chunks(NamedTuple):
@@ -25,9 +25,10 @@ class Chunks(NamedTuple):
 
     student: Tensor  # int64 [B, T_s], the number of each position's chunk; N where it has none
     teacher: Tensor  # int64 [B, T_t]
-    student_sizes: Tensor  # [N], positions per chunk, at least 1
-    teacher_sizes: Tensor  # [N]
+    student_sizes: Tensor  # int64 [N], positions per chunk, at least 1
+    teacher_sizes: Tensor  # int64 [N]
     total: int  # N
+    positions: tuple[int, int]  # how many of each side's are in chunks
 
 
 def count_chunks(
@@ -39,7 +40,7 @@ def count_chunks(
     `starts_only` leaves out the chunks whose first token nothing predicts, as `event_kl`
     does.
     """
-    return int(_that_count(alignment, exact_token_match_only, starts_only)[0].sum())
+    return number_chunks(alignment, exact_token_match_only, starts_only).total
 
 
 def require(given: Any, kind: type, how: str) -> None:
@@ -55,26 +56,95 @@ def require_shifted(alignment: Any) -> None:
     require(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
 
 
-def _that_count(
-    alignment: Any, exactly: bool, starts_only: bool, device: torch.device | None = None
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Return which chunks count, bool `[B, C]`, and both sides' chunk ids and sizes of chunks."""
+def number_chunks(
+    alignment: Any,
+    exactly: bool = False,
+    starts_only: bool = False,
+    mask: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Chunks:
+    """Number the chunks that count: valid, with a predicting position on both sides.
+
+    They are kept as long as the alignment, so that a step counts once. `mask`, `[B]`, is 0 where a
+    row does not count.
+    """
     require_shifted(alignment)
+    device = device or torch.as_tensor(alignment.pair_valid).device
+    key = exactly, starts_only, device
+    if mask is not None:
+        return _numbered(alignment, exactly, starts_only, mask, device)
+    kept = _KEPT.setdefault(alignment, {})
+    if key not in kept:
+        kept[key] = _numbered(alignment, exactly, starts_only, None, device)
+    return kept[key]
+
+
+def _numbered(
+    alignment: Any, exactly: bool, starts_only: bool, mask: Tensor | None, device: Any
+) -> Chunks:
     valid = torch.as_tensor(alignment.pair_valid, device=device).clone()
+    device = valid.device
     if exactly:
         valid &= torch.as_tensor(alignment.pair_is_correct, device=device)
-    sides = [
-        torch.as_tensor(ids, device=device)
-        for ids in (alignment.student_chunk_id, alignment.teacher_chunk_id)
-    ]
-    sizes = []
-    for ids in sides:
-        counts = torch.zeros((len(ids), valid.shape[1] + 1), dtype=torch.int64, device=ids.device)
-        sizes.append(counts.scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:])
-        valid &= sizes[-1] > 0
     if starts_only:
         valid &= torch.as_tensor(alignment.has_start, device=device)
-    return valid, sides, sizes
+    if mask is not None:
+        valid &= (mask != 0).to(device)[:, None]
+    sides, sizes = [], []
+    for side in ("student", "teacher"):
+        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"), device=device)
+        counts = torch.zeros((len(ids), valid.shape[1] + 1), dtype=torch.int64, device=device)
+        sizes.append(counts.scatter_add_(1, ids + 1, torch.ones_like(ids))[:, 1:])
+        sides.append(ids)
+        valid &= sizes[-1] > 0
+    total, *positions = torch.stack([valid.sum(), *((n * valid).sum() for n in sizes)]).tolist()
+    number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, total)
+    padded = torch.nn.functional.pad(number, (1, 0), value=total)  # place 0 is for "no chunk"
+    student, teacher = (padded.gather(1, ids + 1) for ids in sides)
+    of_student, of_teacher = (
+        number.new_zeros(total + 1).scatter_(0, number.flatten(), size.flatten())[:total]
+        for size in sizes
+    )
+    return Chunks(student, teacher, of_student, of_teacher, total, (positions[0], positions[1]))
+
+
+def chunks_of(
+    alignment: Any,
+    student: Any,
+    teacher: Any,
+    widths: tuple[int, int],
+    config: ChunkLossConfig,
+    sample_mask: Tensor | None,
+    *,
+    starts_only: bool = False,
+) -> Chunks:
+    """Return the chunks that count, of logits that are checked.
+
+    Chunk ids are checked where that fetches nothing, on a CPU.
+
+    Raises:
+        XtokError: if logits are narrower than their side of `widths`.
+        ValueError: for shapes that do not fit, chunk ids that fall within a row.
+    """
+    require_shifted(alignment)
+    pairs = torch.as_tensor(alignment.pair_valid).shape
+    of_rows = pairs[:1]
+    mask = None if sample_mask is None else torch.as_tensor(sample_mask)
+    if mask is not None and mask.shape != of_rows:
+        raise ValueError(f"sample_mask is {list(mask.shape)}, and must be {list(of_rows)}")
+    for side, logits, width in zip(("student", "teacher"), (student, teacher), widths, strict=True):
+        check_width(side, logits.shape[-1], width)
+        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
+        if logits.ndim != 3 or ids.shape != logits.shape[:2] or ids.shape[:1] != of_rows:
+            raise ValueError(
+                f"{side}_chunk_id is {list(ids.shape)} and pair_valid {list(pairs)}, which do not "
+                f"fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
+            )
+        if ids.device.type == "cpu":
+            _check_monotone(side, ids, pairs[1])
+    return number_chunks(
+        alignment, config.exact_token_match_only, starts_only, mask, student.device
+    )
 
 
 def loss_over_chunks(
@@ -85,63 +155,22 @@ def loss_over_chunks(
     config: ChunkLossConfig,
     sample_mask: Tensor | None,
     widths: tuple[int, int],
-    *,
-    starts_only: bool = False,
 ) -> Tensor:
-    """Return `compare` of the chunks that count: valid, with a predicting position on both sides.
+    """Return `compare` of the chunks that count, for a loss on whole logits.
 
     It runs without autocast, and is 0 with a gradient of zeros where no chunk counts.
 
     Raises:
-        XtokError: if logits are narrower than their side of `widths`.
-        ValueError: for shapes that do not fit, chunk ids that fall within a row, and logits that
-            are not finite.
+        ValueError: as `chunks_of`, and for logits that are not finite.
     """
-    device = student_logits.device
-    require_shifted(alignment)
-    pairs = torch.as_tensor(alignment.pair_valid).shape
-    of_rows = pairs[:1]
-    mask = torch.ones(of_rows) if sample_mask is None else torch.as_tensor(sample_mask)
-    if mask.shape != of_rows:
-        raise ValueError(f"sample_mask is {list(mask.shape)}, and must be {list(of_rows)}")
-    both = student_logits, teacher_logits
-    for side, logits, width in zip(("student", "teacher"), both, widths, strict=True):
-        check_width(side, logits.shape[-1], width)
-        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
-        if logits.ndim != 3 or ids.shape != logits.shape[:2] or ids.shape[:1] != of_rows:
-            raise ValueError(
-                f"{side}_chunk_id is {list(ids.shape)} and pair_valid {list(pairs)}, which do not "
-                f"fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
-            )
-        _check_monotone(side, ids, pairs[1])
-    chunks = number_chunks(
-        alignment, mask, config.exact_token_match_only, starts_only, device, work_dtype(*both)
-    )
+    chunks = chunks_of(alignment, student_logits, teacher_logits, widths, config, sample_mask)
     if not chunks.total:
         return no_chunks(student_logits)
-    with torch.autocast(device.type, enabled=False):
-        loss = compare(chunks)
-    return require_finite(loss, *both)
-
-
-def number_chunks(
-    alignment: Any,
-    mask: Tensor | None = None,
-    exactly: bool = False,
-    starts_only: bool = False,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Chunks:
-    """Number the chunks that count; `mask`, `[B]`, is 0 where a row does not."""
-    valid, sides, sizes = _that_count(alignment, exactly, starts_only, device)
-    if mask is not None:
-        valid &= (mask != 0).to(valid.device)[:, None]
-    count = int(valid.sum())
-    number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, count)
-    number = torch.nn.functional.pad(number, (1, 0), value=count)  # place 0 is for "no chunk"
-    student, teacher = (number.gather(1, ids + 1) for ids in sides)
-    of_student, of_teacher = (size[valid].to(dtype) for size in sizes)
-    return Chunks(student, teacher, of_student, of_teacher, count)
+    dtype = work_dtype(student_logits, teacher_logits)
+    sizes = chunks.student_sizes.to(dtype), chunks.teacher_sizes.to(dtype)
+    with torch.autocast(student_logits.device.type, enabled=False):
+        loss = compare(chunks._replace(student_sizes=sizes[0], teacher_sizes=sizes[1]))
+    return require_finite(loss, student_logits, teacher_logits)
 
 
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
@@ -158,14 +187,6 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
                 f"{side}_chunk_id[{row}, {place}] is {int(ids[row, place])}, {problem}; chunk ids "
                 "never fall within a row"
             )
-
-
-def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """Return the log-softmax over the last dimension, where −∞ counts as `FLOOR`."""
-    log_probs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
-    if log_probs.numel() and bool(torch.isneginf(log_probs.amin())):
-        return log_probs.masked_fill(torch.isneginf(log_probs), FLOOR)
-    return log_probs
 
 
 def divergence(log_s: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:
@@ -197,9 +218,8 @@ def require_finite(loss: Tensor, *logits: Tensor) -> Tensor:
     raise ValueError("a position of a chunk has no finite logit, so the loss is not finite")
 
 
-def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
-    """Return the ids of the k columns with the largest maximum, rising, int64 `[k]`."""
-    width = teacher_logits.shape[-1]
-    if top_k is None or top_k >= width:
-        return torch.arange(width, device=teacher_logits.device)
-    return teacher_logits.amax((0, 1)).topk(top_k).indices.sort().values
+def top_columns(largest: Tensor, top_k: int | None) -> Tensor:
+    """Return the ids of the k columns with the largest logits, rising, int64 `[k]`."""
+    if top_k is None or top_k >= len(largest):
+        return torch.arange(len(largest), device=largest.device)
+    return largest.topk(top_k).indices.sort().values

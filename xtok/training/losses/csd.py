@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import log, log1p
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import (
-    Positions,
-    add_at,
-    gradient_for,
-    with_gradient,
-)
-from xtok.training.losses.chunks import (
-    Chunks,
-    log_probabilities,
-    loss_over_chunks,
-    no_chunks,
-    number_chunks,
-    require,
-)
+from xtok.training.losses.chunks import Chunks, chunks_of, number_chunks, require
 from xtok.training.losses.config import CSDConfig
-from xtok.training.losses.picked import Picked, Targets, Tokens, pick, tokens_in
+from xtok.training.losses.gathered import (
+    Entries,
+    Targets,
+    Tokens,
+    check_ids,
+    gather_logprobs,
+    gradient_part,
+    places_of,
+    tokens_in,
+)
+from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
+from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 from xtok.training.sparse import work_dtype
 
@@ -33,8 +30,8 @@ LEAST = 1e-12
 
 
 def csd(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
     index: SpellingIndex,
     targets: Targets,
     alignment: Any,
@@ -69,9 +66,9 @@ def csd(
     is summed up, which keeps its digits where it is small.
 
     Args:
-        student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
-            Columns beyond the index's width are ignored.
-        teacher_logits: `[B, T_t, V]`; no gradient.
+        student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`; computed in float32 under any
+            autocast (float64 if they are). Columns beyond the index's width are ignored.
+        teacher_logits: `[B, T_t, V]`, either; no gradient.
         index: `spelling_index(spellings)`, on the logits' device.
         targets: the ids that both sides' positions predict, int64 `[B, T_s]` and `[B, T_t]`; any
             outside of chunks.
@@ -87,23 +84,50 @@ def csd(
         ValueError: for shapes that do not fit, chunk ids that fall, targets in a chunk that are no
             ids, and logits of NaN or +∞.
     """
+    plan = plan_csd(
+        student_logits, teacher_logits, index, targets, alignment, config, sample_mask=sample_mask
+    )
+    return one_pass(student_logits, [plan])[0]
+
+
+def plan_csd(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    index: SpellingIndex,
+    targets: Targets,
+    alignment: Any,
+    config: CSDConfig | None = None,
+    *,
+    sample_mask: Tensor | None = None,
+) -> Plan:
+    """Return what `csd` compares: shared tokens in a pass, completions at once.
+
+    Sums of losses are of chunks, without τ²; gradients are to the logits over τ.
+    """
     config = config or CSDConfig()
     require(index, SpellingIndex, "spelling_index(spellings)")
+    both = as_logits(student_logits), as_logits(teacher_logits)
+    dtype = work_dtype(*both)
+    chunks = chunks_of(alignment, *both, index.widths, config, sample_mask, starts_only=True)
+    if not chunks.total:
+        return Plan((), 0, dtype)
+    ours, theirs, events = _events(index, chunks, targets)
+    step = _Step(both[0], both[1], index, config, dtype, ours, theirs, events)
+    parts, known = [], torch.zeros((), dtype=torch.float64, device=both[0].device)
+    if len(events.singles):
+        parts.append(step.shared_part(events.singles))
+    if len(events.others):
+        known, part = step.completed()
+        parts.append(part)
+        if weight := config.alpha * config.beta:
+            parts.append(step.shared_part(events.others, step.excluded(), weight))
 
-    def over_chunks(chunks: Chunks) -> Tensor:
-        dtype = work_dtype(student_logits, teacher_logits)
-        step = _Step(student_logits, index, chunks, targets, config, dtype)
-        count = int(step.events.is_counted.sum())
-        if not count:
-            return no_chunks(student_logits)
-        total = step.shared(teacher_logits) + step.completed(teacher_logits)
-        loss = (total * (config.temperature**2 / count)).to(step.dtype)
-        return with_gradient(student_logits, loss, step.grad, config.temperature / count)
+    def explain() -> None:
+        for side, tokens, width in zip(("student", "teacher"), (ours, theirs), index.widths,
+                                       strict=True):  # fmt: skip
+            check_ids(side, tokens.ids, tokens.ids < 0, width)
 
-    return loss_over_chunks(
-        over_chunks, student_logits, teacher_logits, alignment, config, sample_mask, index.widths,
-        starts_only=True,
-    )  # fmt: skip
+    return Plan(parts, events.num_chunks, dtype, config.temperature, known, both[1], explain)
 
 
 def count_completed(
@@ -114,121 +138,88 @@ def count_completed(
     exact_token_match_only: bool = False,
 ) -> int:
     """Return how many chunks `csd` is the mean of."""
-    device = targets[0].device
     chunks = number_chunks(
-        alignment, exactly=exact_token_match_only, starts_only=True, device=device
+        alignment, exact_token_match_only, starts_only=True, device=targets[0].device
     )
-    return int(_events(index, chunks, targets)[2].is_counted.sum())
+    return _events(index, chunks, targets)[2].num_chunks if chunks.total else 0
 
 
 def _events(
     index: SpellingIndex, chunks: Chunks, targets: Targets
 ) -> tuple[Tokens, Tokens, Events]:
     ours, theirs = (
-        tokens_in(side, numbers, chunks.total, ids, width)
-        for side, numbers, ids, width in zip(
-            ("student", "teacher"), chunks[:2], targets, index.widths, strict=True
+        tokens_in(side, numbers, sizes, count, ids, width)
+        for side, numbers, sizes, count, ids, width in zip(
+            ("student", "teacher"), chunks[:2], chunks[2:4], chunks.positions, targets,
+            index.widths, strict=True,
         )
-    )
+    )  # fmt: skip
     return ours, theirs, index.events(ours, theirs)
 
 
-class _Step:
-    """One computation of the loss: chunks, events, and the gradient to the student's logits.
+class _Step(NamedTuple):
+    """What one computation of the loss compares."""
 
-    Sums of losses are of chunks, without τ²; gradients are to the logits over τ.
-    """
+    student: Logits
+    teacher: Logits
+    spellings: SpellingIndex
+    config: CSDConfig
+    dtype: torch.dtype
+    ours: Tokens
+    theirs: Tokens
+    events: Events
 
-    def __init__(
-        self,
-        logits: Tensor,
-        index: SpellingIndex,
-        chunks: Chunks,
-        targets: Targets,
-        config: CSDConfig,
-        dtype: torch.dtype,
-    ) -> None:
-        self.logits, self.index, self.config, self.dtype = logits, index, config, dtype
-        self.ours, self.theirs, self.events = _events(index, chunks, targets)
-        self.grad = gradient_for(logits)
+    def shared_part(
+        self, chunks: Tensor, excluded: Entries | None = None, weight: float = 1.0
+    ) -> Part:
+        """Compare all shared tokens but the `excluded` where some chunks begin."""
+        theirs = self.theirs.at(self.theirs.starts[chunks])
+        place = None if excluded is None else excluded.place
 
-    @cached_property
-    def rest(self) -> tuple[Tensor, Tensor]:
-        """The student's and the teacher's tokens that are not shared."""
-        partners = self.index.student_partner, self.index.teacher_partner
-        ours, theirs = ((partner < 0).nonzero()[:, 0] for partner in partners)
-        return ours, theirs
+        def compare(block: Block, rows: Rows) -> tuple[Tensor, Tensor]:
+            cells = None
+            if excluded is not None:
+                row, is_there = rows.entries_at(excluded.place)
+                cells = row, excluded.ids[rows.entries], is_there
+            positions = theirs[0][rows.numbers], theirs[1][rows.numbers]
+            lost, back = self._compare_shared(block, positions, cells)
+            return lost * weight, back if weight == 1 else back.mul_(weight)
 
-    # Shared tokens
+        ours = self.ours.at(self.ours.starts[chunks])
+        return Part(ours, compare, self.teacher.shape[2], place)
 
-    def shared(self, teacher_logits: Tensor) -> Tensor:
-        """Compare all shared tokens: in 1:1 chunks, and with `alpha` at others' first places."""
-        single = self.ours.starts[self.events.is_single], self.theirs.starts[self.events.is_single]
+    def excluded(self) -> Entries:
+        """Return what is in the rest at other chunks' first places: rows and shared tokens.
 
-        def compare(log_p: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-            return self._compare_shared(log_p, teacher_logits, positions)
-
-        total = self._add_at(self.ours.at(single[0]), self.theirs.at(single[1]), compare)
-        weight = self.config.alpha * self.config.beta
-        if not weight:
-            return total
-        chunks, place = self._completed_chunks()
-        width = self.index.widths[0]
-        excluded = self._excluded(chunks, place)
-
-        def compare_first(log_p: Tensor, numbers: Positions) -> tuple[Tensor, Tensor]:
-            first, last = numbers[0][0], numbers[0][-1] + 1
-            start, stop = torch.searchsorted(excluded, torch.stack([first, last]) * width).tolist()
-            cells = excluded[start:stop] - first * width
-            positions = self.theirs.at(self.theirs.starts[chunks[numbers[0]]])
-            lost, back = self._compare_shared(
-                log_p, teacher_logits, positions, (cells // width, cells % width)
-            )
-            return lost * weight, back.mul_(weight)
-
+        A cell that is none, or stands twice, is in a row that is none.
+        """
+        index, chunks = self.spellings, self.events.others
         numbers = torch.arange(len(chunks), device=chunks.device)
-        first = self.ours.at(self.ours.starts[chunks])
-        return total + self._add_at(first, (numbers, numbers), compare_first)
-
-    def _add_at(self, ours: Positions, theirs: Positions, compare: Any) -> Tensor:
-        widths, temperature = self.index.widths, self.config.temperature
-        return add_at(
-            ours, theirs, compare, self.logits, self.grad, widths, self.dtype, temperature
-        )
-
-    def _completed_chunks(self) -> tuple[Tensor, Tensor]:
-        """Return the other chunks that count, `[G]`, and which of them each completion is of."""
-        events = self.events
-        chunks = (events.is_counted & ~events.is_single).nonzero()[:, 0]
-        return chunks, torch.searchsorted(chunks, events.chunk)
-
-    def _excluded(self, chunks: Tensor, place: Tensor) -> Tensor:
-        """Return what is in the rest at first places: chunk · V_student + token, rising."""
-        index, width = self.index, self.index.widths[0]
-        numbers = torch.arange(len(chunks), device=chunks.device)
-        ours = self.ours.ids[self.ours.starts[chunks]]
-        theirs = index.teacher_partner[self.theirs.ids[self.theirs.starts[chunks]]]
-        tokens = torch.cat([ours, theirs, self.events.student])
-        of = torch.cat([numbers, numbers, place])
-        kept = (tokens >= 0) & (index.student_partner[tokens] >= 0)
-        cells: Tensor = (of[kept] * width + tokens[kept]).unique()
-        return cells
+        ours, theirs = (tokens.ids[tokens.starts[chunks]] for tokens in (self.ours, self.theirs))
+        tokens = torch.cat([ours, index.teacher_partner[theirs], self.events.student])
+        of = torch.cat([numbers, numbers, self.events.place])
+        is_shared = (tokens >= 0) & (index.student_partner[tokens] >= 0)
+        width = index.widths[0]
+        cells = torch.where(is_shared, of * width + tokens, len(chunks) * width).sort().values
+        is_twice = torch.zeros_like(cells, dtype=torch.bool)
+        is_twice[1:] = cells[1:] == cells[:-1]
+        cells = cells.masked_fill(is_twice, len(chunks) * width).sort().values
+        return Entries(self.ours.at(self.ours.starts[chunks]), cells // width, cells % width)
 
     def _compare_shared(
-        self,
-        log_p: Tensor,
-        teacher_logits: Tensor,
-        positions: Positions,
-        excluded: tuple[Tensor, Tensor] | None = None,
+        self, block: Block, positions: Positions, excluded: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of losses of n positions, and its gradient to the student's logits.
 
-        Both sides' other tokens are the rest; so are `excluded` cells of `[n, V_student]`.
+        Both sides' other tokens are the rest; so are `excluded` cells of `[n, V_student]`, as far
+        as they are in the block.
         """
-        ours, theirs = self.rest
-        picked = teacher_logits[positions][:, : self.index.widths[1]].to(self.dtype)
-        log_q = log_probabilities(picked, self.config.temperature)
-        log_t = log_q.index_select(1, self.index.student_partner.clamp(min=0))
+        index, temperature = self.spellings, self.config.temperature
+        ours, theirs = index.student_rest, index.teacher_rest
+        log_p = block.log_probabilities(index.widths[0], temperature)
+        logits = self.teacher.at(positions, self.dtype)[:, : index.widths[1]]
+        log_q = log_probabilities(logits, temperature)
+        log_t = log_q.index_select(1, index.student_partner.clamp(min=0))
         p, (value, slope) = log_p.exp(), _divergence(log_p, log_t, self.config)
         parts = {id(part): part for part in (value, slope)}.values()
         for part in parts:
@@ -236,10 +227,11 @@ class _Step:
         p_others = p.index_select(1, ours)
         p_rest, q_rest = p_others.sum(1), log_q.index_select(1, theirs).exp_().sum(1)
         if excluded is not None:
+            row, token, is_there = excluded
             for part in parts:
-                part[excluded] = 0
-            p_rest.index_add_(0, excluded[0], p[excluded])
-            q_rest.index_add_(0, excluded[0], log_t[excluded].exp())
+                part.index_put_((row, token), -part[row, token] * is_there, accumulate=True)
+            p_rest.index_add_(0, row, p[row, token] * is_there)
+            q_rest.index_add_(0, row, log_t[row, token].exp() * is_there)
         is_empty, p_rest = p_rest < LEAST, p_rest.clamp(min=LEAST)
         of_rest = _divergence(p_rest.log(), q_rest.clamp(min=LEAST).log(), self.config)
         # The gradient is Σ_e slope_e · (the share of a token in e − its probability).
@@ -250,69 +242,78 @@ class _Step:
         back = slope.addcmul_(p, sums, value=-1)
         back.index_add_(1, ours, p_others.mul_(ratio))
         if excluded is not None:
-            back.index_put_(excluded, p[excluded] * ratio[excluded[0], 0], accumulate=True)
+            of_cells = p[row, token] * ratio[row, 0] * is_there
+            back.index_put_((row, token), of_cells, accumulate=True)
         return lost, back
 
-    # Completions
-
-    def completed(self, teacher_logits: Tensor) -> Tensor:
-        """Compare chunks that are not 1:1 by their completions."""
-        chunks, place = self._completed_chunks()
-        before, number = _before_last(self.theirs, chunks)
-        sums = torch.zeros(len(chunks), dtype=self.dtype, device=chunks.device)
-        if len(before):
-            path = self._pick(teacher_logits, self.theirs.at(before), self.theirs.ids[before], 1)
-            sums.index_add_(0, number, path.logprobs)
-        last = self.theirs.at(self.theirs.last(chunks))
-        of_last = self._pick(teacher_logits, last, self.events.teacher, 1, place).logprobs
-        return self._compare(chunks, place, self.events.student, of_last + sums[place])
-
-    def _compare(self, chunks: Tensor, place: Tensor, students: Tensor, log_q: Tensor) -> Tensor:
-        """Compare completions, and the rest, of G chunks.
-
-        Args:
-            chunks: int64 `[G]`.
-            place: int64 `[e]`, which of them a completion is of, rising.
-            students: int64 `[e]`, the student's last tokens.
-            log_q: `[e]`, the teacher's log-probabilities.
-        """
-        if not len(chunks):
-            return log_q.new_zeros((), dtype=torch.float64)
-        ours, size = self.ours, len(chunks)
-        before, number = _before_last(ours, chunks)
-        path = self._pick(self.logits, ours.at(before), ours.ids[before], 0)
-        last = self._pick(self.logits, ours.at(ours.last(chunks)), students, 0, place)
-        sums = log_q.new_zeros(size).index_add_(0, number, path.logprobs)
-        weights = torch.where(self.events.is_single[chunks], 1.0, self.config.beta).to(self.dtype)
+    def completed(self) -> tuple[Tensor, Part]:
+        """Compare G chunks that are not 1:1 by their completions, and the rest."""
+        events, config = self.events, self.config
+        size, place = len(events.others), events.place
+        ours, theirs = (
+            _completions(tokens, events.others, events.sizes[n], place, last)
+            for n, (tokens, last) in enumerate(
+                ((self.ours, events.student), (self.theirs, events.teacher))
+            )
+        )
+        logprobs = [
+            gather_logprobs(logits, one.at, width, self.dtype, config.temperature)
+            for logits, one, width in zip(
+                (self.student, self.teacher), (ours, theirs), self.spellings.widths, strict=True
+            )
+        ]
+        is_one = (self.ours.sizes == 1) & (self.theirs.sizes == 1)
+        weights = torch.where(is_one[events.others], 1.0, config.beta).to(self.dtype)
         with torch.enable_grad():
-            log_p = (last.logprobs + sums[place]).requires_grad_()
+            own = logprobs[0].requires_grad_()
+            log_p, log_q = (
+                one.completed(values, place, size)
+                for one, values in ((ours, own), (theirs, logprobs[1]))
+            )
             p_rest, q_rest = (
                 1 - log_p.new_zeros(size).index_add(0, place, side.exp()) for side in (log_p, log_q)
             )
             rests = p_rest.clamp(min=LEAST).log(), q_rest.clamp(min=LEAST).log()
-            of_rest, _ = _divergence(*rests, self.config)
-            of_each, _ = _divergence(log_p, log_q, self.config)
+            of_rest, _ = _divergence(*rests, config)
+            of_each, _ = _divergence(log_p, log_q, config)
             lost = of_rest.index_add(0, place, of_each).dot(weights)
-            (to_logprobs,) = torch.autograd.grad(lost, log_p)
-        if self.grad is not None:
-            of_paths = log_q.new_zeros(size).index_add_(0, place, to_logprobs)
-            path.add_gradient(self.grad, self.logits, of_paths[number])
-            last.add_gradient(self.grad, self.logits, to_logprobs)
-        return lost.detach().double()
-
-    def _pick(
-        self, logits: Tensor, at: Positions, ids: Tensor, side: int, place: Tensor | None = None
-    ) -> Picked:
-        width, temperature = self.index.widths[side], self.config.temperature
-        return pick(logits, at, ids, place, width=width, dtype=self.dtype, temperature=temperature)
+            (to_own,) = torch.autograd.grad(lost, own)
+        part = gradient_part(
+            ours.at, own.detach(), to_own, self.spellings.widths[0], config.temperature
+        )
+        return lost.detach().double(), part
 
 
-def _before_last(tokens: Tokens, chunks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of all tokens of some chunks but the last, and which chunk each is of."""
-    counts = tokens.sizes[chunks] - 1
-    number = torch.arange(len(chunks), device=chunks.device).repeat_interleave(counts)
-    first = tokens.starts[chunks] - counts.cumsum(0) + counts
-    return torch.arange(len(number), device=chunks.device) + first[number], number
+class _Completions(NamedTuple):
+    """One side's tokens in G chunks: the text's own but the last, then what completes a chunk."""
+
+    at: Entries  # both, by position
+    order: Tensor  # int64, where these were
+    path: Tensor  # int64, which chunk each of the text's own tokens is of
+
+    def completed(self, logprobs: Tensor, place: Tensor, size: int) -> Tensor:
+        """Return the log-probabilities of completions, with those of the paths to them."""
+        values = torch.zeros_like(logprobs).index_put((self.order,), logprobs)
+        before, last = values.split([len(self.path), len(place)])
+        of_path: Tensor = logprobs.new_zeros(size).index_add(0, self.path, before)
+        completed: Tensor = last + of_path[place]
+        return completed
+
+
+def _completions(
+    tokens: Tokens, chunks: Tensor, total: int, place: Tensor, last: Tensor
+) -> _Completions:
+    """Return the text's own tokens of G chunks, `total`, with completions of place and id."""
+    sizes = tokens.sizes[chunks]
+    numbers = torch.arange(len(chunks), device=chunks.device)
+    number, ends = numbers.repeat_interleave(sizes, output_size=total), sizes.cumsum(0)
+    member = torch.arange(total, device=chunks.device)
+    places = member + (tokens.starts[chunks] - ends + sizes)[number]
+    path = places_of(member != ends[number] - 1, total - len(chunks))
+    of = torch.cat([path, (ends - 1)[place]])
+    ids = torch.cat([tokens.ids[places[path]], last])
+    order = of.argsort(stable=True)
+    return _Completions(Entries(tokens.at(places), of[order], ids[order]), order, number[path])
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.events import EventMap
-from xtok.training.losses.boundaries import Positions, boundary_loss
-from xtok.training.losses.chunks import log_probabilities, require
+from xtok.training.losses.boundaries import first_positions, kl
+from xtok.training.losses.chunks import chunks_of, require
 from xtok.training.losses.config import ChunkLossConfig
+from xtok.training.losses.hidden import AnyLogits, as_logits, log_probabilities
+from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -62,8 +64,8 @@ def event_index(events: EventMap) -> EventIndex:
 
 
 def event_kl(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
     index: EventIndex,
     alignment: Any,
     config: ChunkLossConfig | None = None,
@@ -83,13 +85,14 @@ def event_kl(
     models' own predictions. The first chunk of a row counts only where its first token is
     predicted: not where position 0, which predicts token 1, is already in it.
 
-    The gradient to the student's logits is the one large allocation, in their own dtype; it is
-    computed with the loss, and used up by `backward`, which can run once.
+    The gradient to the student's logits is the one large allocation, in their own dtype; with
+    `HiddenLogits` there is none. It is computed with the loss, a block of positions at a time, and
+    used up by `backward`, which can run once.
 
     Args:
-        student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
-            Columns beyond the events' width are ignored.
-        teacher_logits: `[B, T_t, V]`; no gradient.
+        student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`; computed in float32 under any
+            autocast (float64 if they are). Columns beyond the events' width are ignored.
+        teacher_logits: `[B, T_t, V]`, either; no gradient.
         index: `event_index(events)`, on the logits' device.
         alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
         config: the options; the defaults if None.
@@ -102,27 +105,45 @@ def event_kl(
         XtokError: if logits are narrower than the events.
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
+    plan = plan_event_kl(
+        student_logits, teacher_logits, index, alignment, config, sample_mask=sample_mask
+    )
+    return one_pass(student_logits, [plan])[0]
+
+
+def plan_event_kl(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    index: EventIndex,
+    alignment: Any,
+    config: ChunkLossConfig | None = None,
+    *,
+    sample_mask: Tensor | None = None,
+) -> Plan:
+    """Return what `event_kl` compares where chunks begin."""
     config = config or ChunkLossConfig()
     require(index, EventIndex, "event_index(events)")
+    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
+    dtype, (width, of_teacher) = work_dtype(student, teacher), index.widths
+    chunks = chunks_of(
+        alignment, student, teacher, index.widths, config, sample_mask, starts_only=True
+    )
+    ours, theirs = (
+        first_positions(numbers, chunks.total) for numbers in (chunks.student, chunks.teacher)
+    )
 
-    def compare(log_p: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    def compare(block: Block, rows: Rows) -> tuple[Tensor, Tensor]:
         """Compare, by sharing each event's teacher mass among its student tokens as they are: t.
 
         Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
         """
-        picked = teacher_logits[positions][:, : index.widths[1]].to(work_dtype(log_p))
-        log_t = _shared_out(log_p, log_probabilities(picked, config.temperature), index)
-        p = log_p.exp()
-        if config.reverse_kl:
-            difference = log_p - log_t
-            lost = torch.dot(p.view(-1), difference.view(-1))
-            return lost, difference.sub_((p * difference).sum(1, keepdim=True)).mul_(p)
-        t = log_t.exp()
-        return torch.dot(t.view(-1), log_t.sub_(log_p).view(-1)), p.sub_(t)
+        log_p = block.log_probabilities(width, config.temperature)
+        logits = teacher.at((theirs[0][rows.numbers], theirs[1][rows.numbers]), dtype)
+        log_q = log_probabilities(logits[:, :of_teacher], config.temperature)
+        return kl(log_p, _shared_out(log_p, log_q, index), reverse=config.reverse_kl)
 
-    return boundary_loss(
-        compare, student_logits, teacher_logits, alignment, config, sample_mask, index.widths
-    )
+    parts = [Part(ours, compare, teacher.shape[2])] if chunks.total else []
+    return Plan(parts, chunks.total, dtype, config.temperature, teacher=teacher)
 
 
 def _shared_out(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:

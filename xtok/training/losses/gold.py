@@ -9,15 +9,9 @@ import torch
 from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.losses.chunks import (
-    EPSILON,
-    Chunks,
-    divergence,
-    log_probabilities,
-    loss_over_chunks,
-    require,
-)
+from xtok.training.losses.chunks import EPSILON, Chunks, divergence, loss_over_chunks, require
 from xtok.training.losses.config import GoldConfig
+from xtok.training.losses.hidden import log_probabilities, require_whole
 from xtok.training.sparse import work_dtype
 
 
@@ -102,6 +96,7 @@ def gold(
     The other arguments, the result and the errors are those of `p_kl`.
     """
     config = config or GoldConfig()
+    require_whole("gold", student_logits, teacher_logits)
     require(pairs, ExactPairs, "exact_pairs(projection)")
 
     def compare(chunks: Chunks) -> Tensor:

@@ -16,9 +16,8 @@ from xtok.maps.events import EventMap
 from xtok.maps.loss_fit import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.alm import alm
+from xtok.training.losses.alm import alm, plan_alm
 from xtok.training.losses.chunks import count_chunks, require
-from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -27,18 +26,25 @@ from xtok.training.losses.config import (
     PKLConfig,
     SameTokenizerConfig,
 )
-from xtok.training.losses.csd import count_completed, csd
-from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
+from xtok.training.losses.csd import count_completed, csd, plan_csd
+from xtok.training.losses.event_kl import EventIndex, event_index, event_kl, plan_event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
+from xtok.training.losses.one_pass import Plan
 from xtok.training.losses.p_kl import p_kl
+from xtok.training.losses.same_tokenizer import plan_same_tokenizer_kl, same_tokenizer_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
-from xtok.training.losses.topk_kl import topk_kl
+from xtok.training.losses.topk_kl import plan_topk_kl, topk_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
     "p-kl", "event-kl", "csd", "alm", "gold", "h-kl", "same-tokenizer", "topk-kl"
 ]  # fmt: skip
 Batch = Mapping[str, Any]
+
+
+def count_targets(batch: Batch, *_: Any) -> int:
+    """Return how many of the batch's tokens are targets that something predicts."""
+    return int((batch["targets"] >= 0).sum())
 
 
 def _chunks(batch: Batch, side: Batch, _: Any, exactly: bool) -> int:
@@ -50,24 +56,22 @@ def _starts(batch: Batch, side: Batch, _: Any, exactly: bool) -> int:
 
 
 def _completed(batch: Batch, side: Batch, index: SpellingIndex, exactly: bool) -> int:
-    targets = _targets(batch, side)
+    targets = batch["targets"], side["targets"]
     return count_completed(index, targets, side["shifted"], exact_token_match_only=exactly)
-
-
-def _targets(batch: Batch, side: Batch) -> tuple[Tensor, Tensor]:
-    return batch["targets"], side["targets"]
-
-
-def count_targets(batch: Batch, *_: Any) -> int:
-    """Return how many of the batch's tokens are targets that something predicts."""
-    return int((batch["targets"] >= 0).sum())
 
 
 def _stored(batch: Batch, side: Batch, *_: Any) -> int:
     return int(side["stored"].valid[:, 1:].sum())
 
 
-@dataclass(frozen=True)
+def _aligned(batch: Batch, side: Batch) -> dict[str, Any]:
+    return {"alignment": side["shifted"]}
+
+
+def _with_targets(batch: Batch, side: Batch) -> dict[str, Any]:
+    return {"alignment": side["shifted"], "targets": (batch["targets"], side["targets"])}
+
+
 class BatchLoss:
     """A loss as a trainer calls it, on a prepared batch and a teacher's part of it.
 
@@ -76,14 +80,31 @@ class BatchLoss:
     teacher's part, and returns how many terms these are: the chunks by default.
     """
 
-    mean: Callable[[Tensor, Any, Batch, Batch], Tensor]
-    count: Callable[[Batch, Batch], int] = lambda batch, side: count_chunks(side["shifted"])
+    takes_hidden = False
+    """Whether logits may be `HiddenLogits`."""
+
+    def __init__(
+        self,
+        mean: Callable[[Any, Any, Batch, Batch], Tensor],
+        count: Callable[[Batch, Batch], int] = lambda batch, side: count_chunks(side["shifted"]),
+    ) -> None:
+        self._mean, self._count = mean, count
 
     def __call__(
-        self, student_logits: Tensor, teacher_logits: Tensor | None, batch: Batch, side: Batch
+        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Tensor:
         """Return the mean."""
-        return self.mean(student_logits, teacher_logits, batch, side)
+        return self._mean(student_logits, teacher_logits, batch, side)
+
+    def count(self, batch: Batch, side: Batch) -> int:
+        """Return how many terms it is the mean of."""
+        return self._count(batch, side)
+
+    def plan(
+        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
+    ) -> Plan | None:
+        """Return what it compares, for `one_pass` of several losses; None if it has no blocks."""
+        return None
 
 
 class Artefact(NamedTuple):
@@ -104,21 +125,53 @@ SPELLINGS = Artefact("a spelling map", SpellingMap, SpellingIndex, spelling_inde
 class NamedLoss:
     """A row of the table."""
 
-    # Takes the student's logits, the teacher's, the batch, the teacher's part of it, what
-    # `prepared` returned, and the config.
-    call: Callable[..., Tensor]
+    # Takes the student's logits, the teacher's unless they are stored, what `prepared` returned if
+    # there is an artefact, then `arguments` and `config` by name.
+    function: Callable[..., Tensor]
+    plan: Callable[..., Plan] | None = None  # the same, for one pass; None if it has no blocks
     config: Any = None  # a dataclass; its fields are the options that the loss has
     artefact: Artefact | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
+    arguments: Callable[[Batch, Batch], dict[str, Any]] = _aligned
     # Also takes what `prepared` returned, and whether the loss is of exact chunks alone.
     count: Callable[[Batch, Batch, Any, bool], int] = _chunks
     prepared: Callable[[Any], Any] = lambda module: module
 
 
-def _aligned(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda s, t, batch, side, artefact, config: function(
-        s, t, artefact, side["shifted"], config
-    )
+class _TableLoss(BatchLoss):
+    """A row of the table with what it takes."""
+
+    def __init__(self, row: NamedLoss, artefact: Any, config: Any) -> None:
+        self.row, self.artefact, self.takes_hidden = row, artefact, row.plan is not None
+        self.exactly = getattr(config, "exact_token_match_only", False)
+        self.fixed = {} if row.config is None else {"config": config}
+
+    def __call__(
+        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
+    ) -> Tensor:
+        given, named = self._arguments(student_logits, teacher_logits, batch, side)
+        return self.row.function(*given, **named)
+
+    def count(self, batch: Batch, side: Batch) -> int:
+        return self.row.count(batch, side, self.artefact, self.exactly)
+
+    def plan(
+        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
+    ) -> Plan | None:
+        given, named = self._arguments(student_logits, teacher_logits, batch, side)
+        return None if self.row.plan is None else self.row.plan(*given, **named)
+
+    def _arguments(
+        self, student: Any, teacher: Any, batch: Batch, side: Batch
+    ) -> tuple[list[Any], dict[str, Any]]:
+        named = self.row.arguments(batch, side) | self.fixed
+        if self.row.function is alm and teacher is None:
+            named["teacher_logprobs"] = side.get("teacher_logprobs")
+        if teacher is None and not self.row.is_stored and named.get("teacher_logprobs") is None:
+            hint = "give a model as the teacher; for alm, its log-probabilities will do, too"
+            raise XtokError("there is no teacher, and no prediction of one", hint=hint)
+        given = [student] if self.row.is_stored else [student, teacher]
+        return [*given, *([self.artefact] if self.row.artefact else [])], named
 
 
 def _for_p_kl(module: ProjectionModule) -> ProjectionModule:
@@ -135,43 +188,32 @@ def _pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPai
     return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
 
 
-def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, config: Any) -> Tensor:
-    return same_tokenizer_kl(s, t, batch["targets"] >= 0, config)
-
-
-def _alm(s: Tensor, t: Any, batch: Batch, side: Batch, _: Any, config: Any) -> Tensor:
-    logprobs = side.get("teacher_logprobs") if t is None else None
-    if t is None and logprobs is None:
-        hint = "give a model as the teacher, or rows of its log-probabilities to the collator"
-        raise XtokError("there is no teacher, and no prediction of one", hint=hint)
-    targets = _targets(batch, side)
-    return alm(s, t, targets, side["shifted"], config, teacher_logprobs=logprobs)
-
-
-def _csd(s: Tensor, t: Any, batch: Batch, side: Batch, index: Any, config: Any) -> Tensor:
-    return csd(s, t, index, _targets(batch, side), side["shifted"], config)
-
-
-def _top_k(s: Tensor, t: None, batch: Batch, side: Batch, *_: Any) -> Tensor:
-    return topk_kl(s, **vars(side["stored"]))
-
-
 LOSSES: dict[LossName, NamedLoss] = {
-    "p-kl": NamedLoss(call=_aligned(p_kl), config=PKLConfig, artefact=MAP, prepared=_for_p_kl),
+    "p-kl": NamedLoss(function=p_kl, config=PKLConfig, artefact=MAP, prepared=_for_p_kl),
     "event-kl": NamedLoss(
-        call=_aligned(event_kl), config=ChunkLossConfig, artefact=EVENTS, count=_starts
+        function=event_kl, plan=plan_event_kl, config=ChunkLossConfig, artefact=EVENTS,
+        count=_starts,
     ),
-    "csd": NamedLoss(call=_csd, config=CSDConfig, artefact=SPELLINGS, count=_completed),
-    "alm": NamedLoss(call=_alm, config=ALMConfig, count=_starts),
-    "gold": NamedLoss(call=_aligned(gold), config=GoldConfig, artefact=MAP, prepared=_pairs),
+    "csd": NamedLoss(
+        function=csd, plan=plan_csd, config=CSDConfig, artefact=SPELLINGS,
+        arguments=_with_targets, count=_completed,
+    ),
+    "alm": NamedLoss(
+        function=alm, plan=plan_alm, config=ALMConfig, arguments=_with_targets, count=_starts
+    ),
+    "gold": NamedLoss(function=gold, config=GoldConfig, artefact=MAP, prepared=_pairs),
     "h-kl": NamedLoss(
-        call=_aligned(gold), config=GoldConfig, artefact=MAP,
+        function=gold, config=GoldConfig, artefact=MAP,
         prepared=partial(_pairs, threshold=H_KL_THRESHOLD),
     ),
     "same-tokenizer": NamedLoss(
-        call=_same_tokenizer, config=SameTokenizerConfig, count=count_targets
+        function=same_tokenizer_kl, plan=plan_same_tokenizer_kl, config=SameTokenizerConfig,
+        arguments=lambda batch, side: {"mask": batch["targets"] >= 0}, count=count_targets,
     ),
-    "topk-kl": NamedLoss(call=_top_k, is_stored=True, count=_stored),
+    "topk-kl": NamedLoss(
+        function=topk_kl, plan=plan_topk_kl, is_stored=True,
+        arguments=lambda batch, side: {**vars(side["stored"])}, count=_stored,
+    ),
 }  # fmt: skip
 
 
@@ -229,9 +271,4 @@ def make_loss(
             require(module, row.artefact.of_device, f"{row.artefact.to_torch.__name__}(…)")
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
         raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
-    artefact = row.prepared(module)
-    exactly = getattr(config, "exact_token_match_only", False)
-    return BatchLoss(
-        lambda s, t, batch, side: row.call(s, t, batch, side, artefact, config),
-        lambda batch, side: row.count(batch, side, artefact, exactly),
-    )
+    return _TableLoss(row, row.prepared(module), config)

@@ -14,15 +14,9 @@ import torch
 from torch import Tensor
 
 from xtok._lib.threads import one_thread_each
-from xtok.training.losses.chunks import (
-    EPSILON,
-    Chunks,
-    largest_columns,
-    log_probabilities,
-    loss_over_chunks,
-    require,
-)
+from xtok.training.losses.chunks import EPSILON, Chunks, loss_over_chunks, require, top_columns
 from xtok.training.losses.config import PKLConfig
+from xtok.training.losses.hidden import log_probabilities, require_whole
 from xtok.training.module import ProjectionModule
 from xtok.training.sparse import (
     Restricted,
@@ -75,12 +69,14 @@ def p_kl(
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
     config = config or PKLConfig()
+    require_whole("p_kl", student_logits, teacher_logits)
     require(module, ProjectionModule, "xtok.ProjectionModule(projection)")
     num_rows, num_columns = module.shape
 
     def compare(chunks: Chunks) -> Tensor:
         target_logits = teacher_logits.detach()[..., :num_columns]
-        columns = largest_columns(target_logits, config.top_k)
+        largest = target_logits.amax((0, 1)) if config.top_k else target_logits[0, 0]
+        columns = top_columns(largest, config.top_k)
         entries = restrict(module.student_ids, module.offsets, columns)
         weights = module.entry_weights()[entries.picked]
         job = _Job(target_logits, columns, entries, chunks, num_rows, config)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.picked import Tokens
+from xtok.training.losses.gathered import Tokens, places_of
 
 
 class Completions(NamedTuple):
@@ -28,18 +28,20 @@ class Completions(NamedTuple):
     width: int  # of the side that spells
     depth: int  # pieces of the longest prefix
 
-    def nodes(self, pieces: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
+    def nodes(
+        self, pieces: Tensor, starts: Tensor, sizes: Tensor, longest: int | None = None
+    ) -> Tensor:
         """Return the nodes of n prefixes, int64 `[n]`; P + 1 for those that no token has.
 
         Args:
             pieces: int64, those of all prefixes.
             starts: int64 `[n]`, where a prefix begins in it.
             sizes: int64 `[n]`, of prefixes.
+            longest: of the prefixes; any if None.
         """
         none = len(self.keys) + 1
         node = torch.zeros_like(starts).masked_fill_(sizes > self.depth, none)
-        longest = int(sizes.max()) if len(sizes) else 0
-        for level in range(min(self.depth, longest)):
+        for level in range(self.depth if longest is None else min(self.depth, longest)):
             inside = sizes > level
             key = node * self.width + pieces[(starts + level).clamp(max=len(pieces) - 1)]
             place = torch.searchsorted(self.keys, key).clamp_(max=none - 2)
@@ -47,12 +49,18 @@ class Completions(NamedTuple):
             node = torch.where(inside, following, node)
         return node
 
-    def of(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the completions of n nodes: the place of each one's node, tokens, and pieces."""
-        first, counts = self.bounds[nodes], self.counts(nodes)
-        place = torch.arange(len(nodes), device=nodes.device).repeat_interleave(counts)
-        ends = counts.cumsum(0)
-        at = torch.arange(len(place), device=nodes.device) + (first - ends + counts)[place]
+    def of(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first completions of n nodes: the place of each one's node, tokens, pieces.
+
+        Args:
+            nodes: int64 `[n]`.
+            counts: int64 `[n]`, how many of each one's.
+            total: their sum.
+        """
+        first, ends = self.bounds[nodes], counts.cumsum(0)
+        numbers = torch.arange(len(nodes), device=nodes.device)
+        place = numbers.repeat_interleave(counts, output_size=total)
+        at = torch.arange(total, device=nodes.device) + (first - ends + counts)[place]
         return place, self.tokens[at], self.pieces[at]
 
     def counts(self, nodes: Tensor) -> Tensor:
@@ -68,12 +76,18 @@ class Completions(NamedTuple):
 class Events(NamedTuple):
     """What the two sides' predictions are compared on in N chunks."""
 
-    is_single: Tensor  # bool [N], whether a chunk has one token on each side
-    is_counted: Tensor  # bool [N]
-    # The completions of the other chunks that count, int64 [e] each, by chunk:
-    chunk: Tensor
+    singles: Tensor  # int64 [n], the chunks of one token on each side
+    others: Tensor  # int64 [G], the other chunks that count
+    sizes: tuple[int, int]  # how many tokens these have, on either side
+    # The completions of the other chunks, int64 [e] each, by chunk:
+    place: Tensor  # which of the G
     student: Tensor  # in place of the chunk's last student token
     teacher: Tensor  # in place of its last teacher token
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks count."""
+        return len(self.singles) + len(self.others)
 
 
 class SpellingIndex(NamedTuple):
@@ -81,6 +95,8 @@ class SpellingIndex(NamedTuple):
 
     student_partner: Tensor  # int64 [V_student], the shared teacher token, or −1
     teacher_partner: Tensor  # int64 [V_teacher]
+    student_rest: Tensor  # int64, the student's tokens that are not shared
+    teacher_rest: Tensor
     of_student: Completions  # the student's tokens, by their teacher pieces
     of_teacher: Completions
     widths: tuple[int, int]  # (V_student, V_teacher)
@@ -91,28 +107,39 @@ class SpellingIndex(NamedTuple):
         return moved
 
     def events(self, ours: Tokens, theirs: Tokens) -> Events:
-        """Find the completions of chunks by the prefixes that the text has."""
-        single = ours.sizes == 1, theirs.sizes == 1
-        is_counted = single[0] == single[1]  # shared tokens, or what the text itself says
-        both = (~single[0] & ~single[1]).nonzero()[:, 0]
-        parts = [(both, ours.ids[ours.last(both)], theirs.ids[theirs.last(both)])]
-        for completions, spelled, is_one_sided in (
-            (self.of_student, theirs, single[0] & ~single[1]),
-            (self.of_teacher, ours, single[1] & ~single[0]),
+        """Find the completions of N chunks, at least 1, by the prefixes that the text has."""
+        is_one = ours.sizes == 1, theirs.sizes == 1
+        is_single, is_counted = is_one[0] & is_one[1], is_one[0] == is_one[1]
+        kinds = is_single, is_counted & ~is_single, is_one[0] & ~is_one[1], is_one[1] & ~is_one[0]
+        sizes = [*(kind.sum() for kind in kinds), ours.sizes.amax(), theirs.sizes.amax()]
+        *counts, our_longest, their_longest = torch.stack(sizes).tolist()
+        singles, both, by_theirs, by_ours = map(places_of, kinds, counts)
+        found = []
+        for completions, spelled, chunks, longest in (
+            (self.of_student, theirs, by_theirs, their_longest - 1),
+            (self.of_teacher, ours, by_ours, our_longest - 1),
         ):
-            chunks = is_one_sided.nonzero()[:, 0]
-            node = completions.nodes(spelled.ids, spelled.starts[chunks], spelled.sizes[chunks] - 1)
-            several = completions.counts(node) > 1
-            is_counted[chunks] = several
-            place, tokens, pieces = completions.of(node[several])
-            chunk = chunks[several][place]
-            student_is_one = spelled is theirs
-            parts.append((chunk, tokens, pieces) if student_is_one else (chunk, pieces, tokens))
+            starts, sizes_of = spelled.starts[chunks], spelled.sizes[chunks] - 1
+            nodes = completions.nodes(spelled.ids, starts, sizes_of, longest)
+            several = completions.counts(nodes)
+            several = several * (several > 1)
+            is_counted[chunks] = several > 0
+            found.append((completions, chunks, nodes, several))
+        is_other = is_counted & ~is_single
+        of_others = (is_other, *(tokens.sizes * is_other for tokens in (ours, theirs)))
+        sums = [x.sum() for x in (*of_others, found[0][3], found[1][3])]
+        num_others, of_ours, of_theirs, *totals = torch.stack(sums).tolist()
+        parts = [(both, ours.ids[ours.last(both)], theirs.ids[theirs.last(both)])]
+        for (completions, chunks, nodes, several), total in zip(found, totals, strict=True):
+            place, tokens, pieces = completions.of(nodes, several, total)
+            of = (tokens, pieces) if completions is self.of_student else (pieces, tokens)
+            parts.append((chunks[place], *of))
         chunk, student, teacher = (torch.cat(part) for part in zip(*parts, strict=True))
-        order = torch.argsort(chunk, stable=True)
+        order, others = torch.argsort(chunk, stable=True), places_of(is_other, num_others)
         return Events(
-            single[0] & single[1], is_counted, chunk[order], student[order], teacher[order]
-        )
+            singles, others, (of_ours, of_theirs),
+            torch.searchsorted(others, chunk[order]), student[order], teacher[order],
+        )  # fmt: skip
 
 
 def spelling_index(spellings: SpellingMap) -> SpellingIndex:
@@ -129,6 +156,8 @@ def spelling_index(spellings: SpellingMap) -> SpellingIndex:
     return SpellingIndex(
         student_partner=torch.from_numpy(partners[0]),
         teacher_partner=torch.from_numpy(partners[1]),
+        student_rest=torch.from_numpy(np.flatnonzero(partners[0] < 0)),
+        teacher_rest=torch.from_numpy(np.flatnonzero(partners[1] < 0)),
         of_student=_completions(spellings.student_pieces, spellings.student_counts, columns),
         of_teacher=_completions(spellings.teacher_pieces, spellings.teacher_counts, width),
         widths=spellings.shape,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import Positions, candidates, check_sums, loss_at
-from xtok.training.losses.chunks import FLOOR, no_chunks, require_finite
+from xtok.training.losses.boundaries import ROUNDING, candidates, check_candidates
+from xtok.training.losses.hidden import FLOOR, AnyLogits, as_logits
+from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
 def topk_kl(
-    student_logits: Tensor,
+    student_logits: AnyLogits,
     top_ids: Tensor,
     top_logprobs: Tensor,
     rest_logprob: Tensor,
@@ -30,7 +31,8 @@ def topk_kl(
     were stored. The gradient is used up by `backward`, as that of `event_kl`.
 
     Args:
-        student_logits: `[B, T, V]`; computed in float32 under any autocast (float64 if they are).
+        student_logits: `[B, T, V]`, a tensor or `HiddenLogits`; computed in float32 under any
+            autocast (float64 if they are).
         top_ids: int64 or int32 `[B, T, K]`, each once at a position, in any order.
         top_logprobs: `[B, T, K]`, natural logarithms; −∞, or an id of −1, is no candidate.
         rest_logprob: `[B, T]`; −∞ where the candidates have all.
@@ -44,23 +46,38 @@ def topk_kl(
             position has twice; probabilities that are NaN or sum to more than 1; and logits of NaN
             or +∞.
     """
+    plan = plan_topk_kl(student_logits, top_ids, top_logprobs, rest_logprob, valid)
+    return one_pass(student_logits, [plan])[0]
+
+
+def plan_topk_kl(
+    student_logits: AnyLogits,
+    top_ids: Tensor,
+    top_logprobs: Tensor,
+    rest_logprob: Tensor,
+    valid: Tensor,
+) -> Plan:
+    """Return what `topk_kl` compares at the positions that predict valid tokens."""
+    student = as_logits(student_logits)
     shapes = [list(x.shape) for x in (top_ids, top_logprobs, rest_logprob, valid)]
-    rows, width = list(student_logits.shape[:2]), student_logits.shape[-1]
+    rows, width = list(student.shape[:2]), student.shape[-1]
     if shapes != [[*rows, *top_ids.shape[2:3]]] * 2 + [rows] * 2 or top_ids.ndim != 3:
         raise ValueError(
             f"top_ids, top_logprobs, rest_logprob and valid are {shapes}, and do not fit the "
-            f"student's logits {list(student_logits.shape)}, [B, T, V]"
+            f"student's logits {list(student.shape)}, [B, T, V]"
         )
     batch, places = (valid[:, 1:] != 0).nonzero(as_tuple=True)
-    if not len(batch):
-        return no_chunks(student_logits)
-    dtype = work_dtype(student_logits)
+    dtype = work_dtype(student)
 
-    def compare(log_q: Tensor, tokens: Positions) -> tuple[Tensor, Tensor]:
+    def of_teacher(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = batch[numbers], places[numbers] + 1
         ids, log_p = candidates(top_ids[tokens], top_logprobs[tokens].to(dtype), width)
-        p, log_rest = log_p.exp(), rest_logprob[tokens].to(dtype)
-        p_rest = log_rest.exp()
-        check_sums(p.sum(1) + p_rest)
+        return ids, log_p, rest_logprob[tokens].to(dtype)
+
+    def compare(block: Block, of: Rows) -> tuple[Tensor, Tensor]:
+        log_q = block.log_probabilities(width)
+        ids, log_p, log_rest = of_teacher(of.numbers)
+        p, p_rest = log_p.exp(), log_rest.exp()
         # The student's rest is summed up from the other tokens: 1 − Σ q_k has no digits left where
         # it is small. Column `width` is of what is no candidate.
         others = torch.nn.functional.pad(log_q, (0, 1))
@@ -74,9 +91,13 @@ def topk_kl(
         mass = p.sum(1) + p_rest.masked_fill(is_empty, 0)
         back = log_q.exp().mul_(mass[:, None]).scatter_add_(1, ids.clamp(max=width - 1), -p)
         back -= others[:, :width].sub_(rest[:, None]).exp_().mul_(p_rest[:, None])
-        return lost, back
+        is_wrong = ~(p.sum(1) + p_rest <= 1 + ROUNDING)
+        return lost.masked_fill(is_wrong.any(), torch.nan), back
 
-    ours, theirs = (batch, places), (batch, places + 1)
-    with torch.autocast(student_logits.device.type, enabled=False):
-        loss = loss_at(ours, theirs, compare, student_logits, (width, 0), dtype)
-    return require_finite(loss, student_logits)
+    def explain() -> None:
+        for numbers in torch.arange(len(batch), device=batch.device).split(1024):
+            tokens = batch[numbers], places[numbers] + 1
+            check_candidates(top_ids[tokens], top_logprobs[tokens], rest_logprob[tokens], width)
+
+    parts = [Part((batch, places), compare)] if len(batch) else []
+    return Plan(parts, len(batch), dtype, explain=explain)

@@ -1,0 +1,226 @@
+"""Who has logits: a tensor, or hidden states and a head; a block at a time, and its gradient."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from xtok.training.sparse import block_length, work_dtype
+
+Positions: TypeAlias = tuple[Tensor, Tensor]
+"""Positions in a batch, int64 `[n]` both: of the batch's rows, and within them."""
+
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+"""Sums of gradients, one for each of `inputs`; None where none is wanted."""
+
+
+FLOOR = -23.02585092994046
+"""log(1e-10): the log-probability of a token that is masked with −∞."""
+
+
+class HiddenLogits:
+    """Logits that are never whole: hidden states and a head, in the place of a tensor of logits.
+
+    With `hidden` h, `weight` W, `bias` b and `softcap` c, the logits of a position are
+
+        z = scale · (h Wᵀ + b)        or, with a softcap, c · tanh(z / c)
+
+    Losses make them a block of positions at a time, and hand each block's gradient on at once to
+    `hidden`, `weight` and `bias`: nothing of size `[B, T, V]` is allocated. As with a tensor, the
+    gradient is used up by `backward`, which can run once.
+
+    The product is in the type of the hidden states and the weight, or in that of the autocast under
+    which this is made, as a model's own head would have it; all else is in float32 (float64 if they
+    are). Sums of gradients to the weight and the bias are in float32, too.
+
+    >>> import torch
+    >>> xtok.losses.HiddenLogits(torch.zeros(2, 5, 8), torch.zeros(100, 8)).shape
+    torch.Size([2, 5, 100])
+
+    Args:
+        hidden: `[B, T, d]`, a decoder's last hidden states, after its final norm.
+        weight: `[V, d]`, that of the head.
+        bias: `[V]`.
+        scale: a model's `logit_scale`, or 1 / `logits_scaling`.
+        softcap: a model's `final_logit_softcapping`.
+
+    Raises:
+        ValueError: for shapes that do not fit, and a softcap that is not above 0.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        shapes = [list(x.shape) for x in (hidden, weight)]
+        if hidden.ndim != 3 or weight.ndim != 2 or shapes[0][2] != shapes[1][1]:
+            raise ValueError(f"hidden {shapes[0]} and weight {shapes[1]} are not [B, T, d], [V, d]")
+        if bias is not None and list(bias.shape) != shapes[1][:1]:
+            raise ValueError(f"bias is {list(bias.shape)}, and must be {shapes[1][:1]}")
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"softcap is {softcap}, and must be above 0")
+        self.hidden, self.weight, self.bias = hidden, weight, bias
+        self.scale, self.softcap = scale, softcap
+        self.shape = torch.Size((*hidden.shape[:2], len(weight)))
+        self.device, self.ndim = hidden.device, 3
+        self.dtype = torch.promote_types(hidden.dtype, weight.dtype)
+        if self.dtype != torch.float64 and torch.is_autocast_enabled(self.device.type):
+            self.dtype = torch.get_autocast_dtype(self.device.type)
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What gradients go to."""
+        return self.hidden, self.weight, self.bias
+
+    @torch.no_grad()
+    def at(self, positions: Positions, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the logits of n positions, `[n, V]`, without a gradient; float32 by default."""
+        dtype = dtype or work_dtype(self)
+        with torch.autocast(self.device.type, enabled=False):
+            logits = (self._rows(positions) @ self._head.t()).to(dtype)
+        if self.bias is not None:
+            logits += self.bias.to(dtype)
+        if self.scale != 1:
+            logits *= self.scale
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits
+
+    def largest(self) -> Tensor:
+        """Return the largest logit of each token in the batch, `[V]`."""
+        largest = torch.full(self.shape[2:], -torch.inf, device=self.device, dtype=work_dtype(self))
+        flat = torch.arange(self.shape[0] * self.shape[1], device=self.device)
+        for part in flat.split(block_length(self, self.shape[2])):
+            block = self.at((part // self.shape[1], part % self.shape[1]))
+            torch.maximum(largest, block.amax(0), out=largest)
+        return largest
+
+    def gradients(self) -> Gradients:
+        """Return zeros for the gradients that are wanted."""
+        dtype = work_dtype(self)
+        to_hidden = _zeros(self.hidden, self.hidden.dtype)
+        return to_hidden, _zeros(self.weight, dtype), _zeros(self.bias, dtype)
+
+    def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
+        """Hand on the gradient of a block of logits, which is overwritten.
+
+        Args:
+            to: what `gradients` returned.
+            positions: n, each of which is handed on once.
+            logits: `[n, V]`, as `at` returned them.
+            back: their gradient, `[n, V]`.
+        """
+        to_hidden, to_weight, to_bias = to
+        if self.softcap is not None:
+            back.addcmul_(back, (logits / self.softcap).square_(), value=-1)
+        if self.scale != 1:
+            back *= self.scale
+        if to_bias is not None:
+            to_bias += back.sum(0)
+        with torch.autocast(self.device.type, enabled=False):
+            back = back.to(self.dtype)
+            if to_hidden is not None:
+                to_hidden[positions] = (back @ self._head).to(to_hidden.dtype)
+            if to_weight is not None and to_weight.dtype == self.dtype:
+                to_weight.addmm_(back.t(), self._rows(positions))
+            elif to_weight is not None:
+                to_weight += back.t() @ self._rows(positions)
+
+    def culprit(self) -> str | None:
+        """Return what is NaN or infinite, if anything is."""
+        names = ("hidden states", "weight", "bias")
+        for name, values in zip(names, self.inputs, strict=True):
+            if values is not None and not bool(torch.isfinite(values).all()):
+                place = (~torch.isfinite(values)).nonzero()[0].tolist()
+                return f"{name} are {values[tuple(place)].item()} at {place}"
+        return None
+
+    def _rows(self, positions: Positions) -> Tensor:
+        return self.hidden.detach()[positions].to(self.dtype)
+
+    @cached_property
+    def _head(self) -> Tensor:
+        return self.weight.detach().to(self.dtype)
+
+
+class WholeLogits:
+    """A tensor of logits, `[B, T, V]`, as `HiddenLogits` is."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits, self.inputs = logits, (logits,)
+        self.shape, self.dtype, self.device = logits.shape, logits.dtype, logits.device
+        self.ndim = logits.ndim
+
+    @torch.no_grad()
+    def at(self, positions: Positions, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the logits of n positions, `[n, V]`."""
+        return self.logits[positions].to(dtype or work_dtype(self))
+
+    def largest(self) -> Tensor:
+        """Return the largest logit of each token in the batch, `[V]`."""
+        return self.logits.detach().amax((0, 1))
+
+    def gradients(self) -> Gradients:
+        """Return zeros for the gradient, if it is wanted."""
+        return (_zeros(self.logits, self.dtype),)
+
+    def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
+        """Write the gradient of a block of logits."""
+        [to_logits] = to
+        if to_logits is not None:
+            to_logits[positions] = back.to(to_logits.dtype)
+
+    def culprit(self) -> str | None:
+        """Return where a logit is NaN or +∞, if one is."""
+        wrong = torch.isnan(self.logits) | torch.isposinf(self.logits)
+        if not bool(wrong.any()):
+            return None
+        place = wrong.nonzero()[0].tolist()
+        return f"logits are {self.logits[tuple(place)].item()} at {place}"
+
+
+AnyLogits: TypeAlias = Tensor | HiddenLogits
+"""What a loss takes as a model's logits, `[B, T, V]`."""
+
+Logits: TypeAlias = WholeLogits | HiddenLogits
+
+
+def as_logits(given: Any) -> Logits:
+    """Return what has logits at positions.
+
+    Raises:
+        ValueError: for something else.
+    """
+    if isinstance(given, WholeLogits | HiddenLogits):
+        return given
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{type(given).__name__} is given where logits are due: a tensor, or "
+                         "HiddenLogits")  # fmt: skip
+    return WholeLogits(given)
+
+
+def require_whole(loss: str, *given: Any) -> None:
+    """Raise a `ValueError` for hidden states where a loss needs all logits at once."""
+    if any(isinstance(logits, HiddenLogits) for logits in given):
+        raise ValueError(f"{loss} needs tensors of logits: for HiddenLogits use event_kl or csd")
+
+
+def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """Return the log-softmax over the last dimension, where −∞ counts as `FLOOR`."""
+    log_probs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+    fill = torch.nan_to_num if log_probs.requires_grad else torch.nan_to_num_
+    return fill(log_probs, nan=torch.nan, posinf=torch.inf, neginf=FLOOR)
+
+
+def _zeros(like: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if like is None or not like.requires_grad or not torch.is_grad_enabled():
+        return None
+    return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)

@@ -1,0 +1,83 @@
+"""KL to a teacher of the same tokenizer, position by position."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from xtok.training.losses.boundaries import kl
+from xtok.training.losses.chunks import top_columns
+from xtok.training.losses.config import SameTokenizerConfig
+from xtok.training.losses.hidden import AnyLogits, as_logits, log_probabilities
+from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
+from xtok.training.sparse import work_dtype
+
+
+def same_tokenizer_kl(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    mask: Tensor,
+    config: SameTokenizerConfig | None = None,
+) -> Tensor:
+    """Return the KL on k tokens, position by position, to a teacher of the same tokenizer.
+
+    K are the k tokens with the largest maximum teacher logit in the microbatch; both sides' softmax
+    at temperature τ is taken within K (Hinton et al., arXiv 1503.02531; the selection is that of
+    NeMo-RL's teachers without a map):
+
+        loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
+
+    Args:
+        student_logits: `[B, T, V]`, a tensor or `HiddenLogits`; computed in float32 under any
+            autocast (float64 if they are).
+        teacher_logits: `[B, T, V]`, either; columns beyond the narrower side's width are ignored.
+        mask: `[B, T]`, 0 where a position does not count: padding, and the last one, which
+            predicts nothing.
+        config: the options; the defaults if None.
+
+    Returns:
+        A scalar; 0 with a gradient of zeros where no position counts.
+
+    Raises:
+        ValueError: for shapes that do not fit, and logits of NaN or +∞.
+    """
+    return one_pass(
+        student_logits, [plan_same_tokenizer_kl(student_logits, teacher_logits, mask, config)]
+    )[0]
+
+
+def plan_same_tokenizer_kl(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    mask: Tensor,
+    config: SameTokenizerConfig | None = None,
+) -> Plan:
+    """Return what `same_tokenizer_kl` compares where the mask is not 0."""
+    config = config or SameTokenizerConfig()
+    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
+    if not student.shape[:-1] == teacher.shape[:-1] == mask.shape:
+        raise ValueError(
+            f"student's logits {list(student.shape)}, teacher's "
+            f"{list(teacher.shape)} and mask {list(mask.shape)} do not fit"
+        )
+    rows, places = (mask != 0).nonzero(as_tuple=True)
+    dtype, width = work_dtype(student, teacher), min(student.shape[-1], teacher.shape[-1])
+    columns = None
+    if config.top_k is not None and config.top_k < width and len(rows):
+        columns = top_columns(teacher.largest()[:width], config.top_k)
+
+    def compare(block: Block, of: Rows) -> tuple[Tensor, Tensor]:
+        theirs = teacher.at((rows[of.numbers], places[of.numbers]), dtype)[:, :width]
+        if columns is None:
+            log_s = block.log_probabilities(width, config.temperature)
+            log_r = log_probabilities(theirs, config.temperature)
+            return kl(log_s, log_r, reverse=config.reverse_kl)
+        log_s, log_r = (
+            log_probabilities(logits.index_select(1, columns), config.temperature)
+            for logits in (block.logits, theirs)
+        )
+        lost, of_columns = kl(log_s, log_r, reverse=config.reverse_kl)
+        back = of_columns.new_zeros(len(of_columns), width)
+        return lost, back.index_copy_(1, columns, of_columns)
+
+    parts = [Part((rows, places), compare, teacher.shape[-1])] if len(rows) else []
+    return Plan(parts, len(rows), dtype, config.temperature, teacher=teacher)
