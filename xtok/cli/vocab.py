@@ -15,9 +15,9 @@ import numpy as np
 import typer
 
 import xtok
-from xtok._lib.io import check_output, write, writing
+from xtok._lib.io import atomic_output, check_output, write
 from xtok._lib.opening import need
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, KINDS, Loading
@@ -99,7 +99,7 @@ def _write(path: Path, table: VocabTable, tokens: TokenTable) -> None:
     if path.suffix == ".parquet":
         _write_parquet(path, table)
     elif path.suffix == ".npz":
-        with writing(path) as temporary, temporary.open("wb") as file:
+        with atomic_output(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **_arrays(table, tokens))
     else:
         write(path, _csv(table) if path.suffix == ".csv" else _json_lines(table))
@@ -112,7 +112,7 @@ def _write_parquet(path: Path, table: VocabTable) -> None:
     types |= {"roles": arrow.list_(text), "teacher_id": number, "spelling": arrow.list_(number)}
     columns = _columns(table)
     schema = arrow.schema({name: types[name] for name in columns})
-    with writing(path) as temporary, temporary.open("wb") as file:
+    with atomic_output(path) as temporary, temporary.open("wb") as file:
         parquet.write_table(arrow.table(columns, schema), file, compression="zstd")
 
 
@@ -158,5 +158,5 @@ def _arrays(table: VocabTable, tokens: TokenTable) -> dict[str, Any]:
         spellings = [token.spelling or () for token in table.tokens]
         arrays["teacher_ids"] = np.array(ids, np.int64)
         arrays["spellings"] = np.fromiter(chain.from_iterable(spellings), np.int32)
-        arrays["spelling_offsets"] = bounds_of([*map(len, spellings)])
+        arrays["spelling_offsets"] = offsets_of([*map(len, spellings)])
     return arrays

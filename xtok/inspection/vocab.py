@@ -9,7 +9,7 @@ from itertools import pairwise, repeat
 import numpy as np
 
 from xtok._lib.progress import Progress, silent
-from xtok._lib.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
 from xtok.tokenizers import ModelLike, load_tokenizer, pair
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
@@ -109,6 +109,6 @@ def _of_teacher(
     counts = np.zeros(len(own), np.int64)
     counts[has_bytes] = spelled.counts
     pieces = spelled.ids.tolist()
-    bounds = pairwise(bounds_of(counts).tolist())
+    bounds = pairwise(offsets_of(counts).tolist())
     for partner, (start, end) in zip(both.partners[own].tolist(), bounds, strict=True):
         yield (partner if partner >= 0 else None), tuple(pieces[start:end])
