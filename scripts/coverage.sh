@@ -12,8 +12,8 @@ export COVERAGE_FILE="$data/coverage" COVERAGE_RCFILE="$PWD/pyproject.toml"
 # vocabularies they would take hours. A hash that overflows warns only in plain Python.
 NUMBA_DISABLE_JIT=1 python -m coverage run -m pytest -q -m 'not real' \
   -W 'ignore:overflow encountered in scalar:RuntimeWarning' \
-  tests/alignment/test_aligner.py tests/counting/test_{counts,pair_text,smoothing}.py \
-  tests/embeddings/test_generate.py tests/inspection/test_evaluate.py ||
+  tests/alignment/test_aligner.py tests/building/counting/test_{counts,pair_text,smoothing}.py \
+  tests/building/embeddings/test_generate.py tests/inspection/test_evaluate.py ||
   echo "some tests failed; the lines that they ran count" >&2
 # Then everything else, compiled.
 python -m coverage run -m pytest -q "$@" ||

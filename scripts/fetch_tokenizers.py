@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from xtok._lib.io import write
 from xtok.errors import XtokError
-from xtok.io import write
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 DEFAULT_DIR = DATA / "tokenizers"

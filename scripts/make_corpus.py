@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from fetch_tokenizers import DATA, table_of
 
+from xtok._lib.io import write
 from xtok.errors import XtokError
-from xtok.io import write
 
 DEFAULT_DIR = DATA / "corpus"
 MIRROR = "http://deb.debian.org/debian"

@@ -18,7 +18,7 @@ from xtok.cli import make_app
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 T = TypeVar("T")
 Done = subprocess.CompletedProcess[str]

@@ -23,11 +23,11 @@ from make import built, write_documents
 
 import xtok
 from xtok import TokenAligner
-from xtok.counting.synthetic import synthetic_edges
+from xtok.building.counting.synthetic import synthetic_edges
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
-from xtok.projecting.back_map import BACK_MAP
+from xtok.teachers.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "data" / "tokenizers"

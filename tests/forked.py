@@ -129,17 +129,16 @@ def _warm_up() -> None:
     from typer.testing import CliRunner
 
     import xtok
-    from xtok import report
-    from xtok.cli import make_app
+    from xtok.cli import console, make_app
 
     for module in pkgutil.walk_packages(xtok.__path__, "xtok."):
         if not module.name.startswith(
-            ("xtok.__main__", "xtok.integrations", "xtok.serving", "xtok.training")
+            ("xtok.__main__", "xtok.training.trainers", "xtok.teachers.serving", "xtok.training")
         ):
             importlib.import_module(module.name)
     CliRunner().invoke(make_app(["inspect"]), ["inspect", "none"])
     xtok.build("bytes", "bytes", for_loss="p-kl")
-    report.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
+    console.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
 
 
 def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, str]) -> NoReturn:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, QWEN_PATTERN
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 NAMES = ("llama3", "qwen", "deepseek-v3", "mistral-v3", "gemma3", "llama2")
 Config = dict[str, Any]

@@ -25,16 +25,16 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import xtok
 from xtok.alignment.aligner import ShiftedAlignment
+from xtok.building.spellings import spellings_of_pair
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.pairs import Pair
-from xtok.stages.spellings import spellings_of_pair
 from xtok.tokenizers import Encoding, Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import Entry, TokenTable, TokenType, Vocabulary, decode_vocabulary
 from xtok.training.losses import event_index, spelling_index
 from xtok.training.losses.named import EVENTS, LOSSES, MAP, LossName
 from xtok.training.module import ProjectionModule
-from xtok.vocab.table import Entry, TokenTable, TokenType, Vocabulary, decode_vocabulary
 
 NO_SLOT = MultitokenConfig(scale_trick=False)
 

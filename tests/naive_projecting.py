@@ -1,4 +1,4 @@
-"""The plain twin of `xtok.projecting`, and teachers so small that all they may write is listed."""
+"""The plain twin of `xtok.teachers`, and teachers so small that all they may write is listed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges
-from xtok.predictions.topk import TopK
-from xtok.projecting.kernels import RESPLIT_RATE
+from xtok.teachers.formats.topk import TopK
+from xtok.teachers.kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend
-from xtok.vocab.table import Entry, TokenType
+from xtok.tokenizers.table import Entry, TokenType
 
 Row = Mapping[int, float]
 Rows = Mapping[int, Row]

@@ -19,14 +19,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tiny_models import tiny_model
 
+from xtok._lib.progress import silent_note
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
-from xtok.progress import silent_note
-from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.scoring import Scorer
-from xtok.serving.server import Proxy, bound
-from xtok.serving.teacher import Teacher
+from xtok.teachers.back_map import BACK_MAP
+from xtok.teachers.serving.server import Proxy, bound
+from xtok.teachers.serving.teacher import TeacherServer
+from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 
 
 class Model:
@@ -209,10 +209,10 @@ def proxied(
     servers: list[uvicorn.Server] = []
 
     async def serve(opened: socket.socket) -> None:
-        async with aclosing(Teacher(url, pair.tokenizers[1], **teacher)) as asked:
+        async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as asked:
             await asked.begin(candidates, 0.0, note)
-            scorer = Scorer(pair, made, 1, chat=chat, templates=templates)
-            proxy = Proxy(scorer, asked, api_key=api_key, note=note)
+            translator = Translator(pair, made, chat=chat, templates=templates, num_threads=1)
+            proxy = Proxy(translator, asked, api_key=api_key, note=note)
             config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False)
             servers.append(uvicorn.Server(config))
             await servers[0].serve([opened])

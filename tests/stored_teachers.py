@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import small_tokenizers
 
-from xtok.predictions.distillkit import config_for
+from xtok.teachers.formats.distillkit import config_for
 from xtok.tokenizers import Tokenizer
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]

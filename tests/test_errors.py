@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import shutil
 import sys
@@ -30,23 +31,24 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
+from xtok._lib.shards import shards
+from xtok.building.counting.texts import Columns, find_texts, read_batches
+from xtok.building.embeddings.checkpoint import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
 from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
-from xtok.counting.texts import Columns, find_texts, read_batches
-from xtok.embeddings.checkpoint import Model, input_layer
-from xtok.files.shards import shards
-from xtok.integrations import nemo_rl
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_output, to_nemo, to_safetensors
 from xtok.maps.nemo_tables import check_reverse
-from xtok.pairs import Pair
+from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 from xtok.training.heads import find_heads
 from xtok.training.objective import make_objective
-from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+from xtok.training.trainers import nemo_rl
 
 Cause = Callable[[], object]
 
@@ -100,6 +102,12 @@ def tables(name: str) -> str:
 
 
 TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
+
+
+def chat_of_named(messages: list[dict[str, Any]]) -> object:
+    """Render by a tokenizer whose only template has a name."""
+    named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
+    return render(load_tokenizer(folder("tokenizer_config", chat_template=named)), messages)
 
 
 def folder(stem: str, content: str | None = None, **parts: object) -> str:
@@ -213,6 +221,61 @@ def instead(module: str, cause: Cause, other: object = None) -> object:
         return cause()
 
 
+def cache_of(about: dict[str, str] | None = None, **columns: object) -> object:
+    """Check a neutral cache of the text "abc", in which these columns are others."""
+    plain = {"input_ids": [*b"abc"], "topk_ids": [[], [98], [99, 98]]}
+    values: dict[str, Any] = {**plain, "topk_logprobs": [[], [-0.5], [-1, -2.0]], **columns}
+    table = pyarrow.table({name: [column] for name, column in values.items()})
+    write_table(table.replace_schema_metadata(about), "a.parquet")
+    return checked("a.parquet")
+
+
+def projected(
+    config: xtok.ProjectConfig | None = None, template: str | None = None, **columns: object
+) -> object:
+    """Project such a cache, of one tokenizer on itself."""
+    cache_of(None, **columns)
+    return xtok.project(
+        "a.parquet", bytes_pair(), "out.parquet", config,
+        teacher_template=template, student_template=template,
+    )  # fmt: skip
+
+
+def answers(*lines: object) -> object:
+    """Check lines of answers."""
+    return checked(file("a.jsonl", "".join(json.dumps(line) + "\n" for line in lines)))
+
+
+def checked(path: str) -> object:
+    found = open_cache(Path(path))
+    rows = [of for shard in found.shards for of, _ in read_cache(found, shard)]
+    return [found.check(one, bytes_pair().teacher) for one in rows]
+
+
+def vllm(*rows: object, ids: object = (97, 98)) -> object:
+    return {"prompt_token_ids": ids and [*ids], "prompt_logprobs": [*rows]}  # type: ignore[misc]
+
+
+def sglang(owns: list[object], tops: list[object]) -> object:
+    return {"meta_info": {"input_token_logprobs": owns, "input_top_logprobs": tops}}
+
+
+WHOSE = "give the model whose ids these are"
+TRUE = "store natural log-probabilities at temperature 1"
+NO_LOGITS = f"{TRUE}, not logits, and leave out what has none"
+REST = f"{TRUE}; the rest is log(1 - their sum)"
+ROW_0 = "give rows that predict token i from the tokens before it; row 0 is empty"
+REMAKE = "make the cache again, or fetch it again"
+AS_GIVEN = "store rows as the server gave them, with the ids that it was asked for"
+FOOTER = "write a footer that is true, or none"
+FIRST = "it has a prediction, and nothing predicts a first token: row i is of token i, not of the"
+CACHES = (
+    "give Parquet with the columns input_ids, topk_ids, topk_logprobs, or DistillKit's (input_ids, "
+    "token_ids, top_values), or lines of vLLM's answers (prompt_logprobs) or SGLang's (meta_info)"
+)
+VLLM = "ask the server with prompt_logprobs: K, return_token_ids: true, max_tokens: 1"
+SGLANG = "ask for return_logprob, logprob_start_len 0, and top_logprobs_num K"
+
 RENEW = "fetch the file again"
 AGAIN = "the file is damaged or of another kind: fetch it again"
 WIDTH = "give the width of the model's logits with vocab_size="
@@ -284,8 +347,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.gguf is a .gguf file, which xtok does not read",
      "give the repo or folder of the model that it was made from"),
     (lambda: load_tokenizer(file("a.json", '[{"rank": 0, "token_bytes": "AA=="}]')),
-     "a.json is a vocabulary of Megatron, without its pattern and special tokens",
-     "give the model's Hugging Face repo or folder, or its tekken.json"),
+     "a.json is a vocabulary of Megatron, which does not tell its split pattern",
+     "give that of --tiktoken-pattern: 'a.json@v2', 'a.json@v1', or 'a.json@REGEX'"),
+    (lambda: load_tokenizer(file("rwkv.txt", "1 '\\x00' 1\n2 '\\x01' 1\n")),
+     "rwkv.txt is a vocabulary of RWKV, which matches the longest token and is not read",
+     "give a model with a tokenizer.json, .model, .tiktoken or tekken.json file"),
+    (lambda: load_tokenizer(folder("tokenizer", decoder={
+        "type": "Strip", "content": " ", "start": 1, "stop": 0})),
+     "model has a Strip decoder of each token: its text is not the concatenation of its tokens",
+     "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
     (lambda: load_tokenizer(file("a.json", "{}")),
      "a.json is JSON, but neither a tokenizer.json nor a tekken file: …",
      "give a tokenizer's file, or the folder of a Hugging Face tokenizer"),
@@ -330,7 +400,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "model has no decoder: what bytes its tokens stand for is not said",
      "use a byte-level or SentencePiece-style tokenizer"),
     (lambda: load_tokenizer(folder("tokenizer", decoder=CTC)),
-     "model has a CTC decoder: its text is not the concatenation of its tokens",
+     "model has a CTC decoder of each token: its text is not the concatenation of its tokens",
      "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
     (lambda: load_tokenizer(folder("config", "{}")),
      "the config.json of model has no vocabulary size: …", WIDTH),
@@ -361,7 +431,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "words has vocab.txt, and no config.json that names the tokenizer's class", TYPES),
     (lambda: load_tokenizer(Path(file("words/merges.txt", "a b")).parent),
      "words has merges.txt, and no config.json that names the tokenizer's class", TYPES),
-    (lambda: nemo_rl.TokenAligner(3, "bytes"),
+    (lambda: nemo_rl.NemoTokenAligner(3, "bytes"),
      "tokenizer is int, not a fast Hugging Face tokenizer",
      "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True"),
     (lambda: decode_vocabulary([Entry(6, TokenType.NORMAL, b"x")], width=6),
@@ -436,6 +506,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: chat([{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]),
      "message 0 is nested more than 100 deep", "give its content as text, or as a list of parts"),
     (lambda: chat([ASK], None), "small-byte-level has no chat template", TEMPLATE),
+    (lambda: chat_of_named([ASK]), "model has no chat template by default, but the named ones rag",
+     f"give the name of one, or {TEMPLATE.removeprefix('give ')}"),
+    (lambda: xtok.DistillationCollator("bytes", "bytes", student_template="plain")([[ASK]]),
+     "bytes has no chat template", TEMPLATE.replace("template=", "teacher_templates=")),
+    (lambda: load_tokenizer("bytes").encode_batch(["ok", "a\ud83d"]),
+     "text 1, 'a\\ud83d', has '\\ud83d', half of a surrogate pair, which is no text",
+     "write the whole pair, or the character itself"),
     (lambda: chat([ASK], "none.jinja"),
      "the chat template none.jinja cannot be read: No such file or directory", TEMPLATE),
     (lambda: chat([ASK], "{% for %}"),
@@ -672,6 +749,84 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: xtok.Retokenizer(xtok.pair("bytes", "null:5"))([[*b"The keeper"]]),
      "null:5 cannot spell 'The keeper', which the student has written",
      "use a teacher whose tokenizer has byte tokens or is byte-level"),
+    # A teacher's predictions
+    (lambda: cache_of(input_ids=[97, 999, 99]),
+     "a.parquet, row 0, position 1: the id 999 is outside the vocabulary of bytes, 0..255", WHOSE),
+    (lambda: cache_of(topk_logprobs=[[], [0.5], [-1, -2.0]]),
+     "a.parquet, row 0, position 1: the log-probability 0.5 of a candidate is of a probability "
+     "above 1", NO_LOGITS),
+    (lambda: cache_of(topk_logprobs=[[], [-math.inf], [-1, -2.0]]),
+     "a.parquet, row 0, position 1: −inf is no log-probability of a candidate", NO_LOGITS),
+    (lambda: cache_of(topk_logprobs=[[], [-0.5], [-0.1, -0.2]]),
+     "a.parquet, row 0, position 2: its probabilities sum to 1.724", REST),
+    (lambda: cache_of(rest_logprob=[None, -0.1, None]),
+     "a.parquet, row 0, position 1: its probabilities and the rest sum to 1.511", REST),
+    (lambda: cache_of(topk_ids=[[], [98], [99, 99]]),
+     "a.parquet, row 0, position 2: the candidate 99 stands twice", "store each candidate once"),
+    (lambda: cache_of(topk_ids=[[], [7], [99, 98]], realized_logprob=[None, -0.1, -1.0]),
+     "a.parquet, row 0, position 1: its candidates and its own token, which is none, sum to 1.511",
+     TRUE),
+    (lambda: cache_of(topk_ids=[[97], [98], []], topk_logprobs=[[-1.0], [-0.5], []]),
+     f"a.parquet, row 0, position 0: {FIRST} next", ROW_0),
+    (lambda: cache_of(realized_logprob=[-1.0, None, None]),
+     f"a.parquet, row 0, position 0: {FIRST} next", ROW_0),
+    (lambda: cache_of(
+        input_ids=[97, *b"abcdefgh" * 5], topk_ids=[[], *([i] for i in b"bcdefgha" * 5)],
+        topk_logprobs=[[], *[[-0.5]] * 40]),
+     "a.parquet, row 0: its rows are shifted by one: 98% hold the next token, and 0% their own",
+     ROW_0),
+    (lambda: cache_of(topk_logprobs=[[], [-0.5], [-1.0]]),
+     "a.parquet, row 0, position 2: 2 topk_ids, and 1 topk_logprobs", REMAKE),
+    (lambda: cache_of(topk_ids=[[], [98]], topk_logprobs=[[], [-0.5]]),
+     "a.parquet, row 0: 3 tokens, and 2 topk_ids", REMAKE),
+    (lambda: cache_of(input_ids=[97, None, 99]),
+     "a.parquet, row 0, position 1: a null is among its input_ids", REMAKE),
+    (lambda: cache_of(input_ids=[97, 2**40, 99]),
+     "a.parquet, row 0, position 1: 1099511627776 among its input_ids is outside "
+     "-2147483648..2147483647", REMAKE),
+    (lambda: cache_of({"k": "1"}),
+     "a.parquet, row 0, position 2: a row has 2 candidates, and the footer has k=1", FOOTER),
+    (lambda: cache_of({"k": "x"}), "a.parquet: its footer has k=x, which is no number", FOOTER),
+    (lambda: cache_of({"vocab_size": "98"}),
+     "a.parquet, row 0, position 1: it has the id 98, and the footer has vocab_size=98", FOOTER),
+    (lambda: cache_of({"normalized": "topk"}),
+     "a.parquet, row 0, position 1: its probabilities sum to 0.6065, and the footer has "
+     "normalized=topk", FOOTER),
+    (lambda: cache_of({"log_base": "2"}), "a.parquet: its footer has log_base=2, and e is read",
+     "write it as this version of xtok does"),
+    (lambda: open_cache(parquet(input_ids=[[97]], logprobs=[[0.5]])),
+     "a.parquet: no cache of a known format, its columns are: input_ids, logprobs", CACHES),
+    (lambda: answers({"text": "a"}),
+     "a.jsonl: no Parquet, and no answers with prompt_logprobs or meta_info; line 1 has: text",
+     CACHES),
+    (lambda: answers(vllm(None, {"x": 1})),
+     "a.jsonl, line 1, position 1: its prompt_logprobs are not vLLM's", VLLM),
+    (lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=None)),
+     "a.jsonl, line 1: no prompt_token_ids for 2 rows", VLLM),
+    (lambda: answers(vllm(None, {"7": {"logprob": -1}})),
+     "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
+     "candidate's, or missing", AS_GIVEN),
+    (lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
+     "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
+     "candidate's, or missing", AS_GIVEN),
+    (lambda: answers({"meta_info": {"input_token_logprobs": []}}),
+     "a.jsonl, line 1: no answer of SGLang with input_token_logprobs and input_top_logprobs in a "
+     "layout that is read; its meta_info has: input_token_logprobs", SGLANG),
+    (lambda: answers({"prompt_logprobs": [], "prompt_token_ids": []}, {"error": "too long"}),
+     "a.jsonl, line 2: the server answered: too long",
+     "ask the server for this text again, or leave out the line"),
+    (lambda: projected(text="abd"),
+     "a.parquet, row 0: its ids do not spell its text: they differ from byte 2 on",
+     "give the teacher whose ids these are, or leave out its text and messages: then the ids tell "
+     "the text"),
+    (lambda: projected(messages=[ASK], template="plain"),
+     "a.parquet, row 0: its ids are not those of its messages by the teacher's template",
+     "give the teacher whose ids these are, or leave out its text and messages: then the ids tell "
+     "the text"),
+    (lambda: projected(xtok.ProjectConfig(source="vllm")),
+     "a.parquet: the file is Parquet, so it is no vllm cache", CACHES),
+    (lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.txt"),
+     "the output a.txt does not end in .parquet", "name it a.parquet"),
     # Training
     (lambda: read_loss("event-kl"), "event-kl takes no map", "xtok events STUDENT TEACHER"),
     (lambda: read_loss("event_kl"), "event-kl takes no map", "xtok events STUDENT TEACHER"),

@@ -1,50 +1,52 @@
-"""The picture of the house in CONTRIBUTING.md and the tree agree."""
+"""The house is as CONTRIBUTING.md draws it: rooms, floors, and one name for one thing."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from xtok import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "xtok"
-OUTSIDE = {"__init__", "__main__"}  # they import anything, and nothing imports them
+DOOR = {"__init__", "__main__"}  # they import anything, and nothing imports them
+STRANGERS = {"training", "teachers"}  # each runs without the other
 
 
-def floors() -> dict[str, int]:
-    """Return the line of the table that each module or package stands on."""
+def rooms() -> list[str]:
+    """Return the rooms as the table in CONTRIBUTING.md has them, from the top down."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `xtok/")]
-    found: dict[str, int] = {}
-    for floor, row in enumerate(rows):
-        for path in re.findall(r"`xtok/([^`]+)`", row):
-            name = path.removesuffix(".py").removesuffix("/")
-            assert name not in found, f"{name} stands on two lines"
-            assert (PACKAGE / path).exists(), path
-            found[name] = floor
-    return found
+    return re.findall(r"^\| `xtok/(\w+)(?:\.py|/)` \|", text, re.MULTILINE)
 
 
-def test_the_table_has_every_module() -> None:
-    """Modules and packages of the tree, no more and no fewer."""
-    there = {p.stem for p in PACKAGE.glob("*.py")} | {p.parent.name for p in PACKAGE.glob("*/*.py")}
-    assert there - OUTSIDE == floors().keys()
+def room(path: Path) -> str:
+    """Return the room that a module is in."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_imports_come_from_above() -> None:
-    """Those within functions too; those for types only may come from below."""
-    floor = floors()
+def test_the_table_is_what_ls_shows() -> None:
+    """Fourteen names, no more and no fewer than the table has."""
+    there = {room(path) for path in PACKAGE.rglob("*.py")}
+    assert there - DOOR == set(rooms())
+    assert len(there) == len(rooms()) + len(DOOR) == 14
+    tests = {path.name for path in (ROOT / "tests").iterdir() if [*path.rglob("test_*.py")]}
+    assert {name for name in tests if "." not in name} <= there
+
+
+def test_a_room_imports_from_rooms_above() -> None:
+    """Within functions, too; what is for types only may come from below."""
+    floor = {name: number for number, name in enumerate(rooms())}
     wrong = []
     for path in PACKAGE.rglob("*.py"):
-        name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        above = floor.get(name, len(floor))
-        wrong += [
-            f"{path.relative_to(ROOT)} imports {imported}"
-            for imported in imports(path)
-            if floor.get(imported, 0) > above
-        ]
+        own = room(path)
+        if own in DOOR:
+            continue
+        for name in imports(path):
+            strange = {own, name} == STRANGERS
+            if floor.get(name, 0) > floor[own] or strange:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
 
 
@@ -52,11 +54,21 @@ def test_files_import_each_other_in_no_circle() -> None:
     """Nor within functions; and no chain of imports is longer than ten files."""
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
     of = {name.removesuffix(".__init__"): path for name, path in names.items()}
-    left = {name: modules(path) & of.keys() - {name} for name, path in of.items()}
+    left = {name: _files(modules(path), of) - {name} for name, path in of.items()}
     for _ in range(10):
         leaves = {name for name, needs in left.items() if not needs}
         left = {name: needs - leaves for name, needs in left.items() if needs}
     assert left == {}
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One word for one thing: what two rooms have carries the room's noun."""
+    places: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 def test_private_names_stay_in_their_folder() -> None:
@@ -81,6 +93,13 @@ def test_install_hints_work_from_a_clone() -> None:
     wrong = re.compile(r"xtok\[|pip3? install (-U )?xtok\b")
     found = [path.name for path in places if wrong.search(path.read_text(encoding="utf-8"))]
     assert found == []
+
+
+def _files(names: set[str], of: Mapping[str, Path]) -> set[str]:
+    """Return the files among dotted names; a package only if one of its own names is imported."""
+    packages = {name.rpartition(".")[0] for name in names if name in of}
+    own = {name.rpartition(".")[0] for name in names if name not in of}
+    return {name for name in names & of.keys() if name not in packages or name in own}
 
 
 def imports(path: Path) -> set[str]:

@@ -18,14 +18,14 @@ from make import built, nemo_values, table_of
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
+from xtok.building.exact import reapply_exact
+from xtok.building.multitoken import multitoken
+from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.stages.exact import reapply_exact
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import load_tokenizer
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 pytestmark = pytest.mark.real
 

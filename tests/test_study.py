@@ -17,7 +17,7 @@ import study_data
 from tiny_models import save_model
 
 import xtok
-from xtok.stages.build import map_of_pair
+from xtok.building.build import map_of_pair
 
 TEXTS = Path(__file__).with_name("small_corpus")
 KINDS = {"de": "german", "held": "french", "en": "english"}

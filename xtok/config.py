@@ -20,7 +20,7 @@ Canonicalization: TypeAlias = Literal["exact", "relaxed"]
 TokenForm: TypeAlias = Literal["bytes", "text", "raw"]
 Transform: TypeAlias = Literal["power", "softmax"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Weights: TypeAlias = Literal["decay", "prior"]
+Weights: TypeAlias = Literal["decay", "synthetic"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
 Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
 EventLoss: TypeAlias = Literal["event-kl", "csd"]
@@ -203,7 +203,7 @@ class MultitokenConfig(Config):
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
-        no_effect_with={"text": True, "weights": "prior"},
+        no_effect_with={"text": True, "weights": "synthetic"},
         min=1,
         max=MAX_ENTRIES,
         panel=RARE,
@@ -216,7 +216,7 @@ class MultitokenConfig(Config):
     reverse_pass: bool = option(
         True,
         "Also spell the teacher's tokens in the student's.",
-        no_effect_with={"text": True, "weights": "prior"},
+        no_effect_with={"text": True, "weights": "synthetic"},
     )
     special_tokens: SpecialTokens = option(
         "roles",
@@ -315,7 +315,7 @@ class BuildConfig(MultitokenConfig):
         "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
         "same byte; chunk, all pairs within a chunk; or both.",
         metavar="TARGET",
-        needs={"weights": "prior", "text": True},
+        needs={"weights": "synthetic", "text": True},
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
     alpha: float | None = option(
@@ -335,14 +335,14 @@ class BuildConfig(MultitokenConfig):
         the tokens that both sides have as pairs: exact rows. None has a scale slot.
         """
         loss = loss_name(loss)
-        suits: dict[str, Any] = {"weights": "prior", "scale_trick": False, "top_k": 8}
-        if loss == "p-kl" and options.get("weights", "prior") == "prior":
+        suits: dict[str, Any] = {"weights": "synthetic", "scale_trick": False, "top_k": 8}
+        if loss == "p-kl" and options.get("weights", "synthetic") == "synthetic":
             suits["target"] = "both"
         return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     def for_text(self) -> BuildConfig:
         """The same options for a map counted on text: smoothed by synthetic text, without slots."""
-        return replace(self, weights="prior", scale_trick=False)
+        return replace(self, weights="synthetic", scale_trick=False)
 
     @property
     def counting(self) -> dict[str, Any]:
@@ -440,7 +440,7 @@ class ServeConfig(Config):
         "Read conversations back from the ids, where that is certain, and let the teacher read "
         "them by its own chat template; else all is spelled as text.",
     )
-    at_once: int = option(
+    concurrency: int = option(
         64, "Sequences that the teacher's server is sent at once.", min=1, panel=LIMITS
     )
     wait: float = option(

@@ -37,6 +37,11 @@ class XtokError(Exception):
         self.message = f"{place}: {self.message}"
         return self
 
+    def renamed(self, parameter: str) -> Self:
+        """Name the parameter as the caller's caller spells it: `raise error.renamed("…")`."""
+        self.parameter, self.hint = parameter, self.hint_with(f"{parameter}=")
+        return self
+
     def hint_with(self, option: str) -> str:
         """Return the hint with another name for the parameter."""
         return self._hint.replace("{option}", option) if self.parameter else self._hint

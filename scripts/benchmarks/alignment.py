@@ -17,8 +17,8 @@ import xtok
 from benchmarks.harness import Race, Row, Run, chosen, documents, race, seconds, tokenizer
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
-from xtok.alignment.logprobs import project_logprobs
 from xtok.conversation.batching import pad
+from xtok.teachers.logprobs import project_logprobs
 from xtok.tokenizers import Tokenizer
 
 PAIRS = (

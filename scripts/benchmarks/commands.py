@@ -33,7 +33,7 @@ from benchmarks.harness import (
     tokenizer,
 )  # fmt: skip
 from xtok.tokenizers import _tiktoken
-from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 
 BARE = str(Path(__file__).with_name("bare.py"))
 PATTERNS = {

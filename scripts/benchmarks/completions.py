@@ -22,10 +22,10 @@ import xtok
 from benchmarks import harness
 from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.projecting import CHARACTERS, LANGUAGES, Place, Side, Writer, spelled
-from xtok.pairs import Pair
-from xtok.stages.events import events_of_pair
-from xtok.stages.spellings import spellings_of_pair
+from xtok.building.events import events_of_pair
+from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import spelling_index
 from xtok.training.losses.gathered import tokens_in
 

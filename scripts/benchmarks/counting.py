@@ -9,11 +9,11 @@ from itertools import chain
 
 import xtok
 from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
-from xtok.counting.encode import TextEncoder
-from xtok.counting.pair_text import TextCounter, Wanted
-from xtok.counting.texts import Batch
-from xtok.pairs import Pair
-from xtok.threads import available_cores
+from xtok._lib.threads import available_cores
+from xtok.building.counting.encode import TextEncoder
+from xtok.building.counting.pair_text import TextCounter, Wanted
+from xtok.building.counting.texts import Batch
+from xtok.tokenizers.pairs import Pair
 
 PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))
 

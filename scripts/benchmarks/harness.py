@@ -27,7 +27,7 @@ from xtok.maps.edges import Edges, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.table import TokenTable, Vocabulary
+from xtok.tokenizers.table import TokenTable, Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (128_256, 151_936)  # Llama 3 and Qwen

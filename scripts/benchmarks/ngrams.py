@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.topk import TopK
-from xtok.ragged import bounds_of
+from xtok._lib.ragged import offsets_of
+from xtok.teachers.formats.topk import TopK
 
 KINDS = {"en, Python": ("en", "python"), "zh": ("zh",), "own text": ("own text",)}
 ORDER = 4
@@ -69,7 +69,7 @@ class NGrams:
 
 def flat(rows: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return documents one after another."""
-    return np.concatenate(rows), bounds_of([*map(len, rows)])
+    return np.concatenate(rows), offsets_of([*map(len, rows)])
 
 
 def stored(
@@ -88,6 +88,6 @@ def stored(
             rest[j] = np.log(max(0.0, 1 - p[:top_k].sum()))
         realized[j] = np.log(own[0]) if len(own) else np.nan
     return TopK(
-        token_ids, bounds, bounds_of(counts), np.concatenate(ids), np.concatenate(logprobs), rest,
+        token_ids, bounds, offsets_of(counts), np.concatenate(ids), np.concatenate(logprobs), rest,
         realized,
     )  # fmt: skip

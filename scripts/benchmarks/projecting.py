@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 import xtok
 from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.ngrams import Sparse, flat, stored
+from xtok.building.build import map_of_pair
 from xtok.maps.edges import Edges
 from xtok.maps.results import map_of_edges
-from xtok.predictions.topk import TopK
-from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.project import Projector
-from xtok.stages.build import map_of_pair
+from xtok.teachers.back_map import BACK_MAP
+from xtok.teachers.formats.topk import TopK
+from xtok.teachers.project import Projector
 from xtok.tokenizers import Tokenizer
 
 STUDENTS = ("smollm2", "llama3", "qwen")

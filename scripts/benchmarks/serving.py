@@ -28,14 +28,14 @@ from starlette.routing import Route
 import xtok
 from benchmarks.harness import Row, chosen, documents, path_of, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, stored
+from xtok.building.build import map_of_pair
 from xtok.config import ServeConfig
-from xtok.predictions.ranked import Scores
-from xtok.projecting.back_map import BACK_MAP
-from xtok.projecting.rows import StudentSequence
-from xtok.projecting.scoring import Scorer
-from xtok.serving.server import bound
-from xtok.serving.teacher import PROBE
-from xtok.stages.build import map_of_pair
+from xtok.teachers.back_map import BACK_MAP
+from xtok.teachers.formats.ranked import Scores
+from xtok.teachers.serving.server import bound, score
+from xtok.teachers.serving.teacher import PROBE
+from xtok.teachers.shared_text import SharedText
+from xtok.teachers.translator import Translator
 
 PAIRS = (("llama3", "qwen"), ("qwen", "llama3"))
 K, AT_ONCE, CHARACTERS = 64, 64, 3000
@@ -54,16 +54,16 @@ def serving(options: Namespace) -> Iterator[Row]:
     for label, names in chosen(PAIRS, options):
         pair = xtok.pair(*map(tokenizer, names))
         student, teacher = pair.tokenizers
-        scorer = Scorer(pair, map_of_pair(pair.reversed, BACK_MAP), 1)
+        translator = Translator(pair, map_of_pair(pair.reversed, BACK_MAP), num_threads=1)
         rows = [student.encode(text).ids.tolist() for text in some]
-        spelled = [scorer.spell(row) for row in rows]
+        spelled = [translator.of_student(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
         answers = [_answer(one.teacher_ids, model) for one in spelled]
-        scorer.score(spelled[:1], answers[:1], K)  # compiles
+        score(translator, spelled[:1], answers[:1], K)  # compiles
         row: Row = {"student ← teacher": label, "tokens": sum(map(len, rows))}
-        row |= {"first time /s": _alone(scorer, spelled, answers)}
-        row |= {"again": _alone(scorer, spelled, answers)}
-        scorer = None  # type: ignore[assignment]
+        row |= {"first time /s": _alone(translator, spelled, answers)}
+        row |= {"again": _alone(translator, spelled, answers)}
+        translator = None  # type: ignore[assignment]
         yield row | _served(names, pair, rows, spelled, answers, options)
 
 
@@ -77,14 +77,14 @@ def _answer(ids: NDArray[np.int32], model: NGrams) -> Scores:
     return Scores(topk._replace(realized_logprob=own), np.ones(len(ids), np.int64))
 
 
-def _alone(scorer: Scorer, spelled: list[StudentSequence], answers: list[Scores]) -> float:
+def _alone(translator: Translator, spelled: list[SharedText], answers: list[Scores]) -> float:
     start = time.process_time()
-    scorer.score(spelled, answers, K)
+    score(translator, spelled, answers, K)
     return sum(len(one.ids) for one in spelled) / (time.process_time() - start)
 
 
 def _served(
-    names: tuple[str, str], pair: xtok.Pair, rows: list[list[int]], spelled: list[StudentSequence],
+    names: tuple[str, str], pair: xtok.Pair, rows: list[list[int]], spelled: list[SharedText],
     answers: list[Scores], options: Namespace,
 ) -> Row:  # fmt: skip
     """Ask a server of the pair, and the teacher's own, 64 requests at once."""

@@ -1,4 +1,4 @@
-"""The constants of xtok/counting/synthetic.py: which kind of token follows which, and Zipf's law.
+"""The constants of `counting/synthetic.py`: which kind of token follows which, and Zipf's law.
 
 Summed over six tokenizers; Chinese and Japanese are the languages without spaces. Prints both
 matrices, and for each kind the shift and exponent of 1 / (rank + shift) ** exponent with the
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Row, documents, tokenizer
-from xtok.counting import synthetic
-from xtok.counting.synthetic import Kind, kind_of
+from xtok.building.counting import synthetic
+from xtok.building.counting.synthetic import Kind, kind_of
 from xtok.tokenizers import Tokenizer
 
 NAMES = ("llama3", "mistral-v3", "deepseek-v3", "qwen", "claude-2", "tekken")

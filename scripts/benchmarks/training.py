@@ -16,8 +16,8 @@ from benchmarks import harness
 from benchmarks.harness import Row, memory_status, race, tokenizer
 from xtok import ProjectionMap, losses
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.stages.events import events_of_pair
-from xtok.stages.spellings import spellings_of_pair
+from xtok.building.events import events_of_pair
+from xtok.building.spellings import spellings_of_pair
 from xtok.training.collator import prepare
 from xtok.training.losses import PKLConfig, p_kl
 from xtok.training.module import ProjectionModule
@@ -89,7 +89,7 @@ def loss_cost(options: Namespace) -> Iterator[Row]:
         [side] = batch["teachers"]
         lengths = batch["input_ids"].shape[1], side["input_ids"].shape[1]
         ours, theirs = logits(lengths, *pair.shape, device=options.device)
-        artefacts = {
+        artefacts: dict[losses.LossName, Any] = {
             "event-kl": losses.event_index(events_of_pair(pair)),
             "csd": losses.spelling_index(spellings_of_pair(pair)), "alm": None,
         }  # fmt: skip

@@ -30,11 +30,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, 
 from transformers.trainer_utils import get_last_checkpoint
 
 from xtok.errors import XtokError
-from xtok.integrations.transformers import DistillationTrainer
 from xtok.tokenizers import load_tokenizer
 from xtok.training.collator import DistillationCollator, TopKCollator
 from xtok.training.losses import CombineConfig
 from xtok.training.losses.named import loss_named
+from xtok.training.trainers.transformers import DistillationTrainer
 
 
 @dataclass

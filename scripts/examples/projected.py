@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xtok._lib.ragged import offsets_of
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
-from xtok.predictions.topk import TopK
-from xtok.projecting.project import Projector
-from xtok.ragged import bounds_of
+from xtok.teachers.formats.topk import TopK
+from xtok.teachers.project import Projector
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import IGNORED, StoredTopK, pad_candidates
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl
@@ -72,7 +72,7 @@ class ProjectedTeacher:
         mask = batch["attention_mask"].cpu() != 0
         ids = batch["input_ids"].cpu()[mask].numpy().astype(np.int32)
         candidates = self._top_k(teacher_logits, side["input_ids"], side["attention_mask"] != 0)
-        out = self.projector.project(candidates, ids, bounds_of(mask.sum(1).numpy()), self.top_k)
+        out = self.projector.project(candidates, ids, offsets_of(mask.sum(1).numpy()), self.top_k)
         sizes = np.diff(out.starts)
         width = max(1, int(sizes.max(initial=0)))
         top_ids, top_logprobs = pad_candidates(sizes, out.ids, out.logprobs, width)
@@ -111,9 +111,9 @@ class ProjectedTeacher:
         kept = torch.cat(values) > -torch.inf
         for array, parts in ((sizes, [kept.sum(1)]), (rest, rests), (realized, own)):
             array[told.cpu().numpy()] = torch.cat(parts).cpu().numpy()
-        bounds = bounds_of(mask.sum(1).cpu().numpy())
+        bounds = offsets_of(mask.sum(1).cpu().numpy())
         return TopK(
-            tokens.cpu().numpy().astype(np.int32), bounds, bounds_of(sizes),
+            tokens.cpu().numpy().astype(np.int32), bounds, offsets_of(sizes),
             torch.cat(ids)[kept].cpu().numpy().astype(np.int32),
             torch.cat(values)[kept].cpu().numpy(), rest, realized,
         )  # fmt: skip

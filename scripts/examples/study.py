@@ -47,7 +47,7 @@ from study_data import (
     texts_read,
 )
 
-from xtok.threads import available_cores
+from xtok._lib.threads import available_cores
 from xtok.training import losses
 from xtok.training.collator import IGNORED, DistillationCollator, prepare
 from xtok.training.heads import find_heads, logits_of

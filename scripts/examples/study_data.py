@@ -19,10 +19,10 @@ import torch
 from projected import ProjectedTeacher
 
 import xtok
-from xtok.projecting.back_map import BACK_MAP
-from xtok.stages.build import map_of_pair
-from xtok.stages.events import events_of_pair
-from xtok.stages.spellings import spellings_of_pair
+from xtok.building.build import map_of_pair
+from xtok.building.events import events_of_pair
+from xtok.building.spellings import spellings_of_pair
+from xtok.teachers.back_map import BACK_MAP
 from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK
 from xtok.training.losses import (
     BatchLoss,

@@ -14,7 +14,7 @@ import yaml
 from peer_checks import caches, report
 from peer_checks.caches import Sample
 from peer_checks.report import Check, Checks
-from xtok.predictions.caches import open_cache, read_cache
+from xtok.teachers.formats.caches import open_cache, read_cache
 
 PEER = "DistillKit"
 

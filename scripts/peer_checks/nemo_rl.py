@@ -17,8 +17,8 @@ import xtok
 from peer_checks import nemo_rl_draft, report
 from peer_checks.report import Check, Checks
 from xtok.config import Loss
-from xtok.integrations.nemo_rl import TokenAligner
 from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
+from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 
 PEER = "NeMo-RL"
 LEFT_OUT = (

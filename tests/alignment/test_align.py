@@ -13,9 +13,9 @@ from rich.console import Console
 import xtok
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.alignment.text import align
-from xtok.pairs import Pair
-from xtok.report.alignment import draw
+from xtok.cli.tables.alignment import draw
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
 
 
 def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False) -> list[str]:

@@ -18,10 +18,10 @@ import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
-from xtok.integrations import nemo_rl
-from xtok.maps.admit import pair_of_maps
-from xtok.pairs import Pair
-from xtok.vocab.table import TokenType
+from xtok.maps.binding import pair_of_maps
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenType
+from xtok.training.trainers import nemo_rl
 
 TEXT = (
     "The quick brown fox, 2024 of them;  das Größte — 東京都 👨\u200d👩 def f(x):\n\treturn x\r\n"
@@ -527,14 +527,14 @@ def test_what_it_takes(
         TokenAligner(Pair(student.vocabulary, likewise)),
         TokenAligner(xtok.pair(hf, teacher)),
         TokenAligner(pair_of_maps(xtok.ProjectionMap.load(path)), 2),
-        nemo_rl.TokenAligner(hf, teacher),
-        nemo_rl.TokenAligner(hf, teacher, path, 4),
-        nemo_rl.TokenAligner(student, teacher, projection_matrix_path=str(path)),
+        nemo_rl.NemoTokenAligner(hf, teacher),
+        nemo_rl.NemoTokenAligner(hf, teacher, path, 4),
+        nemo_rl.NemoTokenAligner(student, teacher, projection_matrix_path=str(path)),
     ):
         assert student_chunks(made, s, t) == expected
     assert hf.backend_tokenizer.to_str() == before
     with pytest.raises(XtokError, match="swapped"):
-        nemo_rl.TokenAligner(teacher, student, path)
+        nemo_rl.NemoTokenAligner(teacher, student, path)
     with pytest.raises(ValueError, match="max_comb_len is 0"):
         TokenAligner(xtok.pair(student, teacher), max_comb_len=0)
 

@@ -13,8 +13,8 @@ from make import TURNS
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.chats import ChatAlignment, align_chat
-from xtok.pairs import Pair
-from xtok.vocab.display import unescape
+from xtok.tokenizers.display import unescape
+from xtok.tokenizers.pairs import Pair
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

@@ -24,9 +24,9 @@ from forked import Forks
 from make import TINY, two_files
 
 import xtok
+from xtok._lib.io import STALE_AFTER
 from xtok.cli.options import StrictOutput
 from xtok.errors import OutputError, XtokError
-from xtok.io import STALE_AFTER
 from xtok.maps import file as mapfile
 from xtok.maps.results import stage_report
 
@@ -263,7 +263,7 @@ def test_two_processes_that_write_the_same_file(small: Path, tmp_path: Path) -> 
 
 KERNEL = """
 import numpy as np
-from xtok.embeddings.kernels import keep_largest
+from xtok.building.embeddings.kernels import keep_largest
 values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
 keep_largest(np.arange(20, dtype=np.float32).reshape(1, 20), 20, 0, False, values, ids)
 print(values, ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,20 @@ from conftest import Cli, Load
 from make import NO_SLOT, byte_ranks, row
 
 import xtok
+from xtok.building.counted import synthetic_base, synthetic_map
+from xtok.building.exact import reapply_exact
+from xtok.building.matches import find_matches
+from xtok.building.multitoken import multitoken, spelled_map
+from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.stages.counted import counted
-from xtok.stages.exact import reapply_exact
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.relaxed import match_relaxed, relaxed_form
-from xtok.vocab.roles import match_names
-from xtok.vocab.table import Entry, TokenTable, TokenType, decode_vocabulary
+from xtok.tokenizers.relaxed import match_relaxed, relaxed_form
+from xtok.tokenizers.roles import match_names
+from xtok.tokenizers.table import Entry, TokenTable, TokenType, decode_vocabulary
 
 DEFAULTS = {"top_k": 32, "max_pieces": 4, "reverse_pass": True, "scale_trick": True}
 
@@ -57,7 +57,7 @@ def table(*tokens: bytes | str) -> TokenTable:
         {"token_form": "raw"}, {"ignore_student_ids": (5, 300)},
         {"ignore_teacher_ids": (7, 40, 300)},
         {"canonicalization": "relaxed", "token_form": "text", "ignore_teacher_ids": (7, 300)},
-        {"weights": "prior", "scale_trick": False},
+        {"weights": "synthetic", "scale_trick": False},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -70,8 +70,10 @@ def test_build_is_its_stages_byte_for_byte(
     config = BuildConfig(**options)
     path = tmp_path / "map.safetensors"
     pair = xtok.pair(student, teacher)
-    is_counted = config.weights == "prior"
-    first = counted(pair, config) if is_counted else multitoken(pair, config.multitoken)
+    if config.weights == "synthetic":
+        first, _ = synthetic_base(pair, config, find_matches(pair, config))
+    else:
+        first = multitoken(pair, config.multitoken)
     first.save(path)
     if config.exact_match:
         reapply_exact(ProjectionMap.load(path), pair).save(path)
@@ -85,19 +87,24 @@ def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
     pair = xtok.pair(student, teacher)
-    for make in (
-        partial(multitoken, pair),
-        partial(multitoken, pair, MultitokenConfig(canonicalization="relaxed")),
-        partial(counted, pair, BuildConfig(weights="prior")),
-    ):
+    configs = (
+        BuildConfig(),
+        BuildConfig(canonicalization="relaxed"),
+        BuildConfig(weights="synthetic"),
+    )
+    for config in configs:
         only = np.ones(len(student.table), np.bool_)
         only[[97, 257]] = False
-        projection = make(only=only)
+        matches = find_matches(pair, config)
+        if config.weights == "synthetic":
+            projection, _ = synthetic_map(pair, config, matches, only=only)
+        else:
+            projection, _ = spelled_map(pair, config.multitoken, matches, only=only)
         projection.check()
         assert np.flatnonzero(projection.row_kind == RowKind.EMPTY).tolist() == [97, 257]
 
 
-@pytest.mark.parametrize("weights", ["decay", "prior"])
+@pytest.mark.parametrize("weights", ["decay", "synthetic"])
 def test_tokens_that_cannot_be_spelled_are_failures(
     sentencepiece: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Weights
 ) -> None:
@@ -115,8 +122,7 @@ def test_tokens_that_cannot_be_spelled_are_failures(
         ((256, 257), ()),
     ):
         config = BuildConfig(weights=weights, reverse_pass=False, ignore_student_ids=ignored)
-        made = counted(pair, config) if weights == "prior" else multitoken(pair, config.multitoken)
-        [report] = made.reports
+        [report] = xtok.build(*pair.tokenizers, config).reports
         assert report.failures == failures
 
 
@@ -134,10 +140,11 @@ def test_build_tells_of_the_finished_map(tmp_path: Path) -> None:
 
 def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken")
-    for report in (
-        xtok.build(student, student, BuildConfig.for_loss("p-kl")).reports[0],
-        counted(xtok.pair(student, student), BuildConfig(weights="prior")).reports[0],
+    for config in (
+        BuildConfig.for_loss("p-kl"),
+        BuildConfig(weights="synthetic", exact_match=False),
     ):
+        [report] = xtok.build(student, student, config).reports
         assert report.counts["rows counted"] == 256
         assert sum(n for what, n in report.counts.items() if what.startswith("rows ")) == 256
 
@@ -321,7 +328,8 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
     ("loss", "options", "texts", "name"),
     [
         (None, {}, (), "top4"),
-        (None, {"weights": "prior", "target": "both"}, (), "top4_weights-prior_target-both"),
+        (None, {"weights": "synthetic", "target": "both"}, (),
+         "top4_weights-synthetic_target-both"),
         (None, {"exact_match": False}, (), "top4_no-exact-match"),
         (None, {"reverse_pass": False, "max_pieces": 2, "special_tokens": "off"}, (),
          "top4_max-pieces-2_no-reverse-pass_special-tokens-off"),
@@ -427,7 +435,7 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k goes with --special-tokens fuzzy"),
         ("build", ["--field", "body"], "--field goes with --text"),
         ("build", ["--timeout", "3"], "--timeout goes with --skip-existing"),
-        ("build", ["--target", "both"], "--target goes with --weights prior or --text"),
+        ("build", ["--target", "both"], "--target goes with --weights synthetic or --text"),
         ("inspect", ["a", "--against", "b", "--field", "x"], "--field goes with --text"),
         ("align", ["x", "--teacher-chat-template", "x"],
          "--teacher-chat-template goes with --chat"),
@@ -456,8 +464,8 @@ def test_options_that_would_do_nothing_are_refused(
 def test_options_without_effect_are_told(cli: Cli, tmp_path: Path) -> None:
     pair = ("--student-model", "bytes", "--teacher-model", "bytes")
     (tmp_path / "a.txt").write_text("the text")
-    done = cli("build", *pair, "--weights", "prior", "--max-pieces", "2")
-    assert done.stderr.startswith("note: --max-pieces has no effect with --weights prior\n")
+    done = cli("build", *pair, "--weights", "synthetic", "--max-pieces", "2")
+    assert done.stderr.startswith("note: --max-pieces has no effect with --weights synthetic\n")
     done = works(cli("build", *pair, "--text", "a.txt", "--scale-trick", "--weights", "decay"))
     assert done.stderr.startswith(
         "note: --scale-trick has no effect with --text\nnote: --weights has no effect with --text\n"
@@ -523,5 +531,7 @@ def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
     config = BuildConfig(target="both", exact_match=False)
     of_text = xtok.build(student, student, config, texts=[text])
     assert of_text.history[-1]["options"]["target"] == "both"
-    with pytest.raises(ValueError, match="target 'both' goes with weights 'prior', or with texts"):
+    with pytest.raises(
+        ValueError, match="target 'both' goes with weights 'synthetic', or with texts"
+    ):
         xtok.build(student, student, config)

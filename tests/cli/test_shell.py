@@ -11,16 +11,16 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checks import known
 from conftest import ROOT, Cli
 from make import HEAVY, run_python, two_files
 
-from xtok import __version__, report
-from xtok.cli import make_app
+from xtok import __version__
+from xtok.cli import console, make_app
 
 APP = make_app()
 SHELLS = ["bash", "zsh", "fish"]
@@ -58,7 +58,7 @@ def files(tmp_path: Path) -> Path:
         ("xtok build --no-scale", ["--no-scale-trick"]),
         ("xtok build --for ", ["p-kl", "gold", "h-kl"]),
         ("xtok build --target c", ["chunk"]),
-        ("xtok build s t --weights ", ["decay", "prior"]),
+        ("xtok build s t --weights ", ["decay", "synthetic"]),
         ("xtok build --tokens_to_cut ", []),
         ("xtok build --top_k 3 --fo", ["--for"]),
         ("xtok inspect ", ["a.safetensors", "b.pt", "odd/", "sub/"]),
@@ -172,7 +172,7 @@ def test_the_version_is_what_a_bug_report_needs(cli: Cli) -> None:
     done = cli("--version", env={"HF_TOKEN": "hf_secret"})
     assert (done.returncode, done.stderr) == (0, "")
     first, python, *rest = done.stdout.splitlines()
-    assert first == f"xtok {__version__} ({Path(report.__file__).parents[1]})"
+    assert first == f"xtok {__version__} ({Path(console.__file__).parents[1]})"
     assert python.startswith(f"Python {sys.version.split()[0]} ")
     assert {line.split()[0] for line in rest} >= {"numpy", "tokenizers", "torch", "transformers"}
     assert "hf_secret" not in done.stdout
@@ -243,8 +243,8 @@ def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str
 
 
 SLOWLY = """
-from xtok import report
-report.EVERY = 0.01
+from xtok.cli import console
+console.EVERY = 0.01
 """
 
 
@@ -285,34 +285,31 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
 
 def test_a_terminal_without_a_size_has_lines(counting: list[str], tmp_path: Path) -> None:
     printed = on_a_terminal(counting, tmp_path, 0, SLOWLY)
-    assert re.findall(r"^\d+ s: working\r$", printed, re.MULTILINE)
+    assert re.findall(
+        r"^counting synthetic texts: \d+%, about \d+ s left\r$", printed, re.MULTILINE
+    )
     assert "%|" not in printed
 
 
-def test_every_ten_seconds_a_line_tells_what_a_command_is_at(
+def test_what_a_step_without_a_total_is_at_shows_on_a_terminal(
+    counting: list[str], tmp_path: Path
+) -> None:
+    printed = on_a_terminal(counting, tmp_path, 80)
+    assert re.findall(r"\rloading \S+ …", printed)
+
+
+def test_every_ten_seconds_a_line_tells_how_far_a_step_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "EVERY", 0.001)
-
-    def told() -> str:
-        capsys.readouterr()
-        end = time.monotonic() + 60
-        while (lines := capsys.readouterr().err.splitlines())[1:2] == [] and time.monotonic() < end:
-            time.sleep(0.05)
-        return lines[1]
-
-    with report.telling():
-        assert told() == "0 s: working"
-        with report.progress_bar("a\x1b", 4) as advance:
-            assert told() == "0 s: a\\x1b"
-            advance(2)
-            assert told() == "0 s: a\\x1b: 50%, about 0 s left"
-            with report.announced("loading b"):
-                assert told() == "0 s: loading b"
-        with report.announced(""):  # a server that works
-            capsys.readouterr()
-            time.sleep(0.05)
-            assert capsys.readouterr().err.count("\n") <= 1
-    capsys.readouterr()
-    time.sleep(0.05)
+    clock = iter([0.0, 6.0, 12.0, 13.0, 40.0])
+    monkeypatch.setattr("xtok.cli.console.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with console.progress_bar("a\x1b", 4) as advance:
+        for _ in range(4):
+            advance(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "a\\x1b: 50%, about 12 s left", "a\\x1b: 100%, about 0 s left"
+    ]  # fmt: skip
+    monkeypatch.undo()
+    with console.progress_bar("loading b") as advance:
+        advance(1)
     assert capsys.readouterr().err == ""

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok.cli import make_app
-from xtok.cli.spellings import ALIASES, FIXED, cleaned, line_of
+from xtok.cli.spellings import ALIASES, FIXED, cleaned, nemo_words
 from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "trainers.md"
@@ -25,7 +25,7 @@ COMMANDS = get_command(make_app()).commands  # type: ignore[attr-defined]
 def parsed(command: str, *args: str) -> dict[str, object]:
     """Return what a command makes of its arguments, and the notes on them."""
     context = COMMANDS[command].make_context(command, list(args))
-    return {**context.params, "notes": line_of(context).notes}
+    return {**context.params, "notes": nemo_words(context).notes}
 
 
 MODELS = ["--student-model", "a", "--teacher-model", "b"]

@@ -12,15 +12,15 @@ from conftest import Load
 from make import byte_ranks
 
 import xtok
+from xtok.building.counting.aligned import Difference
+from xtok.building.counting.pair_text import LeftOut, PairText
 from xtok.config import BuildConfig
-from xtok.counting.aligned import Difference
-from xtok.counting.pair_text import LeftOut, PairText
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
 from xtok.inspection.pair_facts import EventFacts, PairFacts, Shared, TextFacts, pair_facts
 from xtok.inspection.report import examine
-from xtok.pairs import Pair
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 
 TEXT = TextFacts(
     files=("a",),

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from checks import known, works
 from conftest import REAL, Cli, Load
-from make import byte_ranks, copied, hf_folder_of_ranks, word_piece
+from make import byte_ranks, copied, hf_folder_of_ranks, saved, word_piece
+from tokenizers import Tokenizer as Rust
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+import xtok
 from xtok.conversation import tool_suffix
 from xtok.errors import XtokError
 from xtok.inspection import Check
@@ -311,3 +314,28 @@ def test_text_goes_with_two_models(
     assert cli("doctor", "bytes", "--text", text).returncode == 2
     done = cli("doctor", "./none.model", "bytes", "--text", "none.txt")
     assert "none.txt" in done.stderr  # before a model is loaded
+
+
+def test_an_uncased_tokenizer_on_one_side(small: Path, tmp_path: Path) -> None:
+    """A third of a cased vocabulary has no row, which the report of `build` says as well."""
+    words = ["[PAD]", "[UNK]", *map(chr, range(97, 123)), *(f"##{chr(c)}" for c in range(97, 123))]
+    rust = Rust(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    rust.normalizer = normalizers.BertNormalizer(lowercase=True)
+    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rust.decoder = decoders.WordPiece()
+    folder = saved(tmp_path / "uncased", rust, unk_token="[UNK]", pad_token="[PAD]")
+    cased = load_tokenizer(str(small / "small-byte-level"))
+    upper = sum(t.decode("utf-8", "ignore") != t.decode("utf-8", "ignore").lower()
+                for t in cased.table.tokens())  # fmt: skip
+    says = f"{upper} of {len(cased.table.text_ids):,} tokens of small-byte-level have upper-case "
+    says += "letters, and uncased has none: "
+    for models_of, end in (
+        ((cased, folder), "their rows are empty"), ((folder, cased), "no row leads to them")
+    ):  # fmt: skip
+        found = doctor(*models_of)
+        assert [c.message for c in found.pair_checks if c.name == "upper case"] == [says + end]
+        projection = xtok.build(*models_of)
+        assert says + end in projection.reports[0].notes
+        assert upper > 50
+    both = doctor(cased, small / "small-digits")
+    assert not [c for c in both.pair_checks if c.name == "upper case"]

@@ -18,18 +18,18 @@ from make import byte_ranks
 from naive import rows_of
 
 import xtok
+from xtok.building.build import build
+from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.exact import reapply_exact
+from xtok.building.multitoken import multitoken
+from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
-from xtok.counting.pair_text import PairText, Wanted
 from xtok.errors import XtokError
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluate, evaluation_of
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
-from xtok.stages.build import build
-from xtok.stages.exact import reapply_exact
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 
 TEXTS = [
     "the cat sat on the mat, and the dog sat on the log.\n",

@@ -15,17 +15,16 @@ from naive import rows_of
 from rich.cells import cell_len
 
 import xtok
-from xtok import pairs
+from xtok.building.counting.pair_text import PairText
+from xtok.cli.tables.maps import print_comparison
 from xtok.config import BuildConfig, SortCutConfig
-from xtok.counting.pair_text import PairText
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import ExplainedRow, explain
 from xtok.maps.projection_map import ProjectionMap
-from xtok.report.maps import print_comparison
-from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers import Tokenizer, pairs
+from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 
 Pair = tuple[Tokenizer, Tokenizer]
 

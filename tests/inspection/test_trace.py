@@ -10,21 +10,22 @@ from types import FrameType
 import small_tokenizers
 
 import xtok
-from xtok.counting.pair_text import PairText
-from xtok.counting.texts import find_texts
+from xtok.building.counting.pair_text import PairText
+from xtok.building.counting.texts import find_texts
+from xtok.building.matches import find_matches
+from xtok.building.multitoken import spelled_map
 from xtok.inspection.advice import advise
 from xtok.inspection.pair_facts import pair_facts
 from xtok.inspection.report import examine
-from xtok.maps.admit import admit
-from xtok.stages.multitoken import multitoken
-from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, common_ids, differing_ids, match_bytes
+from xtok.maps.binding import bind_map
+from xtok.tokenizers.roles import match_roles
+from xtok.tokenizers.table import TokenTable, differing_ids, match_bytes
 
 COUNTED = {
     function.__code__: function.__name__
     for function in (
-        *(match_bytes, match_roles, common_ids, differing_ids),
-        *(find_texts, PairText.read, pair_facts, advise, multitoken, admit),
+        *(match_bytes, match_roles, differing_ids),
+        *(find_texts, PairText.read, pair_facts, advise, find_matches, spelled_map, bind_map),
         vars(TokenTable)["_sha256"].func,
     )
 }
@@ -51,13 +52,13 @@ def test_each_fact_of_a_report_is_computed_once(small: Path, tmp_path: Path) -> 
     assert calls == {
         "match_bytes": 2,  # each way, for events
         "match_roles": 2,
-        "common_ids": 1,
         "differing_ids": 1,
         "find_texts": 1,
         "read": 1,
         "pair_facts": 1,
         "advise": 1,
-        "multitoken": 1,  # the recipe that maps are measured against
-        "admit": 2,  # once for each map
+        "find_matches": 1,
+        "spelled_map": 1,  # the recipe that maps are measured against
+        "bind_map": 2,  # once for each map
         "_sha256": 4,  # both tables of each file
     }

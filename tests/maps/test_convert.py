@@ -14,7 +14,7 @@ from xtok import ProjectionMap, XtokError
 from xtok.errors import OutputError
 from xtok.maps.convert import convert, nemo_overrides
 from xtok.maps.file import to_safetensors
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

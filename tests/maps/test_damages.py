@@ -28,7 +28,7 @@ import xtok
 from xtok.errors import MapFileError, XtokError
 from xtok.maps.file import MAX_HEADER, to_nemo
 from xtok.maps.projection_map import ProjectionMap
-from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 
 TINY_FILE, TINY_PT = edited(), to_nemo(TINY)  # the first without a digest of its tensors
 START = 8 + int.from_bytes(TINY_FILE[:8], "little")

@@ -27,7 +27,7 @@ from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 
 # The safetensors format
 

@@ -58,9 +58,8 @@ READ: dict[str, Any] = {
                                   decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
     "a replacement of the text": decoders.Sequence([decoders.Fuse(), decoders.Replace("▁", " ")]),
     "two replacements": decoders.Sequence([decoders.Replace("▁a", "X"), decoders.Replace("X", "")]),
-    "joined, never": decoders.Sequence(
-        [decoders.Fuse(), decoders.Metaspace(prepend_scheme="never")]
-    ),
+    "joined, never": decoders.Sequence([
+        decoders.Fuse(), decoders.Metaspace(prepend_scheme="never")]),
 }  # fmt: skip
 
 
@@ -136,7 +135,7 @@ def test_bytes_that_the_model_writes_and_the_decoder_does_not_know(
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
     if kind is models.BPE:
         vocab = {name: i for i, name in enumerate(names)}
-        model = models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
+        model: Any = models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
     else:
         model = models.Unigram([(name, -1.0) for name in names], unk_id=0, byte_fallback=True)
     rust = Rust(model)

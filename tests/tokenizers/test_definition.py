@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
 from xtok.maps.recipe import difference, recipe_of
-from xtok.projecting.parts import identity_of
+from xtok.teachers.checkpoint import identity_of
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
 Document = dict[str, Any]
@@ -116,9 +117,8 @@ class Kept:
         self.models = self.models_of(before)
 
     def models_of(self, tokenizer: Tokenizer) -> Any:
-        templates = {"student_template": None, "teacher_template": None}
         pair = xtok.pair(self.other, tokenizer)
-        return identity_of(pair, (), "", ProjectConfig(), templates)["models"]
+        return identity_of(pair, (), "", ProjectConfig(), (None, None))["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
         """Whether it gives other ids; then nothing may be kept, else it may be either way."""
@@ -220,11 +220,16 @@ def models_of_sentencepiece(path: Path) -> Iterator[bytes]:
         change(proto)
         return bytes(proto.SerializeToString())
 
+    def normalizes(name: str, proto: Any) -> None:
+        setattr(proto.normalizer_spec, name, not getattr(proto.normalizer_spec, name))
+
+    def never(place: int, proto: Any) -> None:
+        proto.pieces[place].score = -1e6
+
     for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
-        yield changed(lambda p, n=name: setattr(
-            p.normalizer_spec, n, not getattr(p.normalizer_spec, n)))  # fmt: skip
+        yield changed(partial(normalizes, name))
     for place in range(262, 500, 5):
-        yield changed(lambda p, i=place: setattr(p.pieces[i], "score", -1e6))
+        yield changed(partial(never, place))
     yield changed(lambda p: setattr(p.pieces[300], "type", 5))
 
 

@@ -17,9 +17,11 @@ from make import Library, check, pieces_for, qwen_like, texts
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from xtok import DistillationCollator
+from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 
 def by_transformers(folder: Path) -> Library:
@@ -117,3 +119,18 @@ def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
     own.backend_tokenizer.enable_truncation(max_length=3)
     text = "the tokens of <think> a longer text"
     check(from_transformers(own), lambda t: list(own(t, add_special_tokens=False).input_ids), text)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "ranks", "digits", "bytes"])
+def test_half_of_a_surrogate_pair_is_an_error_that_says_which_text(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    tokenizer = load_tokenizer("bytes") if kind == "bytes" else request.getfixturevalue(kind)
+    collator = DistillationCollator(tokenizer, tokenizer, bos=False)
+    for call in (tokenizer.encode_batch, tokenizer.library_ids, tokenizer.library_arrays, collator):
+        for wrong in ("ok\ud800bad", "\udc00"):
+            with pytest.raises(XtokError, match=r"text 1, .*half of a surrogate pair"):
+                call(["two boats", wrong])
+    for one in (tokenizer.encode, tokenizer.segment):
+        with pytest.raises(XtokError, match="half of a surrogate pair"):
+            one("ok\ud800bad")

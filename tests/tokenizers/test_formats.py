@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer, model_id
 from xtok.tokenizers._tiktoken import parse_ranks
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 SAMPLES = [
     b" the", b"the", b"  the ", b"\r\n", b"201", "中文 café".encode(), "ﬁ①".encode(), b"\xe4\xb8",

@@ -270,9 +270,9 @@ def test_classes_are_those_that_the_installed_transformers_takes(
     small: Path, tmp_path: Path
 ) -> None:
     loaded_as = {
-        (t, name): "TokenizersBackend" for t, ns in hf_folder.AS_IT_IS.items() for name in ns
+        (t, name): "TokenizersBackend" for t, ns in hf_folder.READ_DIRECTLY.items() for name in ns
     }
-    loaded_as |= {(t, name): name for t, name in hf_folder.BUILT_FOR.items()}
+    loaded_as |= {(t, name): name for t, name in hf_folder.BUILDERS.items()}
     found = {}
     for i, (model_type, name) in enumerate(loaded_as):
         source = small / ("small-hf" if model_type == "llama" else "small-byte-level")

@@ -19,7 +19,7 @@ from xtok.errors import TokenizerError
 from xtok.inspection.doctor import doctor
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._backend import SPECIAL_NAMES
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 ADDED = {name: 1000 + i for i, name in enumerate(SPECIAL)}

@@ -22,7 +22,7 @@ from make import copied, hf_folder_of_ranks, spelled, table_of
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.table import TokenType
+from xtok.tokenizers.table import TokenType
 
 # Newer Pythons say only that a file with too long a name is not there.
 TOO_LONG = "no such file or folder: " if sys.version_info >= (3, 14) else "cannot be looked up: "
@@ -219,7 +219,7 @@ def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_pat
           for prefix in ("", "hf:", "spm:")),
         ("hf:", "the model's name is empty"), ("/dev/zero", "has no tokenizer.json"),
         ("hf:SMALL/small.model", "has no tokenizer.json"),
-        ("hf:MEGATRON", "is a vocabulary of Megatron"),
+        ("MEGATRON", "is a vocabulary of Megatron"),
         ("tiktoken:SMALL/small.model@x", "is not a base64 token"),
         ("spm:SMALL/small.tiktoken", "is not a SentencePiece model"),
         ("SMALL/small-hf@main", "takes no @main"),

@@ -20,8 +20,8 @@ from torch import Tensor
 import xtok
 from xtok import XtokError
 from xtok.alignment.aligner import ShiftedAlignment
+from xtok.building.spellings import spellings_of_pair
 from xtok.maps.spellings import SpellingMap
-from xtok.stages.spellings import spellings_of_pair
 from xtok.training.collator import prepare
 from xtok.training.losses import CSDConfig, SpellingIndex, csd, spelling_index
 from xtok.training.losses.csd import count_completed

@@ -16,9 +16,9 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, XtokError
-from xtok.pairs import Pair
-from xtok.stages.spellings import spellings_of_pair
+from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator
 from xtok.training.losses.named import LOSSES, LossName
 

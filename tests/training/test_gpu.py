@@ -13,10 +13,10 @@ from pretended_gpu import GPU, on_cpu, pretended_gpu
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule
-from xtok.embeddings.similarity import Cosine
+from xtok._lib.threads import one_thread_each
+from xtok.building.embeddings.similarity import Cosine
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
-from xtok.threads import one_thread_each
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import TopKCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.named import LOSSES, LossName, make_loss

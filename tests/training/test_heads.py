@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import xtok
 from xtok import DistillationCollator, XtokError
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.heads import Head, find_head, find_heads, logits_of, why_not
 from xtok.training.losses.config import CombineConfig

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xtok import DistillationCollator, XtokError
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses import make_loss
 
@@ -72,7 +72,7 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     from tiny_models import logged, tiny_model
     from transformers import TrainingArguments
 
-    from xtok.integrations.transformers import DistillationTrainer
+    from xtok.training.trainers.transformers import DistillationTrainer
 
     rows = []
     for text in TEXTS[:2]:

@@ -16,7 +16,7 @@ from torch import Tensor
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
-from xtok.projecting.back_map import BACK_MAP
+from xtok.teachers.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator, StoredTopK, TopKCollator, prepare
 from xtok.training.losses import topk_kl

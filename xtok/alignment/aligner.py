@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.kernels import in_python
 from xtok.alignment.kernels import CONTROL, FIRST_UNKNOWN, Side, Walk, align_documents, align_rest
 from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
-from xtok.kernels import in_python
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.tokenizers.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
     import torch
 
-    from xtok.pairs import Pair
+    from xtok.tokenizers.pairs import Pair
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
@@ -155,7 +155,11 @@ class TokenAligner:
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
         rows, columns = pair.tables
-        unknown = [set(table.ids_of_type(TokenType.UNKNOWN).tolist()) for table in pair.tables]
+        # Two vocabularies lack different characters: their unknown tokens stand for different text.
+        unknown: list[set[int]] = [
+            set() if pair.is_same else set(table.ids_of_type(TokenType.UNKNOWN).tolist())
+            for table in pair.tables
+        ]
         roles = {
             s: t
             for s, t in pair.equal_roles.items()
@@ -167,13 +171,13 @@ class TokenAligner:
         control = {s: symbols[t] for s, t in roles.items()}
         self.student = SymbolTable("student", rows, control, FIRST_UNKNOWN)
         self.teacher = SymbolTable("teacher", columns, symbols, FIRST_UNKNOWN + 1)
+        # Libraries that drop text shift the offsets of what follows, so `align_spans` is no help.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
-        self._is_lossy = any(one is not None and one.drops_text for one in tokenizers)
+        self.is_lossy = any(one is not None and one.drops_text for one in tokenizers)
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
-        self._exact = np.full(len(rows), -1, np.int32)
-        exact = pair.equal_bytes | roles
-        self._exact[list(exact)] = list(exact.values())
+        self._exact = pair.equal_bytes.astype(np.int32)
+        self._exact[list(roles)] = list(roles.values())
 
     def align(
         self,
@@ -234,7 +238,7 @@ class TokenAligner:
         walk(s, t, self._exact, chunks)
         if (chunks.differs[:, 0] >= 0).any():
             most = min(self.max_comb_len, num_tokens)  # fits into an int64
-            walk_on(s, t, most, self._is_lossy, chunks)
+            walk_on(s, t, most, self.is_lossy, chunks)
         lengths = np.diff(s.bounds)
         place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
         has_chunk = place < np.repeat(chunks.total, lengths)
@@ -242,10 +246,11 @@ class TokenAligner:
             chunks.student, chunks.teacher, chunks.total, chunks.correct[has_chunk]
         )
 
-    def may_lack_text(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
-        """Whether ids may stand for less than their text: `align_spans` is then better."""
+    def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
+        """Whether a side has unknown tokens, whose places `align_spans` knows from the text."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
-        return self._is_lossy or any(np.isin(ids, side.unknown_ids).any() for side, ids in sides)
+        has_unknown = any(bool(np.isin(ids, side.unknown_ids).any()) for side, ids in sides)
+        return has_unknown and not self.is_lossy
 
     def align_spans(
         self,
@@ -254,7 +259,7 @@ class TokenAligner:
         teacher_ids: NDArray[Any],
         teacher_bounds: NDArray[np.int64],
     ) -> FlatAlignment:
-        """Align one document whose text has bytes that a side has no tokens for.
+        """Align one document whose text has bytes that a side has unknown tokens for.
 
         Chunks lie between the places of the text where tokens of both sides begin, and count only
         if both sides have the same bytes there.

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation, render
 from xtok.conversation.templates import Message
-from xtok.pairs import Pair
-from xtok.vocab.table import byte_offsets
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import byte_offsets
 
 
 class ChatAlignment(NamedTuple):
@@ -31,6 +31,7 @@ class _Stretch(NamedTuple):
     start: int
     end: int
     origin: int  # the byte of the text where that string begins, had nothing of it been cut away
+    offset: int  # of its first character in the string; −1 if a part was cut out or written anew
 
 
 def align_chat(
@@ -79,10 +80,23 @@ def align_rendered(
     chunks = [np.full(len(side.ids), -1, np.int32) for side in sides]
     correct: list[bool] = []
 
-    def align(positions: Sequence[Sequence[int]]) -> None:
-        """Align the tokens at some positions of both sides, and number their chunks on."""
+    def align(
+        positions: Sequence[Sequence[int]], strings: tuple[_Stretch, _Stretch] | None = None
+    ) -> None:
+        """Align the tokens at some positions of both sides, and number their chunks on.
+
+        They may be those of one string of a message.
+        """
         places = [np.array(p, np.int64) for p in positions]
-        aligned = aligner.align_document(*(s.ids[p] for s, p in zip(sides, places, strict=True)))
+        ids = [s.ids[p] for s, p in zip(sides, places, strict=True)]
+        if strings and _is_same_text(*strings) and aligner.prefers_spans(*ids):
+            bounds = [
+                side.bounds[string.end - len(p) : string.end + 1] - string.origin
+                for side, p, string in zip(sides, places, strings, strict=True)
+            ]
+            aligned = aligner.align_spans(ids[0], bounds[0], ids[1], bounds[1])
+        else:
+            aligned = aligner.align_document(*ids)
         numbers = (aligned.student_chunk_id, aligned.teacher_chunk_id)
         for chunk, place, number in zip(chunks, places, numbers, strict=True):
             chunk[place] = np.where(number >= 0, number + len(correct), -1)
@@ -98,11 +112,16 @@ def align_rendered(
             ]
         )
         if pair is not None:
-            align([range(max(d, s.start), s.end) for d, s in zip(done, pair, strict=True)])
+            align([range(max(d, s.start), s.end) for d, s in zip(done, pair, strict=True)], pair)
             done = [s.end for s in pair]
     return FlatAlignment(
         chunks[0], chunks[1], np.array([len(correct)]), np.array(correct, np.bool_)
     )
+
+
+def _is_same_text(student: _Stretch, teacher: _Stretch) -> bool:
+    """Whether both sides write a string from one character on, so that places of it are known."""
+    return student.offset == teacher.offset >= 0
 
 
 def written_alike(
@@ -170,15 +189,20 @@ def _written(conversation: Conversation) -> list[_Stretch]:
         if run.path[:1] == ("role",):
             continue
         if key not in spans:
-            spans[key] = [run.start, run.end, run.offset, run.offset]
+            spans[key] = [run.start, run.end, run.offset, run.offset, run.offset >= 0]
         elif run.offset > spans[key][2]:  # further on in the same string: a part was cut out
-            spans[key][1:3] = [run.end, run.offset]
+            begin, _, _, offset, is_linear = spans[key]
+            is_linear = is_linear and run.start - begin == run.offset - offset
+            spans[key] = [begin, run.end, run.offset, offset, is_linear]
     stretches = []
-    for key, (start, end, _, offset) in sorted(spans.items(), key=lambda item: item[1][0]):
+    for key, (start, end, _, offset, is_linear) in sorted(
+        spans.items(), key=lambda item: item[1][0]
+    ):
         first = int(np.searchsorted(conversation.bounds[1:], byte_of[start], side="right"))
         last = int(np.searchsorted(conversation.bounds[:-1], byte_of[end], side="left"))
         if first < last:
-            stretches.append(_Stretch(key, first, last, int(byte_of[start]) - max(0, offset)))
+            origin = int(byte_of[start]) - max(0, offset)
+            stretches.append(_Stretch(key, first, last, origin, offset if is_linear else -1))
     return stretches
 
 

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.kernels import inner_kernel, kernel
+from xtok._lib.kernels import inner_kernel, kernel
 
 CONTROL = 256  # the first symbol that is not a byte
 FIRST_UNKNOWN = 0xFFFE  # of the student's unknown tokens; the teacher's are one more, and differ
+SPACE = 32
 RUN = 12  # symbols that must agree before two texts count as in step again
 NEAR = 24  # skipped symbols up to which every combination is tried, the fewest first
 FIRST_WINDOW, LAST_WINDOW = 64, 65536  # skipped symbols up to which runs are looked up, in turn
@@ -121,9 +122,10 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
     """Go on where `align_documents` found a difference.
 
     Where symbols differ, both sides skip to the nearest place from which they agree again; the
-    tokens between the shared boundaries around it are a stretch for `_align_stretch`. Around an
-    unknown token, or if a side leaves out what it has no token for (`is_lossy`), any text may be
-    missing: both go on where a run of symbols is that each has once, and nothing before is paired.
+    tokens between the shared boundaries around it are a stretch for `_align_stretch`. An unknown
+    token stands for any text: both go on where a run of symbols is that each has once, and nothing
+    before is paired. If a side leaves out what it has no token for (`is_lossy`), its runs may be of
+    places that are far apart: nothing behind a difference is sure.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -139,13 +141,15 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
             if x[p] == y[q]:
                 p, q = p + 1, q + 1
             else:
-                a, b = _skip(x, p, y, q)
                 is_other = True
-                if (
-                    is_lossy
-                    or _is_unknown(x[p : p + max(a, 1)])
-                    or _is_unknown(y[q : q + max(b, 1)])
-                ):
+                if is_lossy:
+                    break
+                a, b = _skip(x, p, y, q)
+                if p == 0 and q == 0 and x[0] == SPACE and len(x) > 1 and x[1] == y[0]:
+                    a, b = np.int64(1), np.int64(0)  # that one library puts before a text
+                elif p == 0 and q == 0 and y[0] == SPACE and len(y) > 1 and y[1] == x[0]:
+                    a, b = np.int64(0), np.int64(1)
+                elif _is_unknown(x[p : p + max(a, 1)]) or _is_unknown(y[q : q + max(b, 1)]):
                     a, b = _skip_to_single_run(x, p, y, q)
                 if a < 0:
                     break

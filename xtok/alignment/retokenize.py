@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xtok.errors import TokenizerError
-from xtok.pairs import Pair
-from xtok.vocab.table import TokenType, utf8_runs
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenType, utf8_runs
 
 
 class Retokenizer:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.ragged import bounds_of
-from xtok.vocab.table import TokenTable, TokenType
+from xtok._lib.ragged import offsets_of
+from xtok.tokenizers.table import TokenTable, TokenType
 
 
 class FlatIds(NamedTuple):
@@ -46,11 +46,11 @@ class SymbolTable:
         self._pads = sorted(pads - text_ends)
         self._ending_pads = sorted(pads & text_ends)
         self.unknown_ids = table.ids_of_type(TokenType.UNKNOWN)
-        symbol_of = control | dict.fromkeys(self.unknown_ids.tolist(), unknown)
+        symbol_of = dict.fromkeys(self.unknown_ids.tolist(), unknown) | control
         ids = np.array(sorted(symbol_of), np.int64)
         lengths = table.lengths.copy()
         lengths[ids] = 1
-        self.offsets = bounds_of(lengths)
+        self.offsets = offsets_of(lengths)
         self.symbols = np.empty(int(self.offsets[-1]), np.uint16)
         is_text = np.ones(len(self.symbols), np.bool_)
         is_text[self.offsets[ids]] = False
@@ -145,7 +145,7 @@ class Sequences:
                     f"{self.side}_ids of {list(array.shape)}"
                 )
             flat = array[self.kept]  # padding may be any id, even one outside the vocabulary
-        self.bounds = bounds_of(self.kept.sum(axis=-1))
+        self.bounds = offsets_of(self.kept.sum(axis=-1))
         self.ids = symbols.check(flat, self.place)
 
     def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:

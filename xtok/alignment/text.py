@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
-from xtok.tokenizers import ModelLike, Tokenizer
+from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.table import utf8_text
 
 
 def align(
@@ -26,13 +27,15 @@ def align(
     """
     pair = pair_of(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)
-    return describe_alignment(aligner, pair, *(_ids(side, text) for side in pair.tokenizers))
-
-
-def _ids(tokenizer: Tokenizer, text: str | bytes) -> list[int]:
     if isinstance(text, bytes):
-        try:
-            text = text.decode()
-        except UnicodeDecodeError:
-            return tokenizer.segment(text)
-    return tokenizer.encode_batch([text])[0]
+        decoded = utf8_text(text)
+        if decoded is None:
+            ids = (tokenizer.segment(text) for tokenizer in pair.tokenizers)
+            return describe_alignment(aligner, pair, *ids)
+        text = decoded
+    ours, theirs = (tokenizer.encode(text) for tokenizer in pair.tokenizers)
+    alignment = None
+    if aligner.prefers_spans(ours.ids, theirs.ids):
+        alignment = aligner.align_spans(*ours[:2], *theirs[:2])
+    rows = ours.ids.tolist(), theirs.ids.tolist()
+    return describe_alignment(aligner, pair, *rows, alignment=alignment)

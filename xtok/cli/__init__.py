@@ -32,7 +32,7 @@ HELP = {
         "generate": "Map each student token to the teacher tokens that are most similar.",
     },
     "Train": {
-        "events": "Make what a loss over events takes; by default, an event map.",
+        "events": "Build an event map (default), or the tables for CSD.",
         "render": "Write conversations as ids, with masks of what the assistant wrote.",
         "project": "Turn a teacher's stored top-k log-probabilities into a student's.",
         "serve": "Answer trainers as a served teacher would if it had the student's tokenizer.",
@@ -102,7 +102,7 @@ def program() -> None:
 
 def _version(show: bool) -> None:
     if show:
-        from xtok.version import version_lines
+        from xtok._lib.version import version_lines
 
         for line in version_lines():
             print(line)  # noqa: T201

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import (
     JSON,
@@ -15,9 +15,9 @@ from xtok.cli.options import (
     TEACHER_CHAT_TEMPLATE,
     ModelArguments,
 )
+from xtok.cli.tables.alignment import print_alignment
 from xtok.config import option
 from xtok.errors import XtokError
-from xtok.report.alignment import print_alignment
 
 
 @command
@@ -50,7 +50,9 @@ def align(
         data = _text(text, file)
         alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
     else:
-        from xtok.conversation.files import read_conversations  # which a text does not need
+        # Which a text does not need:
+        from xtok.alignment import chats
+        from xtok.conversation.files import read_conversations
 
         record, *others = read_conversations(chat)
         if others:
@@ -59,7 +61,7 @@ def align(
             )
         pair = models.pair()
         aligner = xtok.TokenAligner(pair, max_comb_len)
-        aligned = xtok.chats.align_chat(
+        aligned = chats.align_chat(
             aligner,
             pair,
             record.messages,
@@ -67,8 +69,8 @@ def align(
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
         )
-        report.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
-        alignment = xtok.chats.describe_chat(aligner, pair, aligned)
+        console.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
+        alignment = chats.describe_chat(aligner, pair, aligned)
     show(alignment, print_alignment, json=json)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.building.counting.texts import check_texts
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     TEXT_FIELD,
@@ -15,12 +16,11 @@ from xtok.cli.options import (
     loss_option,
     map_option,
     note_one_vocabulary,
-    report_written,
+    print_written,
     text_option,
 )
 from xtok.cli.spellings import nemo_name
 from xtok.config import OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
-from xtok.counting.texts import check_texts
 
 
 @command
@@ -66,14 +66,14 @@ def build(
     """
     names = models.both()
     check_texts(text, field)
+    from xtok.building.build import asked_for, load_or_build, map_of_pair
     from xtok.maps.names import name_of_map
     from xtok.maps.recipe import difference
-    from xtok.stages.build import asked_for, load_or_build, map_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
     own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
-    path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
+    path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
@@ -82,7 +82,7 @@ def build(
     def make() -> xtok.ProjectionMap:
         projection = map_of_pair(
             pair, config, texts=text, field=field, initial=initial,
-            progress=report.progress_bar, text_progress=report.text_progress_bar,
+            progress=console.progress_bar, text_progress=console.text_progress_bar,
         )  # fmt: skip
         output.require_complete(projection)
         projection.save(path)
@@ -93,11 +93,11 @@ def build(
         def differs(existing: xtok.ProjectionMap) -> str | None:
             return difference(existing, pair, asked_for(config, text, field, initial))
 
-        projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)
+        projection = load_or_build(path, differs, make, timeout=timeout, note=console.print_note)
     else:
         projection = make()
-    report_written(projection.reports, path, json=output.json)
+    print_written(projection.reports, path, json=output.json)
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 
-        report.print_notes(nemo_overrides(projection, path, for_loss))
+        console.print_notes(nemo_overrides(projection, path, for_loss))

@@ -24,12 +24,12 @@ from typing import Annotated, Any, TextIO, get_args, get_origin, get_type_hints
 
 import typer
 
-from xtok import report
-from xtok.cli.spellings import is_given, line_of, nemo_options
+from xtok.cli import console
+from xtok.cli.spellings import is_given, nemo_options, nemo_words
+from xtok.cli.stdout import print_result, reserved_stdout, result_stream
 from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
 from xtok.errors import XtokError
-from xtok.report.stdout import print_result, reserved_stdout, result_stream
-from xtok.vocab.display import printable
+from xtok.tokenizers.display import printable
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 + SIGINT. After SIGTERM it is 143."""
@@ -66,7 +66,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             values = {name: one.value(typed[name]) for name, one in options.items()}
             of_configs = {n: _config(config, values, given) for n, config in configs.items()}
         except ValueError as error:
-            message = line_of(context).as_typed(_with_flags(str(error), options))
+            message = nemo_words(context).as_typed(_with_flags(str(error), options))
             raise typer.BadParameter(message) from error
         for config in of_configs.values():
             values |= vars(config)
@@ -74,7 +74,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         preset = {field.name for config in of_presets for field in fields(config)}
         notes = _remarks(options, given, values, preset - given)
         with _silence(values["quiet"]) as stderr:
-            report.print_notes([*line_of(context).notes, *notes])
+            console.print_notes([*nemo_words(context).notes, *notes])
             values |= {**of_configs, "context": context, "stderr": stderr}
             try:
                 function(**{name: values[name] for name in own})
@@ -254,7 +254,7 @@ def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
     """Print a result on stdout, as a table or as JSON; a closed pipe is not an error."""
     try:
         if json:
-            print_result(report.to_json(result))
+            print_result(console.to_json(result))
         else:
             table(result)
         result_stream().flush()
@@ -269,7 +269,7 @@ def _drop_stdout() -> None:
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
     """Return an error's hint, with the running command's options for the parameter it names."""
     if error.parameter in options and not options[error.parameter].details.hidden:
-        return error.hint_with(line_of(context).as_typed(options[error.parameter].flag))
+        return error.hint_with(nemo_words(context).as_typed(options[error.parameter].flag))
     name = error.parameter.replace("_", "-")
     names = ("student-model", "teacher-model") if name == "pair" else (name,)
     shown = [one for one in context.command.params if not getattr(one, "hidden", False)]
@@ -277,7 +277,7 @@ def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Contex
     setting = [
         flag for flag in flags if flag.removeprefix("--") in names or flag.endswith(f"-{name}")
     ]
-    setting = [line_of(context).as_typed(flag) for flag in setting]
+    setting = [nemo_words(context).as_typed(flag) for flag in setting]
     joined = (" or " if len(names) == 1 else " and ").join(setting)
     return error.hint_with(joined or f"{error.parameter}= in Python")
 
@@ -310,7 +310,7 @@ def run(app: typer.Typer) -> None:
     except XtokError as error:
         if os.environ.get("XTOK_DEBUG"):
             raise
-        report.print_error(error.message, error.hint, sys.stderr)
+        console.print_error(error.message, error.hint, sys.stderr)
         sys.exit(1)
     except SystemExit as done:
         if done.code == INTERRUPTED:  # Typer makes this of an interrupt outside of a command
@@ -333,7 +333,6 @@ def _silence(quiet: bool) -> Iterator[TextIO]:
             with (
                 _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr,
                 reserved_stdout(),
-                report.telling(),
             ):
                 yield stderr
         except KeyboardInterrupt as interrupt:

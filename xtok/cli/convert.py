@@ -5,9 +5,9 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command, read_path
-from xtok.cli.options import JSON, MAP, MapOptions, Models, report_written
+from xtok.cli.options import JSON, MAP, MapOptions, Models, print_written
 from xtok.config import option
 
 
@@ -43,5 +43,5 @@ def convert(
     projection, _ = models.with_map(projection)
     xtok.convert(projection, path)
     if path.suffix == ".pt":
-        report.print_notes(nemo_overrides(projection, path))
-    report_written(reports, *files_of(projection, path), json=json)
+        console.print_notes(nemo_overrides(projection, path))
+    print_written(reports, *files_of(projection, path), json=json)

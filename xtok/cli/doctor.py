@@ -3,12 +3,12 @@
 import typer
 
 import xtok
-from xtok import report
+from xtok.building.counting.texts import check_texts
+from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import CHAT_TEMPLATE, JSON, KINDS, TEXT_FIELD, Loading, text_option
+from xtok.cli.tables.tokenizers import print_diagnosis
 from xtok.config import MODELS, option
-from xtok.counting.texts import check_texts
-from xtok.report.tokenizers import print_diagnosis
 
 
 @command
@@ -47,8 +47,8 @@ def doctor(
         template=chat_template,
         tools=tools,
         field=field,
-        progress=report.progress_bar,
-        text_progress=report.text_progress_bar,
+        progress=console.progress_bar,
+        text_progress=console.text_progress_bar,
     )
     show(diagnosis, print_diagnosis, json=json)
     if diagnosis.failed:

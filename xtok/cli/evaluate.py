@@ -6,12 +6,12 @@ from typing import TextIO
 import typer
 
 import xtok
-from xtok import report
+from xtok.building.counting.texts import check_texts
+from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.cli.tables.quality import print_evaluation
 from xtok.config import TEXT, Loss, option
-from xtok.counting.texts import check_texts
-from xtok.report.quality import print_evaluation
 
 _GATES = "Gates for scripts"
 
@@ -65,7 +65,7 @@ def evaluate(
     names = [str(path) for path in map_paths]
     maps[0], pair = models.with_map(maps[0], name=names[0])
     for one in maps:
-        report.print_reports(one.reports)
+        console.print_reports(one.reports)
     evaluation = xtok.evaluate(
         pair,
         maps,
@@ -74,13 +74,13 @@ def evaluate(
         field=field,
         group_by=group_by,
         for_loss=for_loss,
-        progress=report.progress_bar,
-        text_progress=report.text_progress_bar,
+        progress=console.progress_bar,
+        text_progress=console.text_progress_bar,
     )
     missed = evaluation.failing(
         min_coverage=min_coverage, max_cross_entropy=max_cross_entropy, max_leak=max_leak
     )
-    report.print_failed(missed, stderr)
+    console.print_failed(missed, stderr)
     show(evaluation, print_evaluation, json=json)
     if missed:
         raise typer.Exit(3)

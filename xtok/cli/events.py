@@ -1,6 +1,6 @@
 """`xtok events`."""
 
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     JSON,
@@ -10,7 +10,7 @@ from xtok.cli.options import (
     note_one_vocabulary,
     output_option,
     output_path,
-    report_written,
+    print_written,
 )
 from xtok.config import EventLoss
 from xtok.maps import names
@@ -37,7 +37,7 @@ def events(
     """Build an event map (default), or the tables for CSD."""
     suffixes = SUFFIXES if for_loss == "csd" else SUFFIXES[:1]
     check_output(output_path(output, "events.safetensors"), suffixes)
-    from xtok.stages.events import events_of_pair
+    from xtok.building.events import events_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
@@ -49,10 +49,10 @@ def events(
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)
     note_one_vocabulary(pair)
-    result = events_of_pair(pair, for_loss, report.progress_bar)
+    result = events_of_pair(pair, for_loss, console.progress_bar)
     result.save(path)
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 
-        report.print_notes(nemo_overrides(result, path))
-    report_written(result.reports, *files_of(result, path), json=json)
+        console.print_notes(nemo_overrides(result, path))
+    print_written(result.reports, *files_of(result, path), json=json)

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import ModelArguments, StrictOutput, Widths, note_one_vocabulary
 from xtok.cli.spellings import nemo_name
@@ -51,7 +51,7 @@ def generate(
         config,
         cache_dir=cache_dir,
         force_recompute=force_recompute,
-        progress=report.progress_bar,
+        progress=console.progress_bar,
     )
-    name = nemo_name(context, models, config) or map_name(projection, "generate")
+    name = nemo_name(context, models.both(), config) or map_name(projection, "generate")
     output.write_of_stage(projection, name)

@@ -5,12 +5,12 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.building.counting.texts import check_texts
+from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.cli.tables import maps as tables
 from xtok.config import option
-from xtok.counting.texts import check_texts
-from xtok.report import maps as tables
 
 _ROWS = "Rows, the worst first"
 
@@ -90,7 +90,7 @@ def inspect(
     if not isinstance(loaded, xtok.ProjectionMap):
         loaded = map_options.load(map_path)  # which says what it is instead
     projection, pair = models.with_map(loaded, name=map_path)
-    report.print_reports(projection.reports)
+    console.print_reports(projection.reports)
     if against is not None:
         other = map_options.load(against)
         comparison = xtok.compare(
@@ -115,7 +115,7 @@ def inspect(
         description = xtok.describe(projection, num_examples=num_examples, classes=classes)
         show(description, tables.print_description, json=json)
         if classes and description.coverage is None:
-            report.print_notes(["the map carries no tokens, so no classes"])
+            console.print_notes(["the map carries no tokens, so no classes"])
 
 
 def _show_spellings(

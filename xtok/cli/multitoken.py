@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     MapOptions,
@@ -41,12 +41,14 @@ def multitoken(
     output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
     note_one_vocabulary(pair)
-    projection = xtok.multitoken(pair, config=config, initial=initial, progress=report.progress_bar)
+    projection = xtok.multitoken(
+        pair, config=config, initial=initial, progress=console.progress_bar
+    )
     if exact_match:
         projection = xtok.reapply_exact(projection, pair)
-    name = nemo_name(context, models, config) or map_name(projection, "multitoken")
+    name = nemo_name(context, models.both(), config) or map_name(projection, "multitoken")
     output.write(projection, name)
     if num_examples:
-        from xtok.report.maps import print_examples
+        from xtok.cli.tables.maps import print_examples
 
         print_examples(xtok.describe(projection, num_examples=num_examples).examples)

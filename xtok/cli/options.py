@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import expanded
+from xtok.cli.stdout import print_path, print_result
 from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, Loss, option
 from xtok.errors import XtokError
-from xtok.maps.admit import admit, name_notes, pair_of_map
-from xtok.pairs import SIDES
-from xtok.report.stdout import print_path, print_result
+from xtok.maps.binding import bind_map, name_notes, pair_of_map
+from xtok.tokenizers.pairs import SIDES
 
 if TYPE_CHECKING:
     from xtok.maps.map_like import AnyMap
     from xtok.maps.projection_map import ProjectionMap, StageReport
-    from xtok.pairs import Pair
     from xtok.tokenizers import Tokenizer
+    from xtok.tokenizers.pairs import Pair
 
 M = TypeVar("M", bound="AnyMap")
 
@@ -142,11 +142,11 @@ class Loading(Config):
 
     def tokenizer(self, model: str, vocab_size: int | None = None) -> Tokenizer:
         """Load a tokenizer, and print the notes on how it was loaded."""
-        with report.announced(f"loading {model}"):
+        with console.progress_bar(f"loading {model}"):
             tokenizer = xtok.load_tokenizer(
                 model, vocab_size=vocab_size, trust_remote_code=self.trust_remote_code
             )
-        report.print_notes(tokenizer.notes)
+        console.print_notes(tokenizer.notes)
         return tokenizer
 
 
@@ -214,8 +214,8 @@ class Models(Loading):
             the map, with the tokens that it lacks, and its pair.
         """
         pair = pair_of_map(projection, **self.tokenizers(widths))
-        report.print_notes(name_notes(pair, projection))
-        return admit(pair, projection, name=str(name)), pair
+        console.print_notes(name_notes(pair, projection))
+        return bind_map(pair, projection, name=str(name)), pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +312,7 @@ class Output(Config):
         """Write the map, under this name unless another is given, and report it."""
         path = self.path(name)
         projection.save(path)
-        report_written(projection.reports, path, json=self.json)
+        print_written(projection.reports, path, json=self.json)
 
     def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
         """Write a map that NeMo-RL's users may train on next, and say what is better for that."""
@@ -321,12 +321,12 @@ class Output(Config):
         self.write(projection, name)
         path = self.path(name)
         if path.suffix != ".pt":
-            report.print_note(
+            console.print_note(
                 f"NeMo-RL reads .pt: xtok convert {path} {path.with_suffix('.pt')}, or --output "
                 "NAME.pt"
             )
         if not is_counted(projection):
-            report.print_note(
+            console.print_note(
                 "to train on, xtok build STUDENT TEACHER --for p-kl (gold, h-kl) makes a better map"
             )
 
@@ -336,15 +336,15 @@ def note_one_vocabulary(pair: Pair) -> None:
     if pair.is_same:
         from xtok.inspection.advice import SAME
 
-        report.print_note(SAME)
+        console.print_note(SAME)
 
 
-def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
+def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
     """Report on stderr what stages did, and print the paths of their results on stdout."""
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
-        report.print_reports(reports)
+        console.print_reports(reports)
     if json:
-        print_result(report.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
+        print_result(console.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
     for path in () if json else paths:
         print_path(path)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
     BACK_MAP_FILE,
@@ -17,13 +17,13 @@ from xtok.cli.options import (
     Models,
     Widths,
 )
+from xtok.cli.stdout import print_path
 from xtok.config import MAIN, ProjectConfig, option
 from xtok.errors import XtokError
-from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
-    from xtok.pairs import Pair
-    from xtok.projecting.ray import TokenizerSource
+    from xtok.teachers.ray import TokenizerSource
+    from xtok.tokenizers.pairs import Pair
 
 
 @command
@@ -64,14 +64,14 @@ def project(
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
-    from xtok.projecting.files import find_caches
-    from xtok.projecting.parts import kept_parts
+    from xtok.teachers.checkpoint import kept_parts
+    from xtok.teachers.formats.caches import find_caches
 
-    target, _ = find_caches(teacher_topk, output, config)  # before models are loaded
+    found = find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
     try:
         projected = xtok.project(
-            teacher_topk,
+            found,
             pair,
             output,
             config,
@@ -80,12 +80,12 @@ def project(
             teacher_template=teacher_chat_template,
             sources=_sources_of(models, pair) if engine == "ray" else (),
             address=address,
-            progress=report.progress_bar,
-            text_progress=report.text_progress_bar,
-            note=report.print_note,
+            progress=console.progress_bar,
+            text_progress=console.text_progress_bar,
+            note=console.print_note,
         )
     except KeyboardInterrupt:
-        kept = len(kept_parts(target))
+        kept = len(kept_parts(found.target))
         message = f"{kept:,} parts are kept; run the same command again to go on from them"
         raise KeyboardInterrupt(message if kept else "") from None
     except XtokError as error:
@@ -96,13 +96,13 @@ def project(
         hint += "--for p-kl --target start --top-k 32"
         raise XtokError(error.message, hint=hint, parameter="back_map") from error
     if not json:
-        report.print_notes([*projected.sentences, *projected.notes])
+        console.print_notes([*projected.sentences, *projected.notes])
     show(projected, lambda done: print_path(done.paths[0]), json=json)
 
 
 def _sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
     """Return what the nodes of a cluster load the tokenizers of a pair from."""
-    from xtok.projecting.ray import TokenizerSource
+    from xtok.teachers.ray import TokenizerSource
 
     return [
         TokenizerSource(model=model, vocab_size=width, trust_remote_code=models.trust_remote_code)

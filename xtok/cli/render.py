@@ -11,15 +11,15 @@ from typing import Any
 import typer
 
 import xtok
-from xtok import report
+from xtok._lib.io import atomic_path, check_output, write
+from xtok._lib.opening import need
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import CHAT_TEMPLATE, KINDS, Loading
+from xtok.cli.stdout import print_path, result_stream, safe_json
 from xtok.config import MODELS, OUTPUT, option
 from xtok.conversation.files import read_conversations
 from xtok.errors import OutputError, XtokError
-from xtok.files.opening import need
-from xtok.io import check_output, replacing, write
-from xtok.report.stdout import print_path, result_stream, safe_json
 
 
 @command
@@ -83,7 +83,7 @@ def render(
             yield rendered.record()
 
     silent = nullcontext(lambda size: None)  # lines on a terminal are progress enough
-    with silent if output is None else report.progress_bar("render", 0) as advance:
+    with silent if output is None else console.progress_bar("render", 0) as advance:
         if output is not None and output.suffix == ".parquet":
             _write_parquet(output, rows(advance))
         else:
@@ -92,8 +92,8 @@ def render(
     notes = ["conversations: {conversations:,}; tokens: {tokens:,}, the assistant's: {targets:,}"]
     if counts["without"]:
         notes.append("conversations without a token of the assistant's: {without:,}")
-    report.print_notes(note.format(**counts) for note in notes)
-    report.print_notes(f"{note} (conversations: {count:,})" for note, count in noted.items())
+    console.print_notes(note.format(**counts) for note in notes)
+    console.print_notes(f"{note} (conversations: {count:,})" for note, count in noted.items())
     if output is not None:
         print_path(output)
 
@@ -132,6 +132,6 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     columns = {"text": text, "input_ids": ids, "assistant_masks": mask, "labels": ids}
     columns["message_spans"] = arrow.list_(arrow.struct(spans))
     schema = arrow.schema(columns)
-    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with atomic_path(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(rows, 1000)):
             writer.write_table(arrow.Table.from_pylist(group, schema))

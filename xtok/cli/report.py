@@ -5,14 +5,14 @@ from pathlib import Path
 
 import typer
 
-from xtok import report as reports
+from xtok._lib.io import check_output, write
+from xtok.building.counting.texts import check_texts
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.cli.stdout import print_path
 from xtok.config import OUTPUT, option
-from xtok.counting.texts import check_texts
 from xtok.errors import OutputError
-from xtok.io import check_output, write
-from xtok.report.stdout import print_path
 
 
 @command
@@ -43,13 +43,13 @@ def report(
     if json:
         data = output.with_suffix(".json")
         files[data] = _checked_data(check_output(data, [".json"], "page"))
+    from xtok.cli.page import render
     from xtok.inspection.report import examine
-    from xtok.report.page import render
 
     check_texts(text, field)
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
-        reports.print_reports(projection.reports)
+        console.print_reports(projection.reports)
     maps[0], pair = models.with_map(maps[0], name=map_paths[0])
     examined = examine(
         maps,
@@ -58,10 +58,10 @@ def report(
         models=names,
         names=[path.name for path in map_paths],
         field=field,
-        progress=reports.progress_bar,
-        text_progress=reports.text_progress_bar,
+        progress=console.progress_bar,
+        text_progress=console.text_progress_bar,
     )
-    contents = render(examined), f"{reports.to_json(examined.report)}\n".encode()
+    contents = render(examined), f"{console.to_json(examined.report)}\n".encode()
     for (name, path), content in zip(files.items(), contents, strict=False):
         write(path, [content])
         print_path(name)

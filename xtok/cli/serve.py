@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok import report
+from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     BACK_MAP_FILE,
@@ -14,8 +14,8 @@ from xtok.cli.options import (
     ModelArguments,
     Widths,
 )
+from xtok.cli.stdout import print_result, result_stream
 from xtok.config import MAIN, ServeConfig, option
-from xtok.report.stdout import print_result, result_stream
 
 
 @command
@@ -41,7 +41,7 @@ def serve(
     same bytes in the teacher's tokens. Prints its address when it answers; SIGTERM ends it.
     """
 
-    def begun(url: str) -> None:
+    def on_ready(url: str) -> None:
         print_result(url)
         result_stream().flush()
 
@@ -50,20 +50,19 @@ def serve(
             "give the address of the teacher's server: --teacher-url http://localhost:8000"
         )
     if back_map is None:
-        report.print_note(
+        console.print_note(
             "the start takes up to a minute when the teacher's server answers, most of it for the "
             "map from the teacher to the student: --map takes one that is built already"
         )
     pair = models.pair(widths)
-    with report.announced(""):  # a server that works has nothing to tell
-        xtok.serve(
-            pair,
-            teacher_url,
-            config,
-            back_map=back_map,
-            student_template=student_chat_template,
-            teacher_template=teacher_chat_template,
-            progress=report.progress_bar,
-            note=report.print_note,
-            begun=begun,
-        )
+    xtok.serve(
+        pair,
+        teacher_url,
+        config,
+        back_map=back_map,
+        student_template=student_chat_template,
+        teacher_template=teacher_chat_template,
+        progress=console.progress_bar,
+        note=console.print_note,
+        on_ready=on_ready,
+    )

@@ -20,7 +20,6 @@ from typer.core import TyperCommand
 from xtok.maps.names import map_name
 
 if TYPE_CHECKING:
-    from xtok.cli.options import Models
     from xtok.maps.projection_map import ProjectionMap
 
 # NeMo-RL's option to the ones of xtok that it sets: to the value that is typed (`...`), or to
@@ -81,7 +80,7 @@ def nemo_options(command: str, own: Collection[str]) -> Iterator[tuple[str, str 
 
 
 @dataclass
-class Line:
+class NemoWords:
     """What a command line has of NeMo-RL's words."""
 
     typed: dict[str, str] = field(default_factory=dict)  # xtok's options, to what was typed
@@ -93,9 +92,9 @@ class Line:
         return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
 
 
-def line_of(context: typer.Context) -> Line:
+def nemo_words(context: typer.Context) -> NemoWords:
     """Return what a command line has of NeMo-RL's words."""
-    line: Line = context.meta[__name__]
+    line: NemoWords = context.meta[__name__]
     return line
 
 
@@ -114,7 +113,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual, then set xtok's options by NeMo-RL's."""
-        line = ctx.meta[__name__] = Line()
+        line = ctx.meta[__name__] = NemoWords()
         if self.name == "build" and "--loss" in {one.partition("=")[0] for one in args}:
             raise typer.BadParameter("--loss: name the map's loss as --for", ctx=ctx)
         try:
@@ -132,7 +131,7 @@ class Command(TyperCommand):
             self._set_output(ctx, theirs)
         return rest
 
-    def _set_options(self, ctx: Any, line: Line, theirs: Mapping[str, Any]) -> None:
+    def _set_options(self, ctx: Any, line: NemoWords, theirs: Mapping[str, Any]) -> None:
         for name, value in theirs.items():
             sets, is_ignoring = ALIASES.get(name, {}), self.name == _IGNORING
             if name in FIXED:
@@ -156,7 +155,7 @@ class Command(TyperCommand):
             _set(ctx, "cache_dir", Path(folder), name)
         file = f"{stem}.pt" if stem else ""
         if self.name in _NAMES:  # the name is chosen when options are known
-            line_of(ctx).stem, folder, file = stem, folder or _FOLDER, ""
+            nemo_words(ctx).stem, folder, file = stem, folder or _FOLDER, ""
         if (folder or file) and not is_given(ctx, "output"):
             _set(ctx, "output", os.path.join(folder or "", file), name)
 
@@ -166,20 +165,20 @@ def _set(ctx: Any, target: str, value: Any, name: str) -> None:
     ctx.params[target] = value
     if name:
         ctx.set_parameter_source(target, ctx.get_parameter_source(name))
-        line_of(ctx).typed[_flag(target)] = _flag(name)
+        nemo_words(ctx).typed[_flag(target)] = _flag(name)
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None:
+def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> str | None:
     """Return the name that NeMo-RL gives to the output of a command line in its words, or None."""
-    name, command = line_of(context).stem, str(context.info_name)
+    name, command = nemo_words(context).stem, str(context.info_name)
     if name is None:
         return None
     if not name:
-        student, teacher = map(cleaned, models.both())
+        student, teacher = map(cleaned, models)
         name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
     if command == "multitoken" and config.special_tokens != "off":
         name += "_special"

@@ -7,8 +7,8 @@ import typer
 import xtok
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, ModelArguments, Widths
-from xtok.report.maps import print_verification
-from xtok.vocab.table import SIDES, Vocabulary
+from xtok.cli.tables.maps import print_verification
+from xtok.tokenizers.table import SIDES, Vocabulary
 
 _UNKNOWN = Vocabulary(
     model_id="unknown", revision=None, backend=None, vocab_size=0, width_source="ids",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xtok.conversation._tracking import Run
 from xtok.conversation.templates import Message, Rendering
-from xtok.vocab.table import byte_offsets
+from xtok.tokenizers.table import byte_offsets
 
 _PIECES = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|\w+|\s|.")
 """Tags, words, and single other characters: a header ends behind one of them, not within."""

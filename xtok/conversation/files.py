@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xtok._lib.lines import LinePlace, decode, json_lines, no_json, too_long
+from xtok._lib.opening import decompressed, parquet_file, reading
+from xtok._lib.shards import Shard
 from xtok.errors import XtokError
-from xtok.files.lines import Line, decode, json_lines, no_json, too_long
-from xtok.files.opening import decompressed, parquet_file, reading
-from xtok.files.shards import Shard
-from xtok.vocab.display import listed
+from xtok.tokenizers.display import listed
 
 MAX_BYTES = 1 << 30
 """A longer line, or file of JSON that is not of lines, is an error."""
@@ -70,7 +70,7 @@ def _records(path: Path) -> Iterator[ChatRecord]:
 
 def _parsed(data: bytes, path: Path) -> tuple[Any, bool]:
     """Return the first JSON value of a file, and whether nothing follows."""
-    text = decode(Line(path, 0), data)
+    text = decode(LinePlace(path, 0), data)
     try:
         value, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip()))
     except (ValueError, RecursionError) as error:

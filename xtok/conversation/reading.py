@@ -21,7 +21,7 @@ from xtok.conversation.formats import PromptFormat
 from xtok.conversation.rendering import Conversation, encoded, find_template, render, rendered
 from xtok.conversation.templates import Rendering
 from xtok.errors import XtokError
-from xtok.vocab.table import byte_offsets
+from xtok.tokenizers.table import byte_offsets
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer

@@ -17,8 +17,8 @@ from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
 from xtok.maps.loss_fit import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import require_table
-from xtok.vocab.display import plural
+from xtok.tokenizers.display import plural
+from xtok.tokenizers.pairs import require_table
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures

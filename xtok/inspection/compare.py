@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.counts import edge_keys
-from xtok.maps.admit import admit, pair_of_maps
+from xtok.building.counting.counts import edge_keys
+from xtok.maps.binding import bind_map, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
-    from xtok.files.shards import Paths
+    from xtok._lib.shards import Paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def compare(
     loaded, names = as_maps([a, b], names)
     of_both = pair_of_maps(*loaded)
     first, second = (
-        admit(of_both, one, name=name) for one, name in zip(loaded, names, strict=True)
+        bind_map(of_both, one, name=name) for one, name in zip(loaded, names, strict=True)
     )
     return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
 
@@ -136,7 +136,7 @@ def _token_counts(texts: Paths, pair: Pair | None, field: str) -> NDArray[np.int
         return None
     if pair is None or pair.student_tokenizer is None:
         raise ValueError("texts need the student's tokenizer")
-    from xtok.counting.pair_text import PairText  # which two maps alone do not need
+    from xtok.building.counting.pair_text import PairText  # which two maps alone do not need
 
     return PairText.read(replace(pair, teacher_tokenizer=None), texts, field=field).tokens[0]
 

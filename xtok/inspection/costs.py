@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.counts import Counts
-from xtok.counting.pair_text import PerDocument
+from xtok.building.counting.counts import Counts
+from xtok.building.counting.pair_text import PerDocument
 from xtok.maps.edges import ranks
-from xtok.pairs import Pair
-from xtok.vocab.classes import TokenClass, token_classes
+from xtok.tokenizers.classes import TokenClass, token_classes
+from xtok.tokenizers.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)

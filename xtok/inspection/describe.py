@@ -14,8 +14,8 @@ from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.maps.spellings import SpellingMap
-from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.table import SIDES, TokenType, Vocabulary
+from xtok.tokenizers.classes import TokenClass, token_classes
+from xtok.tokenizers.table import SIDES, TokenType, Vocabulary
 
 _LARGEST = 10
 

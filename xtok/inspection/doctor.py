@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from xtok.counting.pair_text import PairText
+from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok.building.counting.pair_text import PairText
+from xtok.building.events import events_of_pair
+from xtok.building.spellings import spellings_of_pair
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WORTH, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
-from xtok.maps.results import examples_of
-from xtok.pairs import Pair
-from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import events_of_pair
-from xtok.stages.spellings import spellings_of_pair
+from xtok.maps.results import case_notes, examples_of
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
-from xtok.vocab.display import escape, listed, plural, quoted
-from xtok.vocab.table import TokenTable, TokenType, utf8_text
+from xtok.tokenizers.display import escape, listed, plural, quoted
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
 
 _EXAMPLES = 3
 _AT_ONCE = 1 << 13
@@ -162,6 +162,7 @@ def doctor(
             diagnosed.append(_diagnose(one, trials[one], tools, advance))
     pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
     pair_checks += _text_checks(facts)
+    pair_checks += [Check("upper case", "warning", n) for n in (case_notes(pair) if pair else ())]
     # Every loss compares the two sides over the bytes of a text.
     is_read = not any(
         c.name == _PROBE_TEXT and c.level == "failed" for d in diagnosed for c in d.checks
@@ -192,7 +193,7 @@ def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
     name = "ends of turn"
     ours, theirs = trials
     shown = [one.shown_end for one in trials]
-    if {pair.counterpart(i) for i in ours.ends} & {*theirs.ends}:
+    if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
         return Check(name, "ok", f"{shown[0]} / {shown[1]}")
     message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}: the "
     message += "student learns from it not to stop; train with one chat template, or set eos"

@@ -28,29 +28,29 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok._lib.shards import Source
+from xtok.building.counting.counts import pair_edges
+from xtok.building.counting.measures import entropy_of, kept_of, share_of
+from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
+from xtok.building.counting.smoothing import losses as losses_of
+from xtok.building.counting.smoothing import weights_at
+from xtok.building.exact import with_exact
+from xtok.building.matches import find_matches
+from xtok.building.multitoken import spelled_map
+from xtok.building.sort_cut import cut_rows
 from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
-from xtok.counting.counts import pair_edges
-from xtok.counting.measures import entropy_of, kept_of, share_of
-from xtok.counting.pair_text import PairText, PerDocument, Wanted
-from xtok.counting.smoothing import losses as losses_of
-from xtok.counting.smoothing import weights_at
 from xtok.errors import XtokError
-from xtok.files.shards import Source
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
-from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
-from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.exact import with_exact
-from xtok.stages.matches import exact_matches
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
+from xtok.tokenizers.pairs import Pair
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -184,7 +184,7 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    pair = at_widths_of(pair, loaded[0])
+    pair = at_map_widths(pair, loaded[0])
     if any(isinstance(one, SpellingMap) for one in loaded):
         raise XtokError(
             "a spelling map is not measured on text",
@@ -196,8 +196,8 @@ def evaluate(
             "event maps are measured neither beside maps nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
-    admitted = (admit(pair, one, name=name) for name, one in zip(names, loaded, strict=True))
-    named = dict(zip(distinct(names), admitted, strict=True))
+    bound = (bind_map(pair, one, name=name) for name, one in zip(names, loaded, strict=True))
+    named = dict(zip(distinct(names), bound, strict=True))
     text = PairText.read(
         pair, texts, Wanted(per_document=True), field=field, group_by=group_by,
         progress=text_progress,
@@ -249,7 +249,7 @@ def _of_events(
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     events = {name: (m.student_event[s], m.teacher_event[t]) for name, m in maps.items()}
     leaks = {name: of_s != of_t for name, (of_s, of_t) in events.items()}
-    of_shared = pair.common_ids[0][s] != pair.common_ids[1][t]
+    of_shared = pair.shared[0][s] != np.where(pair.shared[1][t] >= 0, t, -1)
     measures: list[EventMapMeasures] = []
     for group, chosen in _groups(text):
         counts = text.amounts(chosen)
@@ -331,10 +331,11 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     if not cuts:
         return {}
     config = MultitokenConfig(scale_trick=False)
-    matches = exact_matches(pair, config)
-    spelled = multitoken(pair, config=config, only=~matches.is_exact, progress=progress)
+    matches = find_matches(pair, config)
+    only = ~matches.is_exact
+    spelled, _ = spelled_map(pair, config, matches, only=only, progress=progress)
     exact = with_exact(spelled, matches, config)
-    return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
+    return {k: cut_rows(exact, SortCutConfig(top_k=k))[0].edges for k in cuts}
 
 
 def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[Source]) -> list[str]:

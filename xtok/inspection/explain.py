@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
-from xtok.maps.admit import admit, at_widths_of, pair_of_maps
+from xtok.maps.binding import at_map_widths, bind_map, pair_of_maps
 from xtok.maps.edges import row_starts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
-from xtok.pairs import Pair
-from xtok.vocab.classes import TokenClass, classes_named, token_class, token_classes
-from xtok.vocab.relaxed import relaxed_form
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.tokenizers.classes import TokenClass, classes_named, token_class, token_classes
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.relaxed import relaxed_form
+from xtok.tokenizers.table import TokenTable, TokenType
 
 _SHOWN = 10
 
@@ -105,8 +105,8 @@ def explain(
     if pair is None:
         pair = pair_of_maps(m)
     else:
-        pair = at_widths_of(pair, m)
-        m = admit(pair, m)
+        pair = at_map_widths(pair, m)
+        m = bind_map(pair, m)
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     ids = [i for token in tokens for i in m.student_ids_of(token)]

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.measures import entropy_of, kept_of, share_of
+from xtok.building.counting.measures import entropy_of, kept_of, share_of
 from xtok.maps.spellings import UNUSED, SpellingMap
-from xtok.pairs import Pair
-from xtok.vocab.classes import num_digits
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.tokenizers.classes import num_digits
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenTable, TokenType
 
 _EXAMPLES = 3
 
 if TYPE_CHECKING:
-    from xtok.counting.pair_text import LeftOut, PairText
+    from xtok.building.counting.pair_text import LeftOut, PairText
     from xtok.inspection import Grade
     from xtok.maps.events import EventMap
 
@@ -128,10 +128,10 @@ def pair_facts(
     spellings: SpellingMap | None = None,
 ) -> PairFacts:
     """Compare two vocabularies, and measure them and their events on a text if it was counted."""
-    (rows, columns), same_bytes, same_role = pair.tables, pair.equal_bytes, pair.equal_roles
+    (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
     digits = [num_digits(table) for table in (rows, columns)]
     ids_of_numbers = np.flatnonzero(digits[0] > 1)
-    missing = [i for i in ids_of_numbers.tolist() if i not in same_bytes]
+    missing = ids_of_numbers[~is_equal[ids_of_numbers]]
     strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
     missing_text = None
     if text is not None:
@@ -146,8 +146,8 @@ def pair_facts(
             f"{i} {rows.quoted(i)} / {columns.quoted(i)}" for i in pair.differing_ids[:_EXAMPLES]
         ),
         vocabulary=Shared(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
-        shared=len(same_bytes),
-        student_share=len(same_bytes) / max(1, len(rows.text_ids)),
+        shared=int(is_equal.sum()),
+        student_share=int(is_equal.sum()) / max(1, len(rows.text_ids)),
         numbers=Shared(
             len(ids_of_numbers), int((digits[1] > 1).sum()), len(ids_of_numbers) - len(missing)
         ),
@@ -157,7 +157,7 @@ def pair_facts(
         roles_alone=tuple(
             role
             for role, ids in rows.roles.items()
-            if role != "reserved" and not any(i in same_role or i in same_bytes for i in ids)
+            if role != "reserved" and not (pair.partners[list(ids)] >= 0).any()
         ),
         text=None if text is None else _text_facts(pair, text),
         events=None if events is None else _event_facts(events, text),
@@ -170,7 +170,7 @@ def pair_facts(
 def _text_facts(pair: Pair, text: PairText) -> TextFacts:
     keys, amounts = text.pairs
     s, t = keys >> 32, keys & 0xFFFFFFFF
-    a, b = pair.common_ids[0][s], pair.common_ids[1][t]
+    a, b = pair.shared[0][s], np.where(pair.shared[1][t] >= 0, t, -1)
     of_pairs = entropy_of(keys, amounts)
     return TextFacts(
         files=tuple(source.name for source in text.sources),
@@ -191,7 +191,7 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
 
 def _known(pair: Pair, counts: NDArray[np.int64]) -> float:
     """Return the share of the student's tokens on a text whose bytes the teacher has."""
-    return float(counts[list(pair.equal_bytes)].sum() / max(1, counts.sum()))
+    return float(counts[pair.equal_bytes >= 0].sum() / max(1, counts.sum()))
 
 
 def _event_facts(events: EventMap, text: PairText | None) -> EventFacts:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xtok import __version__
-from xtok.counting.pair_text import PairText, Wanted
+from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.events import events_of_pair
+from xtok.building.spellings import spellings_of_pair
 from xtok.inspection import Grade, distinct
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
@@ -18,14 +21,11 @@ from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.admit import admit, at_widths_of, pair_of_maps
+from xtok.maps.binding import at_map_widths, bind_map, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.pairs import Pair, require_table
-from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import events_of_pair
-from xtok.stages.spellings import spellings_of_pair
-from xtok.vocab.display import listed, plural
+from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.pairs import Pair, require_table
 
 _MOST_FINDINGS = 6
 _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
@@ -107,9 +107,9 @@ def examine(
     if texts and (pair is None or pair.teacher_tokenizer is None):
         raise ValueError("text needs a pair with its tokenizers")
     loaded, names = as_maps(maps, names)
-    pair = pair_of_maps(*loaded) if pair is None else at_widths_of(pair, loaded[0])
+    pair = pair_of_maps(*loaded) if pair is None else at_map_widths(pair, loaded[0])
     has_tokenizers = pair.teacher_tokenizer is not None
-    loaded = [admit(pair, m, name=name) for m, name in zip(loaded, names, strict=True)]
+    loaded = [bind_map(pair, m, name=name) for m, name in zip(loaded, names, strict=True)]
     names = distinct(names)
     evaluation = text = None
     if texts:

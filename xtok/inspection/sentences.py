@@ -11,8 +11,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
-from xtok.pairs import Pair
-from xtok.vocab.classes import script_of
+from xtok.tokenizers.classes import script_of
+from xtok.tokenizers.pairs import Pair
 
 _WIDTHS = range(32, 141)
 """Of a sentence; characters of East Asia count twice."""

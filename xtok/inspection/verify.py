@@ -12,16 +12,16 @@ import numpy as np
 from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
-from xtok.maps.admit import can_grow, is_swapped
+from xtok.maps.binding import can_grow, is_swapped
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike, as_any_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import examples_of
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
-from xtok.vocab.display import listed, plural
-from xtok.vocab.roles import ROLES
-from xtok.vocab.table import SIDES, TokenTable, Vocabulary, differing_ids
+from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.roles import ROLES
+from xtok.tokenizers.table import SIDES, TokenTable, Vocabulary, differing_ids
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer

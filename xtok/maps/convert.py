@@ -13,13 +13,13 @@ from typing import Any
 from xtok.config import Loss
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
 from xtok.maps.loss_fit import exact_rows, is_counted
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map
 from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 
 
 def convert(
@@ -54,7 +54,7 @@ def convert(
             hint="give a projection map or a spelling map; copy the file of an event map",
         )
     if pair is not None:
-        projection = admit(at_widths_of(pair, projection), projection)
+        projection = bind_map(at_map_widths(pair, projection), projection)
     projection.save(target)
     return target
 

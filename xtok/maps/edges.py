@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,10 +148,21 @@ def heaviest(edges: Edges, top_k: int) -> Edges:
     return edges.take(ranks(edges.student_ids) < top_k).normalized()
 
 
-def single_edges(pairs: Mapping[int, int]) -> Edges:
-    """Return an edge of weight 1 for each student id to teacher id."""
-    s, t = (np.fromiter(ids, np.int32, len(pairs)) for ids in (pairs, pairs.values()))
-    return Edges(s, t, np.ones(len(pairs), np.float32))
+def slot_entries(
+    student_ids: NDArray[Any], scale_slot: NDArray[np.uint8] | None
+) -> NDArray[np.bool_]:
+    """Return which entries are scale slots, bool `[nnz]`: a row's last, where it has one."""
+    if scale_slot is None or not len(student_ids):
+        return np.zeros(len(student_ids), np.bool_)
+    is_last = np.append(student_ids[1:] != student_ids[:-1], True)
+    is_slot: NDArray[np.bool_] = is_last & (scale_slot[student_ids] == 1)
+    return is_slot
+
+
+def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> Edges:
+    """Return an edge of weight 1 from each student id to the teacher id in its place."""
+    s, t = (np.fromiter(ids, np.int32, len(ids)) for ids in (student_ids, teacher_ids))
+    return Edges(s, t, np.ones(len(s), np.float32))
 
 
 def add_slots(

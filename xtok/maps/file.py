@@ -16,23 +16,21 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from xtok import io
+from xtok._lib import io
+from xtok._lib.keys import unique_keys
 from xtok.errors import MAP_HINT, MapFileError, XtokError
-from xtok.files.keys import unique_keys
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.maps.pt import load_pt, require
-from xtok.vocab.display import listed
-from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
+from xtok.tokenizers.display import listed
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
-if TYPE_CHECKING:
-    from xtok.maps.projection_map import ProjectionMap
 M = TypeVar("M", bound="StoredMap")
 
 Kind: TypeAlias = Literal["map", "events", "spellings"]
@@ -122,9 +120,8 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     if targets[0].suffix != ".pt":
         contents: Sequence[bytes] = [to_safetensors(any_map)]
     elif len(targets) == 2:
-        spellings: Any = any_map
         nemo_tables.check_reverse(targets[0], any_map.student.model_id, any_map.teacher.model_id)
-        contents = nemo_tables.to_tables(spellings, *pack(any_map))
+        contents = nemo_tables.to_tables(*pack(any_map), any_map.student, any_map.teacher)
     else:
         contents = [to_nemo(any_map)]
     io.write_all(dict(zip(targets, contents, strict=True)))
@@ -152,10 +149,11 @@ def to_safetensors(any_map: StoredMap) -> bytes:
 
 def to_nemo(projection: Any) -> bytes:
     """Return the bytes of the map's `.pt` file; see `nemo.to_nemo`."""
-    return nemo.to_nemo(projection, *pack(projection))
+    sides = projection.student, projection.teacher
+    return nemo.to_nemo(*pack(projection), *sides, projection.top_k)
 
 
-def sha256(projection: ProjectionMap) -> str:
+def sha256(projection: StoredMap) -> str:
     """Return the sha256 of the map's `.safetensors` file."""
     return hashlib.sha256(to_safetensors(projection)).hexdigest()
 
@@ -201,7 +199,7 @@ def read(
 
 
 def _imported(
-    entries: nemo.Entries, preserve_last: bool | None = None, normalize: bool = False
+    entries: nemo.PtEntries, preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
     """Return the fields of a map that may have to be put in order, with a report of that."""
     if entries.own is None:

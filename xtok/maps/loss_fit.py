@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.vocab.display import plural
+from xtok.tokenizers.display import plural
 
 H_KL_THRESHOLD = 0.6
 """The least weight that makes a row a pair for H-KL (NeMo-RL)."""

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xtok._lib.io import shortened
 from xtok.config import BuildConfig, GenerateConfig, Loss, MultitokenConfig
-from xtok.io import shortened
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap

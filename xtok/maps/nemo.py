@@ -22,17 +22,16 @@ from xtok.maps.edges import (
     ranks,
     row_starts,
     row_sums,
+    slot_entries,
     sum_duplicates,
 )
 from xtok.maps.parts import InvariantError, RowKind
 from xtok.maps.pt import own_tensors, require, strided
-from xtok.vocab.display import listed
-from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
+from xtok.tokenizers.display import listed
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import torch
-
-    from xtok.maps.projection_map import ProjectionMap
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -51,7 +50,9 @@ _ROUNDING = 1e-6
 # Writing
 
 
-def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes:
+def to_nemo(
+    tensors: Tensors, metadata: str, student: Vocabulary, teacher: Vocabulary, top_k: int
+) -> bytes:
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
     `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
@@ -63,24 +64,26 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     stops, and would train on its special tokens alone.
 
     Args:
-        projection: the map.
-        tensors: its arrays by name, for xtok to read it back without loss.
+        tensors: the map's arrays by name; xtok reads it back from them without loss.
         metadata: all else of it, as JSON.
+        student: the vocabulary of the rows.
+        teacher: the vocabulary of the columns.
+        top_k: the most entries of a row.
     """
     import torch
 
-    s, t, w = projection.edges
-    num_rows, k = projection.shape[0], max(2, projection.top_k)
+    s, t, w = (tensors[name] for name in Edges._fields)
+    kinds, slot = tensors["row_kind"], tensors.get("scale_slot")
+    num_rows, k = student.vocab_size, max(2, top_k)
     if num_rows * k > _MAX_CELLS:
         raise OutputError(
             f"a .pt of {num_rows} rows of {k} columns would take {num_rows * k >> 30} times 12 GiB",
             hint="cut the map first with xtok sort-cut, or write .safetensors",
         )
-    column = np.where(projection.is_slot, k - 1, ranks(s))
+    column = np.where(slot_entries(s, slot), k - 1, ranks(s))
     indices = np.full((num_rows, k), -1, np.int64)
     likelihoods = np.zeros((num_rows, k), np.float32)
     indices[s, column], likelihoods[s, column] = t, w
-    kinds = projection.row_kind
     pairs = [RowKind.EXACT, RowKind.ROLE]
     if RowKind.COUNTED in kinds and RowKind.EXACT not in kinds:
         pairs = []
@@ -98,9 +101,9 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
         {
             "indices": torch.from_numpy(indices),
             "likelihoods": torch.from_numpy(likelihoods),
-            "student_model_id": projection.student.model_id,
-            "teacher_model_id": projection.teacher.model_id,
-            "enable_scale_trick": projection.enable_scale_trick,
+            "student_model_id": student.model_id,
+            "teacher_model_id": teacher.model_id,
+            "enable_scale_trick": slot is not None,
             "xtok": {"tensors": own, "metadata": metadata},
         },
         buffer,
@@ -108,10 +111,10 @@ def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes
     return buffer.getvalue()
 
 
-# Reading: every layout as `Entries`, then put in order
+# Reading: every layout as `PtEntries`, then put in order
 
 
-class Entries(NamedTuple):
+class PtEntries(NamedTuple):
     """The entries of a file, and what it says of them."""
 
     edges: Edges  # in arrays of their own, sorted by student id; ids int32, weights not integers
@@ -124,7 +127,7 @@ class Entries(NamedTuple):
     own: tuple[Tensors, str] | None = None  # the tensors and the JSON text of a map that xtok wrote
 
 
-def read_pt(loaded: Any, size: int) -> Entries:
+def read_pt(loaded: Any, size: int) -> PtEntries:
     """Read a map from a `.pt` of `size` bytes: xtok's, or any that NeMo-RL's tools write.
 
     Raises:
@@ -135,7 +138,7 @@ def read_pt(loaded: Any, size: int) -> Entries:
     return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
 
 
-def trained(tensors: Tensors, metadata: str) -> Entries:
+def trained(tensors: Tensors, metadata: str) -> PtEntries:
     """Read the tensors of a map by xtok whose weights were trained since.
 
     If more of it is wrong than the sums and order of its rows, that is a `ValueError`.
@@ -148,7 +151,7 @@ def trained(tensors: Tensors, metadata: str) -> Entries:
     return _coo(edges)._replace(is_last=ends_row, has_order=True, own=(tensors, metadata))
 
 
-def _read_entries(loaded: Any, size: int) -> Entries:
+def _read_entries(loaded: Any, size: int) -> PtEntries:
     """Read any of the layouts that NeMo-RL's tools write, from a file of `size` bytes."""
     import torch
 
@@ -203,7 +206,7 @@ def _counted(counts: Mapping[Any, Any]) -> Edges:
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
 
 
-def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> Entries:
+def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> PtEntries:
     """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
 
     `says` is what the file says beside them: names of models, and whether there are scale slots.
@@ -227,7 +230,7 @@ def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, 
     )
 
 
-def _coo(edges: Edges) -> Entries:
+def _coo(edges: Edges) -> PtEntries:
     """Take entries in any order; those of a row stay in theirs."""
     for side, ids in zip(SIDES, edges[:2], strict=True):
         lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
@@ -239,11 +242,11 @@ def _coo(edges: Edges) -> Entries:
         order = np.argsort(s, kind="stable")
         s, t, w = s[order], t[order], w[order]
     sizes = np.diff(row_starts(s), append=len(s))
-    return Entries(Edges(s, t, w), np.zeros(len(s), np.bool_), int(sizes.max(initial=0)))
+    return PtEntries(Edges(s, t, w), np.zeros(len(s), np.bool_), int(sizes.max(initial=0)))
 
 
 def in_order(
-    entries: Entries, tensors: Tensors
+    entries: PtEntries, tensors: Tensors
 ) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """Put in order what was edited of a map that xtok wrote; count what had to be changed.
 
@@ -272,7 +275,7 @@ def in_order(
 
 
 def foreign(
-    entries: Entries, preserve_last: bool | None
+    entries: PtEntries, preserve_last: bool | None
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
     """Return the fields of a map of what other programs wrote, counts of changes, and notes."""
     student, teacher = sides = [_vocabulary(place, entries) for place in (0, 1)]
@@ -313,7 +316,7 @@ def foreign(
     return fields, counts, unknown
 
 
-def _vocabulary(place: int, entries: Entries) -> Vocabulary:
+def _vocabulary(place: int, entries: PtEntries) -> Vocabulary:
     """Return a side as far as a file tells: a width that it does not is at least its ids."""
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
     told, highest = entries.shape[place], int(entries.edges[place].max(initial=0))

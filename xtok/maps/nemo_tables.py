@@ -10,17 +10,14 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import MapFileError, OutputError
 from xtok.maps.pt import load_pt, own_tensors, require
-from xtok.vocab.table import SIDES, Vocabulary
-
-if TYPE_CHECKING:
-    from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers.table import SIDES, Vocabulary
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -69,7 +66,9 @@ def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
     )
 
 
-def to_tables(m: SpellingMap, tensors: Tensors, metadata: str) -> tuple[bytes, bytes]:
+def to_tables(
+    tensors: Tensors, metadata: str, student: Vocabulary, teacher: Vocabulary
+) -> tuple[bytes, bytes]:
     """Return the bytes of the student's table and of the teacher's.
 
     `subtoks` is int64 `[V_src, N_MAX]`, padded with -1, V_src being the tokenizer's largest id + 1
@@ -78,18 +77,17 @@ def to_tables(m: SpellingMap, tensors: Tensors, metadata: str) -> tuple[bytes, b
     table is wide. With the length N_MAX it would take the beginning for the whole token.
 
     Args:
-        m: the spellings.
-        tensors: the arrays of its `.safetensors` by name; each file carries those of its side.
-        metadata: all else of it, as JSON, in both files.
+        tensors: the arrays of the `.safetensors` by name; each file carries those of its side.
+        metadata: all else of the spelling map, as JSON, in both files.
+        student: the student's vocabulary.
+        teacher: the teacher's.
     """
     import torch
 
     files = []
-    for side, other in zip(SIDES, SIDES[::-1], strict=True):
-        vocabulary: Vocabulary = getattr(m, side)
-        into: Vocabulary = getattr(m, other)
+    for side, vocabulary, into in zip(SIDES, (student, teacher), (teacher, student), strict=True):
         size = _num_ids(vocabulary)
-        pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
+        pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
         own = {name: torch.from_numpy(t.copy()) for name, t in tensors.items() if side in name}
         buffer = io.BytesIO()  # torch.save writes a file's name into it
         torch.save(

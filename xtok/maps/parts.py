@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from xtok import __version__
 
@@ -31,6 +31,10 @@ class StageReport:
     counts: Mapping[str, float]  # what was counted, to how many
     notes: tuple[str, ...] = ()  # a sentence for each thing that was left out
     failures: tuple[str, ...] = ()  # a sentence on tokens that could not be decoded or spelled
+
+
+Recipe: TypeAlias = Mapping[str, Any]
+"""All that a map depends on but for its pair and the version of xtok, as JSON has it."""
 
 
 class InvariantError(ValueError):

@@ -21,19 +21,18 @@ from xtok.maps.edges import (
     out_of_order,
     pair_order,
     row_starts,
+    slot_entries,
 )
 from xtok.maps.file import StoredMap
-from xtok.maps.parts import InvariantError, history_step
+from xtok.maps.parts import InvariantError, Recipe, history_step
 from xtok.maps.parts import RowKind as RowKind
 from xtok.maps.parts import StageReport as StageReport
-from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
+from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import pandas
     import torch
     from scipy import sparse
-
-    from xtok.maps.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +119,7 @@ class ProjectionMap(StoredMap):
     @property
     def is_slot(self) -> NDArray[np.bool_]:
         """Which entries are scale slots, bool `[nnz]`."""
-        if self.scale_slot is None or not self.nnz:
-            return np.zeros(self.nnz, np.bool_)
-        is_last = np.append(self.student_ids[1:] != self.student_ids[:-1], True)
-        is_slot: NDArray[np.bool_] = is_last & (self.scale_slot[self.student_ids] == 1)
-        return is_slot
+        return slot_entries(self.student_ids, self.scale_slot)
 
     @property
     def heaviest_teacher_ids(self) -> NDArray[np.int32]:
@@ -212,22 +207,13 @@ class ProjectionMap(StoredMap):
             )
         return ids
 
-    def after(
-        self,
-        stage: str,
-        options: Mapping[str, Any],
-        counts: Mapping[str, float] | None = None,
-        notes: tuple[str, ...] = (),
-        **details: Any,
-    ) -> ProjectionMap:
-        """Return the map with one more step in its history, and its report if there are counts."""
-        step = history_step(stage, options, **details)
-        reports = () if counts is None else (StageReport(stage, counts, notes),)
-        history, reports = (*self.history, step), (*self.reports, *reports)
-        return replace(self, history=history, reports=reports, recipe=None)
+    def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> ProjectionMap:
+        """Return the map with one more step in its history, and without a recipe."""
+        history = (*self.history, history_step(stage, options, **details))
+        return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
-        """Return the map with another vocabulary, at least as wide, as a side; see `maps.admit`."""
+        """Return the map with another vocabulary, at least as wide, as a side; see `binding`."""
         changed: dict[str, Any] = {side: vocabulary}
         more = vocabulary.vocab_size - getattr(self, side).vocab_size
         if side == "student" and more:
@@ -396,8 +382,9 @@ class ProjectionMap(StoredMap):
             edges = in_map_order(edges, np.zeros(self.nnz, np.bool_))
             counts = {"scale slots turned into entries": int(self.is_slot.sum())}
             note = "the map has no scale slots any more: a cut may drop the entries that they were"
-        result = replace(self, **edges._asdict(), scale_slot=slot)
-        return result.after("import", {"preserve_last": preserve_last}, counts, (note,))
+        reports = (*self.reports, StageReport("import", counts, (note,)))
+        result = replace(self, **edges._asdict(), scale_slot=slot, reports=reports)
+        return result.after("import", {"preserve_last": preserve_last})
 
 
 def require_width(m: _OfPair, side: str, width: int, *, name: str = "the map") -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from xtok._lib.shards import Source
 from xtok.config import BuildConfig, MultitokenConfig
-from xtok.files.shards import Source
 from xtok.maps import file as mapfile
-from xtok.pairs import SIDES, Pair
-
-if TYPE_CHECKING:
-    from xtok.maps.projection_map import ProjectionMap
-
-Recipe = Mapping[str, Any]
-"""All that a map depends on but for its pair and the version of xtok, as JSON has it."""
+from xtok.maps.parts import Recipe
+from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers.pairs import SIDES, Pair
 
 _IN_WORDS = {
     "texts": "it was counted on other text",
@@ -70,15 +66,15 @@ def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | Non
     Tokenizers are compared by their definition; their tokens tell what is different. Versions of
     xtok are not compared.
     """
-    for side, table in zip(SIDES, pair.tables, strict=True):
-        before, now = getattr(existing, side), getattr(pair, side)
+    for side, table, now in zip(SIDES, pair.tables, pair.sides, strict=True):
+        before = getattr(existing, side)
         if before.vocab_size != now.vocab_size:
             return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
         if before.table is None or before.table.sha256() != table.sha256():
             return f"its {side} {before.model_id} has other tokens than {now.model_id}"
         if before.definition_sha256 is None:
             return f"an earlier version made it: how its {side} was defined is not known"
-        if before.definition_sha256 != pair.sides[side].definition_sha256:
+        if before.definition_sha256 != now.definition_sha256:
             return f"its {side} {before.model_id} was changed since, though not in its tokens"
     made = existing.recipe
     if made is None:

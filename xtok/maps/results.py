@@ -13,10 +13,10 @@ from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, add_slots, heaviest, in_map_order, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
-from xtok.pairs import SIDES, Pair, require_table
-from xtok.vocab.display import listed, plural
-from xtok.vocab.roles import slot_candidates
-from xtok.vocab.table import TokenTable
+from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.pairs import SIDES, Pair, require_table
+from xtok.tokenizers.roles import slot_candidates
+from xtok.tokenizers.table import TokenTable
 
 
 def map_of_edges(
@@ -74,7 +74,24 @@ def stage_report(
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
 
 
-def reported(
+def report_of_pair(
+    stage: str,
+    pair: Pair,
+    projection: ProjectionMap,
+    config: MultitokenConfig,
+    *,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> StageReport:
+    """Return the report of a stage with all that is to say of the pair's tokenizers."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0]), *notes]
+    failures = [*undecodable_tokens(pair, ignored), *failures]
+    return stage_report(stage, projection, notes, failures, counts)
+
+
+def with_report(
     projection: ProjectionMap,
     notes: Sequence[str] = (),
     failures: Sequence[str] = (),
@@ -84,20 +101,6 @@ def reported(
     stage = projection.history[-1]["stage"]
     report = stage_report(stage, projection, notes, failures, counts)
     return replace(projection, reports=(*projection.reports, report))
-
-
-def reported_of_pair(
-    pair: Pair,
-    projection: ProjectionMap,
-    config: MultitokenConfig,
-    failures: Sequence[str],
-    notes: Sequence[str] = (),
-) -> ProjectionMap:
-    """Return a map with the report of its last stage, and all that is to say of its tokenizers."""
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    failures = [*undecodable_tokens(pair, ignored), *failures]
-    notes = [*notes, *tokenizer_notes(pair), *map_notes(projection, ignored[0])]
-    return reported(projection, notes, failures)
 
 
 def tokenizer_notes(pair: Pair) -> list[str]:
@@ -113,6 +116,19 @@ def tokenizer_notes(pair: Pair) -> list[str]:
             f"{vocabulary.model_id} changes text: {normalizer}: {changes}"
             for normalizer, changes in tokenizer.text_changes
         ]
+    return [*notes, *case_notes(pair)]
+
+
+def case_notes(pair: Pair) -> list[str]:
+    """Return a note for each side whose vocabulary has no upper case, where the other's has."""
+    ends = ("their rows are empty", "no row leads to them")
+    notes = []
+    for one, end in zip((pair, pair.reversed), ends, strict=True):
+        if count := len(one.upper_case):
+            notes.append(
+                f"{count:,} of {len(one.tables[0].text_ids):,} tokens of {one.student.model_id} "
+                f"have upper-case letters, and {one.teacher.model_id} has none: {end}"
+            )
     return notes
 
 
@@ -207,7 +223,8 @@ def map_of_rows(
         edges, slot = add_slots(edges, candidates, len(kind))
     return map_of_edges(
         edges,
-        **pair.sides,
+        student=pair.sides[0],
+        teacher=pair.sides[1],
         row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
         scale_slot=slot,
         method=method,

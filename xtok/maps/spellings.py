@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
-from xtok.vocab.table import SIDES, TokenTable, TokenType
+from xtok.tokenizers.table import SIDES, TokenTable, TokenType
 
 Ids = NDArray[np.int64]
 

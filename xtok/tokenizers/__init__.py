@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.pairs import Pair
 from xtok.tokenizers._backend import Backend, no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
-from xtok.tokenizers._hf_folder import load_folder, load_json, runs_code
+from xtok.tokenizers._hf_folder import hint_without_fast, load_folder, load_json, runs_code
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
-from xtok.tokenizers._tekken import is_tekken, load_tekken
+from xtok.tokenizers._tekken import is_megatron, is_tekken, load_megatron, load_tekken
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
+from xtok.tokenizers.pairs import Pair
 
 __all__ = [
     "Backend",
@@ -43,7 +43,7 @@ ModelLike = str | PathLike[str] | Tokenizer
 # By prefix: what reads a kind of file, and what tells it from its first 4 kB; the last one takes
 # what no other wants.
 _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
-    "tekken": (load_tekken, is_tekken),
+    "tekken": (load_tekken, lambda head: head.lstrip().startswith(b"{")),
     "tiktoken": (load_ranks, is_rank_file),
     "spm": (SentencePieceBackend.from_file, bool),
 }
@@ -256,8 +256,10 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
     head = _head(path)
+    if kind in (None, "tiktoken") and is_megatron(head):
+        return load_megatron(path, pattern)
     if kind is None:
-        if head.lstrip().startswith(b"{") and not is_tekken(head):
+        if head.lstrip().startswith(b"{") and not is_tekken(path):
             return load_json(path)
         kind = _kind(head)
     return load_ranks(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
@@ -303,7 +305,8 @@ def _nothing_in(files: ModelFiles) -> TokenizerError:
     files.find(_OWN, required=True)
     return TokenizerError(
         f"{files} has no tokenizer.json, so no fast tokenizer",
-        hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
+        hint=hint_without_fast(files)
+        or "make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
         "give the .model or .tiktoken file itself",
     )
 
@@ -378,11 +381,6 @@ def _head(path: Path) -> bytes:
         raise TokenizerError(
             f"{path} is a .gguf file, which xtok does not read",
             hint="give the repo or folder of the model that it was made from",
-        )
-    if head.lstrip().startswith(b"[") and b'"token_bytes"' in head:
-        raise TokenizerError(
-            f"{path} is a vocabulary of Megatron, without its pattern and special tokens",
-            hint="give the model's Hugging Face repo or folder, or its tekken.json",
         )
     return head
 

@@ -16,7 +16,7 @@ from xtok.errors import TokenizerError
 
 if TYPE_CHECKING:
     from xtok.tokenizers.hub import ModelFiles
-    from xtok.vocab.table import Entry
+    from xtok.tokenizers.table import Entry
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
@@ -137,8 +137,8 @@ def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
 
-def model_vocab_size(files: ModelFiles) -> int | None:
-    """Return the width of a model's logits by its config.json; None without one.
+def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
+    """Return the width of a model's logits by its config.json, and its source; None without one.
 
     Read from the file if it is there, so that a model of a new or custom type needs no code;
     else the default of its type, from transformers' `get_text_config().vocab_size`.
@@ -151,7 +151,7 @@ def model_vocab_size(files: ModelFiles) -> int | None:
     config = files.json("config.json")
     for part in (config.get("text_config"), config):
         if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
-            return size
+            return size, "config"
     from transformers import AutoConfig
 
     try:
@@ -161,7 +161,7 @@ def model_vocab_size(files: ModelFiles) -> int | None:
             local_files_only=files.offline,
             trust_remote_code=False,
         )
-        return int(loaded.get_text_config().vocab_size)
+        return int(loaded.get_text_config().vocab_size), "model type"
     except Exception as error:
         raise TokenizerError(
             f"the config.json of {files} has no vocabulary size: {error}",

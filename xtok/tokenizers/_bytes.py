@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend
-from xtok.vocab.table import MAX_WIDTH, Entry, TokenType, byte_offsets
+from xtok.tokenizers.table import MAX_WIDTH, Entry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):

@@ -16,9 +16,9 @@ from xtok.tokenizers._backend import (
     chat_templates,
     splitting_at,
 )
+from xtok.tokenizers.display import listed as listed_of
 from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.display import listed as listed_of
-from xtok.vocab.table import Entry, TokenType
+from xtok.tokenizers.table import Entry, TokenType
 
 NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),

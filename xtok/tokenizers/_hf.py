@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, damaged
-from xtok.vocab.table import Entry, TokenType, byte_offsets
+from xtok.tokenizers.table import Entry, TokenType, byte_offsets
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

@@ -70,6 +70,21 @@ def load_folder(
     return backend
 
 
+def hint_without_fast(files: ModelFiles) -> str | None:
+    """Return what to do about a tokenizer that no fast one can be made of; None for others."""
+    config = files.json("config.json")
+    name = files.json("tokenizer_config.json").get("tokenizer_class")
+    name = str(name or config.get("tokenizer_class") or config.get("model_type")).lower()
+    if name.startswith("byt5"):
+        return (
+            "its tokens are bytes: give bytes, whose ids are 3 less, as ByT5's begin with "
+            "3 special tokens"
+        )
+    if name.startswith("canine"):
+        return "its tokens are code points, for which there is no fast one: give another model"
+    return None
+
+
 def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -104,7 +119,8 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
             f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
-            hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            hint=hint_without_fast(files)
+            or "save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
     return tokenizer
 
@@ -215,11 +231,11 @@ _MISTRAL_COMMON_TYPES = frozenset(_MISTRAL_TYPES) | {
 }
 _QWEN_TYPES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _GEMMA_TYPES = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
-AS_IT_IS = {
+READ_DIRECTLY = {
     **dict.fromkeys(("", "llama", "llama4", "gpt_oss", "glm4_moe", "nemotron_h"), _PLAIN),
     **dict.fromkeys((*_DEEPSEEK_TYPES, *_MISTRAL_TYPES), _PLAIN | _LLAMA),
 }
-BUILT_FOR = {
+BUILDERS = {
     **dict.fromkeys(_QWEN_TYPES, "Qwen2Tokenizer"),
     **dict.fromkeys(_GEMMA_TYPES, "GemmaTokenizer"),
     "llama": "LlamaTokenizer",
@@ -286,12 +302,12 @@ def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
     """Return the class that AutoTokenizer takes, by both configs; None if that is not known."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
-    built = BUILT_FOR.get(model_type)
+    built = BUILDERS.get(model_type)
     if not isinstance(name, str | None):
         return None  # damaged
     if name is None and "tokenizer_class" not in model and built != "LlamaTokenizer":
         return built  # the type's own
-    if name in AS_IT_IS.get(model_type, ()):
+    if name in READ_DIRECTLY.get(model_type, ()):
         return "TokenizersBackend"
     return built if str(name).removesuffix("Fast") == built else None
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, TextChange
-from xtok.vocab.table import Entry, TokenType
+from xtok.tokenizers.table import Entry, TokenType
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 _SPACE = "▁"
+# A line of rwkv_vocab_v20230424.txt: an id, a Python literal, and how many bytes it has.
+_RWKV = re.compile(rb"\d+ b?(['\"]).*\1 \d+\r?\n")
 
 
 class SentencePieceBackend(Backend):
@@ -61,8 +64,14 @@ class SentencePieceBackend(Backend):
         """
         from google.protobuf.message import DecodeError
 
+        data = path.read_bytes()
+        if _RWKV.match(data):
+            raise TokenizerError(
+                f"{path} is a vocabulary of RWKV, which matches the longest token and is not read",
+                hint="give a model with a tokenizer.json, .model, .tiktoken or tekken.json file",
+            )
         try:
-            return cls.from_bytes(path.read_bytes())
+            return cls.from_bytes(data)
         except (DecodeError, RuntimeError, ValueError) as error:
             raise TokenizerError(
                 f"{path} is not a SentencePiece model, nor a tiktoken file: {error}",

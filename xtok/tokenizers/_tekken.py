@@ -1,17 +1,24 @@
-"""Mistral's `tekken.json`: byte ranks behind a block of special tokens, and the pattern."""
+"""Byte ranks in JSON, behind a block of special tokens: `tekken.json`, Megatron's `vocab.json`."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import damaged
-from xtok.tokenizers._tiktoken import RankBackend, require_single_bytes
-from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
+from xtok.tokenizers._tiktoken import (
+    TEKKEN_PATTERN,
+    RankBackend,
+    bad_pattern,
+    require_single_bytes,
+)
+from xtok.tokenizers.table import MAX_WIDTH, Entry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
 # tokens/tokenizers/tekken.py.
@@ -20,13 +27,20 @@ _FIRST_SPECIAL_TOKENS = (
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
     "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
+_FAULTS = ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError
+"""What reading JSON raises that is not what it should be."""
+
 _ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
-def is_tekken(head: bytes) -> bool:
-    """Whether a file that begins so may be one: an object with `config` or `vocab`."""
-    start = b"".join(head[:200].split())
-    return start.startswith((b'{"config":{"pattern"', b'{"vocab":[{"rank"'))
+_START = re.compile(rb'\s*\{\s*"config"\s*:\s*\{\s*"pattern"')
+_TOKEN = re.compile(rb'"token_bytes"\s*:\s*"')
+
+
+def is_tekken(path: Path) -> bool:
+    """Whether a JSON file may be one: its tokens have `token_bytes`, wherever its keys stand."""
+    data = path.read_bytes()
+    return _TOKEN.search(data) is not None or _START.match(data) is not None
 
 
 def load_tekken(path: Path) -> RankBackend:
@@ -51,10 +65,7 @@ def load_tekken(path: Path) -> RankBackend:
         if len(ranks) < size - reserved:
             raise ValueError(f"its vocab has {len(ranks)} entries of {size - reserved}")
         return RankBackend("tekken", ranks, config["pattern"], special, _ROLES)
-    except (
-        *(ValueError, LookupError, TypeError, AttributeError),
-        *(OverflowError, RecursionError),
-    ) as error:
+    except _FAULTS as error:
         raise damaged(f"{path} is not a tekken file: {error!r}") from error
 
 
@@ -85,3 +96,63 @@ def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[b
         ranks[token] = first + place
     require_single_bytes(ranks, str(path))
     return ranks
+
+
+# Megatron: a list of byte tokens, without the pattern and the special tokens
+
+# Patterns by the name that `--tiktoken-pattern` takes, the special tokens, which come first, and
+# how many there are: megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py.
+_PATTERNS = {
+    "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "v2": TEKKEN_PATTERN,
+}
+_MEGATRON_SPECIAL = ["<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>"]
+_NUM_SPECIAL = 1000
+_WIDTH = 1 << 17
+_MEGATRON_ROLES = {
+    "unk": "<unk>",
+    "bos": "<s>",
+    "eos": "</s>",
+    "mask": "<mask>",
+    "pad": "<pad>",
+    "cls": "<cls>",
+    "sep": "<sep>",
+}
+
+
+def is_megatron(head: bytes) -> bool:
+    """Whether a file that begins so is such a list."""
+    return head.lstrip().startswith(b"[") and b'"token_bytes"' in head
+
+
+def load_megatron(path: Path, pattern: str | None) -> RankBackend:
+    """Load a `vocab.json`, with Megatron's own special tokens before it.
+
+    Raises:
+        TokenizerError: without a pattern, or if it is not such a file.
+    """
+    if pattern is None:
+        raise TokenizerError(
+            f"{path} is a vocabulary of Megatron, which does not tell its split pattern",
+            hint=f"give that of --tiktoken-pattern: '{path}@v2', '{path}@v1', or '{path}@REGEX'",
+        )
+    try:
+        vocab = json.loads(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]
+        ranks = _ranks(vocab, _NUM_SPECIAL, path)
+        special = [
+            *_MEGATRON_SPECIAL,
+            *(f"<SPECIAL_{i}>" for i in range(len(_MEGATRON_SPECIAL), _NUM_SPECIAL)),
+        ]
+        kinds = [TokenType.UNKNOWN, *[TokenType.CONTROL] * (_NUM_SPECIAL - 1)]
+        added = [
+            Entry(i, kind, name.encode())
+            for i, (kind, name) in enumerate(zip(kinds, special, strict=True))
+        ]
+    except _FAULTS as error:
+        raise damaged(f"{path} is not a vocabulary of Megatron: {error!r}") from error
+    try:
+        return RankBackend(
+            "tiktoken", ranks, _PATTERNS.get(pattern, pattern), added, _MEGATRON_ROLES
+        )
+    except ValueError as error:
+        raise bad_pattern(path, error) from error

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, damaged, is_panic, splitting_at
-from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
+from xtok.tokenizers.table import MAX_WIDTH, Entry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -149,11 +149,11 @@ _MAX_DIGITS = 9  # of a rank; MAX_WIDTH has eight
 def _token_and_rank(line: bytes) -> tuple[bytes, int] | None:
     try:
         word, digits = line.split()
-        token = base64.b64decode(word, validate=True)
+        token = b"" if word == b"=" else base64.b64decode(word, validate=True)
     except ValueError:  # binascii.Error is one, too
         return None
     is_rank = digits.isdigit() and len(digits) <= _MAX_DIGITS and int(digits) < MAX_WIDTH
-    return (token, int(digits)) if token and is_rank else None
+    return (token, int(digits)) if is_rank else None
 
 
 def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
@@ -174,6 +174,8 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
         if parsed is None:
             raise damaged(f"line {number} of {source} is not a base64 token and a rank")
         token, rank = parsed
+        if not token:  # Whisper's multilingual.tiktoken ends with one, which no text has
+            continue
         if token in ranks or rank in seen:
             raise damaged(f"line {number} of {source} repeats a token or a rank")
         ranks[token] = rank
@@ -336,7 +338,12 @@ def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
     try:
         return RankBackend("tiktoken", ranks, family.pattern, added, family.roles, family.text)
     except ValueError as error:
-        raise TokenizerError(
-            f"the pattern for {path} is not a regular expression that splits text: {error}",
-            hint=f"in a shell, put single quotes around it: '{path}@\\p{{L}}+|\\s+'",
-        ) from error
+        raise bad_pattern(path, error) from error
+
+
+def bad_pattern(path: Path, error: ValueError) -> TokenizerError:
+    """Return the error for a pattern that a `RankBackend` refuses."""
+    return TokenizerError(
+        f"the pattern for {path} is not a regular expression that splits text: {error}",
+        hint=f"in a shell, put single quotes around it: '{path}@\\p{{L}}+|\\s+'",
+    )

@@ -27,10 +27,10 @@ from xtok.tokenizers._backend import (
     no_panic,
     splitting_at,
 )
+from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.display import escape, listed, plural, quoted
-from xtok.vocab.roles import find_roles
-from xtok.vocab.table import (
+from xtok.tokenizers.roles import find_roles
+from xtok.tokenizers.table import (
     MAX_WIDTH,
     Decoded,
     TokenTable,
@@ -535,8 +535,9 @@ def _width(
     A few tokens may have no row in the model; a width that lacks many is of another model.
     """
     width, source, says = vocab_size, "option", "as given"
-    if width is None and files is not None:
-        width, source, says = model_vocab_size(files), "config", "from its config"
+    if width is None and files is not None and (of_model := model_vocab_size(files)):
+        width, source = of_model
+        says = "from its config" if source == "config" else "the default of its model type"
     if width is None:
         width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
     problem = f"the vocabulary size {width} of {model_id} ({says})"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from xtok._lib.known import NEXT, candidates_of_row, own_logprobs, without_null
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,
@@ -25,10 +27,10 @@ from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
-from xtok.pairs import Pair
-from xtok.predictions.known import NEXT, candidates_of_row, own_logprobs, without_null
+from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.boundaries import ROUNDING
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -110,8 +112,7 @@ class DistillationCollator:
         templates = list(teacher_templates or [None] * len(several))
         if len(templates) != len(several):
             raise ValueError(f"{len(several)} teachers, {len(templates)} templates for them")
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length is {max_length}, and must be at least 1")
+        _check_length(max_length)
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
         # For each teacher, the pair of the student and this teacher.
@@ -199,14 +200,17 @@ class DistillationCollator:
                 for row, prompt in zip(rows, prompts or [None] * len(rows), strict=True)
             ]
             side = _pad(theirs, teacher, self.max_length)
-            # Ids that stand for nothing, which a model wider than its tokenizer may write, are in
-            # no chunk.
-            nothing = self.aligners[number].student.stands_for_nothing
-            of_targets = self.aligners[number].align(
+            # Ids that stand for nothing, which a model wider than its tokenizer may write, and
+            # unknown tokens are in no chunk.
+            aligner = self.aligners[number]
+            nothing = aligner.student.stands_for_nothing.copy()
+            nothing[aligner.student.unknown_ids] = True
+            is_unknown = np.isin(side["labels"], aligner.teacher.unknown_ids)
+            of_targets = aligner.align(
                 input_ids,
                 side["input_ids"],
                 student_attention_mask=wanted & ~nothing[np.where(wanted, ids, 0)],
-                teacher_attention_mask=side["labels"] != IGNORED,
+                teacher_attention_mask=(side["labels"].numpy() != IGNORED) & ~is_unknown,
             )
             side["alignment"] = replace(
                 of_targets,
@@ -264,13 +268,14 @@ class DistillationCollator:
         """Return a row as a teacher reads it, with its own beginning."""
         teacher = self.teachers[number]
         if prompt is not None:
-            conversation = render(
-                teacher,
-                prompt["messages"],
-                add_generation_prompt=True,
-                template=self.teacher_templates[number],
-                variables=prompt.get("variables"),
-            )
+            with _naming("teacher_templates"):
+                conversation = render(
+                    teacher,
+                    prompt["messages"],
+                    add_generation_prompt=True,
+                    template=self.teacher_templates[number],
+                    variables=prompt.get("variables"),
+                )
             while parts and not parts[0][1]:
                 parts = parts[1:]
             parts = [(conversation.ids.tolist(), False), *parts]
@@ -294,6 +299,7 @@ class DistillationCollator:
             for role, wanted in (("bos", self.bos), ("eos", self.eos))
         )
         encoded = iter(tokenizer.encode_batch([s for s in samples if isinstance(s, str)]))
+        name = "student_template" if tokenizer is self.student else "teacher_templates"
         rows = []
         for sample in samples:
             if isinstance(sample, str):
@@ -302,7 +308,8 @@ class DistillationCollator:
                 rows.append(_Row(ids, is_target, text=sample, num_before=len(begin)))
             else:
                 tools = sample.get("tools")
-                shown = render(tokenizer, sample["messages"], tools=tools, template=template)
+                with _naming(name):
+                    shown = render(tokenizer, sample["messages"], tools=tools, template=template)
                 for note in shown.notes:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
                 rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
@@ -313,11 +320,7 @@ class DistillationCollator:
     ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            if ours.text is not None and aligner.may_lack_text(ours.ids, theirs.ids):
-                places = (_places(*one) for one in zip(sides_of, (ours, theirs), strict=True))
-                alignment = aligner.align_spans(ours.ids, next(places), theirs.ids, next(places))
-            else:
-                alignment = aligner.align_document(ours.ids, theirs.ids)
+            alignment = _of_texts(aligner, sides_of, ours, theirs)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
         sides = (
@@ -366,8 +369,7 @@ class TopKCollator:
     pairs: ClassVar[list[None]] = [None]
 
     def __post_init__(self) -> None:
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"max_length is {self.max_length}, and must be at least 1")
+        _check_length(self.max_length)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of the rows.
@@ -515,6 +517,41 @@ def _row_of(parts: Sequence[Part]) -> _Row:
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
     return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
+
+
+@contextmanager
+def _naming(parameter: str) -> Iterator[None]:
+    """Let errors about a template name the collator's own parameter."""
+    try:
+        yield
+    except XtokError as error:
+        if error.parameter == "template":
+            error.renamed(parameter)
+        raise
+
+
+def _check_length(max_length: int | None) -> None:
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length is {max_length}, and must be at least 1")
+
+
+def _of_texts(
+    aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: _Row, theirs: _Row
+) -> FlatAlignment:
+    """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
+    by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
+    if ours.text is None or not (by_spans or aligner.is_lossy):
+        return aligner.align_document(ours.ids, theirs.ids)
+    for tokenizer, row in zip(sides, (ours, theirs), strict=True):
+        inner = row.ids[row.num_before :]
+        if tokenizer.table.lengths[inner].sum() < len(ours.text.encode()):
+            name = tokenizer.vocabulary.model_id
+            note = f"{name} has no tokens for some of a text: what is there is in no chunk"
+            warnings.warn(note, stacklevel=5)
+    if not by_spans:
+        return aligner.align_document(ours.ids, theirs.ids)
+    places = [_places(*side) for side in zip(sides, (ours, theirs), strict=True)]
+    return aligner.align_spans(ours.ids, places[0], theirs.ids, places[1])
 
 
 def _places(tokenizer: Tokenizer, row: _Row) -> NDArray[np.int64]:

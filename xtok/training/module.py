@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from xtok import __version__
+from xtok._lib.ragged import offsets_of
 from xtok.maps.edges import Edges, map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.ragged import bounds_of
 from xtok.training.sparse import check_columns, check_width, project_token_likelihoods
 
 
@@ -61,7 +61,7 @@ class ProjectionModule(nn.Module):
         self.map = projection
         order = np.lexsort((projection.student_ids, projection.teacher_ids))
         num_columns = projection.shape[1]
-        offsets = bounds_of(np.bincount(projection.teacher_ids, minlength=num_columns))
+        offsets = offsets_of(np.bincount(projection.teacher_ids, minlength=num_columns))
         for name, array in (
             ("student_ids", projection.student_ids[order].astype(np.int64)),
             ("teacher_ids", projection.teacher_ids[order].astype(np.int64)),

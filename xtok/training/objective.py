@@ -13,11 +13,11 @@ from torch import Tensor
 
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
-from xtok.maps.admit import admit, at_widths_of
+from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.pairs import Pair
+from xtok.tokenizers.pairs import Pair
 from xtok.training.heads import Head, draws_again, find_heads, logits_of, run
 from xtok.training.losses.combine import teacher_weights, weights_of
 from xtok.training.losses.config import CombineConfig
@@ -215,7 +215,7 @@ def _artefact(
     projection = source.map if isinstance(source, ProjectionModule) else source
     if not isinstance(projection, row.artefact.of_file):
         return None
-    admit(at_widths_of(pair, projection), projection)
+    bind_map(at_map_widths(pair, projection), projection)
     artefact: ProjectionModule | EventIndex | SpellingIndex = (
         row.artefact.to_torch(source) if source is projection else source
     )

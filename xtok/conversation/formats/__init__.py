@@ -11,7 +11,7 @@ import numpy as np
 
 from xtok.conversation.templates import Message, constants
 from xtok.errors import XtokError
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.tokenizers.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer

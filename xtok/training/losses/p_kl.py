@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from xtok.threads import one_thread_each
+from xtok._lib.threads import one_thread_each
 from xtok.training.losses.chunks import EPSILON, Chunks, loss_over_chunks, require, top_columns
 from xtok.training.losses.config import PKLConfig
 from xtok.training.losses.hidden import log_probabilities, require_whole

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
-from xtok.ragged import bounds_of
 from xtok.training.losses.gathered import Tokens, places_of
 
 
@@ -180,7 +180,7 @@ def _completions(pieces: NDArray[np.int32], counts: NDArray[np.int32], width: in
     last = pieces[starts[tokens] + counts[tokens] - 1].astype(np.int64)
     _, kept = np.unique(node * width + last, return_index=True)  # the lowest token of each
     kept = kept[np.lexsort((tokens[kept], node[kept]))]
-    bounds = bounds_of(np.bincount(node[kept], minlength=offset + 2))
+    bounds = offsets_of(np.bincount(node[kept], minlength=offset + 2))
     return Completions(
         keys=torch.from_numpy(np.concatenate([*keys, np.zeros(0, np.int64)])),
         bounds=torch.from_numpy(bounds),

@@ -1,0 +1,163 @@
+"""Where compiled kernels are kept, and that each is compiled once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from make import byte_ranks
+
+import xtok
+from xtok.alignment import kernels
+from xtok.alignment.aligner import TokenAligner
+from xtok.building.counting import kernels as counting_kernels
+from xtok.building.counting.aligned import TextAligner
+from xtok.building.counting.encode import TextEncoder
+from xtok.tokenizers import Tokenizer
+
+PROGRAM = """
+import resource
+import sys
+import numba
+from numba.core import caching
+if "other version" in sys.argv:
+    numba.__version__ = "0.0"
+if "no room" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+if "read-only" in sys.argv:
+    cache = getattr(caching, "CacheImpl", None) or caching._CacheImpl
+    cache._locator_classes = cache._locator_classes[:1]  # the folder that $NUMBA_CACHE_DIR names
+from xtok.building.embeddings import kernels
+import numpy as np
+values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
+kernels.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)
+assert ids.tolist() == [[0, 1]]
+print(len(kernels.keep_largest.signatures), sum(kernels.keep_largest.stats.cache_hits.values()))
+"""
+
+
+EVERY_KERNEL = """
+import sys
+import numpy as np
+import xtok
+from xtok.alignment import kernels as of_alignment
+from xtok.building.counting import kernels as of_counting
+from xtok.building.embeddings import kernels as of_embeddings
+student, teacher = map(xtok.load_tokenizer, sys.argv[1:3])
+aligner = xtok.TokenAligner(xtok.pair(student, teacher))
+aligner._few_tokens = 0
+aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
+given = aligner, [*b"bc"], [256], [-1.0]
+xtok.project_logprobs(*given, credit="prefix", teacher_topk=([[256]], [[-1.0]]))
+found = xtok.build(student, teacher, texts=sys.argv[3])
+xtok.evaluate(xtok.pair(student, teacher), found, sys.argv[3])
+xtok.generate(xtok.pair(student, teacher), "spelling")
+values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
+of_embeddings.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)
+for module in (of_alignment, of_counting, of_embeddings):
+    for name, function in vars(module).items():
+        if hasattr(getattr(function, "_cache", None), "_cache_file"):
+            print(name, sum(function.stats.cache_hits.values()))
+"""
+
+
+def run(*args: str | Path, program: str = PROGRAM, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args],
+        env={**os.environ, **env}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("mode", [None, 0o777])
+def test_kernels_are_kept_where_nothing_else_is_writable(tmp_path: Path, mode: int | None) -> None:
+    """In a folder of this user alone: what is in it is run. One is made, and used again."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = tmp_path / f"xtok-kernels-{user}"
+    if mode is not None:
+        folder.mkdir()
+        folder.chmod(mode)
+    assert run("read-only", TMPDIR=str(tmp_path)) == "1 0"
+    hits = int(mode is None)
+    assert run("read-only", TMPDIR=str(tmp_path)) == f"1 {hits}"
+    assert any(folder.rglob("*.nbc")) == bool(hits)
+
+
+def test_damaged_kernels_are_compiled_anew(tmp_path: Path) -> None:
+    """The five smallest files, each damaged in another way; then all of them are whole again."""
+    text, cache = tmp_path / "text.txt", tmp_path / "kernels"
+    text.write_text("abc " * 9)
+    models = [tmp_path / "student.tiktoken", tmp_path / "teacher.tiktoken"]
+    byte_ranks(models[0], "ab", "c ")
+    byte_ranks(models[1], "bc", " a")
+
+    def hits() -> dict[str, int]:
+        given = [f"{model}@.+" for model in models]
+        words = run(*given, text, program=EVERY_KERNEL, NUMBA_CACHE_DIR=str(cache)).split()
+        return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+
+    first = hits()
+    assert set(first.values()) == {0}
+    files = sorted(cache.rglob("*.nb?"), key=lambda file: file.stat().st_size)
+    assert len(files) == len(first) == 10
+    whole = [file.read_bytes() for file in files]
+    for number, (file, content) in enumerate(zip(files[:5], whole, strict=False)):
+        half = len(content) // 2
+        damages = [
+            b"",
+            content[:half],
+            content[:half] + bytes(len(content) - half),
+            content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :],
+            whole[0],
+        ]
+        file.write_bytes(damages[number])
+    assert sorted(hits().values()) == [0] * 5 + [1] * 5
+    assert [file.read_bytes() for file in files[5:]] == whole[5:]
+    assert set(hits().values()) == {1}
+
+
+def test_versions_of_numba_do_not_replace_each_others_kernels(tmp_path: Path) -> None:
+    for expected in ("1 0", "1 1"):
+        for version in ("this version", "other version"):
+            assert run(version, NUMBA_CACHE_DIR=str(tmp_path)) == expected
+
+
+def test_kernels_that_there_is_no_room_to_keep(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("no room", NUMBA_CACHE_DIR=str(tmp_path)) == "1 0"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_kernels_run_without_numbas_compiler() -> None:
+    """As `scripts/coverage.sh` has it, to see which of their lines run."""
+    program = PROGRAM.replace("print(", "assert not hasattr(kernels.keep_largest, 'signatures') # ")
+    assert run(program=program, NUMBA_DISABLE_JIT="1") == ""
+
+
+def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    """Another type of number, or a literal, compiles a kernel and all that it calls again."""
+    functions = {
+        f"{module.__name__}.{name}": function
+        for module in (kernels, counting_kernels)
+        for name, function in vars(module).items()
+        if hasattr(function, "signatures")
+    }
+    before = {name: set(function.signatures) for name, function in functions.items()}
+    aligner = TokenAligner(xtok.pair(byte_level, sentencepiece))
+    text_aligner = TextAligner(xtok.pair(byte_level, sentencepiece))
+    text_aligner._aligner._few_tokens = aligner._few_tokens = 0
+    ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
+    aligner.align_document(ids, other)
+    for dtype in (np.int32, np.int64, np.uint16):
+        aligner.align(np.array([ids], dtype), np.array([other], dtype))
+    with TextEncoder(byte_level, sentencepiece) as encoder:
+        for texts in (["one 12", ""], []):
+            text_aligner.align(*encoder.encode(texts))
+    compiled = {n: len(set(f.signatures) - before[n]) for n, f in functions.items()}
+    assert max(compiled.values()) <= 1, compiled
+    assert functions["xtok.alignment.kernels.align_documents"].signatures

@@ -1,0 +1,276 @@
+"""What no model said is not known, whoever wrote it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import stored_teachers as teachers
+from stored_teachers import Row
+
+import xtok
+from xtok.config import CacheFormat
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
+
+TEXT = "The harbour master counted 201 boats."
+K = 8
+
+
+@pytest.fixture(scope="module")
+def row(byte_level: Tokenizer) -> Row:
+    [made] = teachers.rows_of(byte_level, [TEXT], K, with_text=True)
+    return made
+
+
+@pytest.fixture
+def projected(digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path: Path) -> Any:
+    """Write a cache of one document, project it, and return the row and the report."""
+
+    def run(kind: str, value: Any, to: CacheFormat = "neutral", **about: Any) -> tuple[Row, Any]:
+        if kind == "neutral":
+            path = teachers.write_neutral(tmp_path / "a.parquet", [value], **about)
+        else:
+            path = teachers.write_lines(tmp_path / "a.jsonl", [value])
+        out = tmp_path / f"out.{'jsonl' if to == 'vllm' else 'parquet'}"
+        config = xtok.ProjectConfig(to=to)
+        pair = xtok.pair(digits, byte_level)
+        done = xtok.project(path, pair, out, config, back_map=back_map)
+        if to == "vllm":
+            return json.loads(out.read_text()), done
+        [found] = pyarrow.parquet.read_table(out).to_pylist()
+        return {n: v for n, v in found.items() if n not in ("id", "text")}, done
+
+    return run
+
+
+def answer_of(row: Row, kind: str) -> Row:
+    copy: Row = json.loads(json.dumps(row))
+    if kind == "neutral":
+        return copy
+    return teachers.vllm_answer(copy) if kind == "vllm" else {
+        **teachers.sglang_answer(copy), "prompt": row["text"],
+    }  # fmt: skip
+
+
+def rows_of_vllm(answer: Row) -> list[Any]:
+    rows: list[Any] = answer["choices"][0]["prompt_logprobs"]
+    return rows
+
+
+# A text's own token that has a stand-in
+
+
+def own_unknown(row: Row, kind: str, place: int, value: Any) -> Row:
+    """Give a text's own token what a server writes for −∞."""
+    answer, token = answer_of(row, kind), row["input_ids"][place]
+    if kind == "vllm":
+        rows_of_vllm(answer)[place][str(token)]["logprob"] = value
+    elif kind == "sglang":
+        about = answer["meta_info"]
+        about["input_token_logprobs"][place][0] = value
+        top = about["input_top_logprobs"]
+        top[place] = [entry for entry in top[place] if entry[1] != token]
+    else:
+        at = answer["topk_ids"][place].index(token)
+        answer["topk_logprobs"][place][at] = value
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("vllm", -9999.0), ("vllm", None), ("sglang", None), ("sglang", -9999.0),
+     ("neutral", -9999.0), ("neutral", -99999.0)],
+)  # fmt: skip
+def test_a_servers_stand_in_is_no_log_probability(
+    kind: str, value: Any, row: Row, projected: Any
+) -> None:
+    plain, before = projected(kind, answer_of(row, kind))
+    place = 9
+    found, done = projected(kind, own_unknown(row, kind, place, value))
+    assert done.teacher_bits_per_byte < 2 * before.teacher_bits_per_byte + 5
+    assert done.teacher_is_bound
+    assert sum(v is None for v in found["realized_logprob"]) >= sum(
+        v is None for v in plain["realized_logprob"]
+    )
+    assert min(v for v in found["realized_logprob"] if v is not None) > -100
+    assert min(v for of in found["topk_logprobs"] for v in of) > -100
+    lines, _ = projected(kind, own_unknown(row, kind, place, value), "vllm")
+    values = [e["logprob"] for of in rows_of_vllm(lines) for e in (of or {}).values()]
+    assert min(values) > -100
+
+
+# A first token
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "neutral", "realized"])
+def test_nothing_predicts_a_first_token(kind: str, row: Row, projected: Any) -> None:
+    """A server that writes 0.0 for it does not know it for certain."""
+    of = "neutral" if kind == "realized" else kind
+    plain, before = projected(of, answer_of(row, of))
+    answer, token = answer_of(row, of), row["input_ids"][0]
+    if kind == "vllm":
+        rows_of_vllm(answer)[0] = {str(token): {"logprob": 0.0, "rank": 1}}
+    elif kind == "sglang":
+        answer["meta_info"]["input_token_logprobs"][0][0] = 0.0
+        answer["meta_info"]["input_top_logprobs"][0] = [[0.0, token, None], [-9999.0, 5, None]]
+    elif kind == "neutral":
+        answer["topk_ids"][0], answer["topk_logprobs"][0] = [token], [0.0]
+    else:
+        answer["realized_logprob"] = [0.0] + [None] * (len(row["input_ids"]) - 1)
+    assert projected(of, answer) == (plain, before)
+
+
+@pytest.mark.parametrize("length", [2, 3, 20])
+@pytest.mark.parametrize("kind", ["neutral", "realized", "vllm", "sglang"])
+def test_rows_of_the_next_token_are_found_whatever_their_number(
+    kind: str, length: int, row: Row, projected: Any
+) -> None:
+    cut = {**row, **{n: row[n][:length] for n in teachers._NAMES}, "text": None}
+    for name in ("topk_ids", "topk_logprobs"):
+        cut[name] = [*cut[name][1:], []]
+    if kind == "realized":
+        cut |= {"topk_ids": [[]] * length, "topk_logprobs": [[]] * length}
+        cut["realized_logprob"] = [*[-1.0] * (length - 1), None]
+    of = "neutral" if kind == "realized" else kind
+    answer = cut if of == "neutral" else answer_of({**cut, "text": "a"}, of)
+    if kind == "vllm":
+        entries = zip(cut["topk_ids"], cut["topk_logprobs"], strict=True)
+        answer["choices"][0]["prompt_logprobs"] = [
+            {str(i): {"logprob": lp} for i, lp in zip(*of_row, strict=True)} for of_row in entries
+        ]
+    with pytest.raises(XtokError):
+        projected(of, answer)
+
+
+# Layouts
+
+
+def sglang_flat(answer: Row, *, base: bool, name: str = "", covered: bool = True) -> Row:
+    about = answer["meta_info"]
+    top = about.pop("input_top_logprobs")
+    rows = [of for of in top if of]
+    values = [v for of in rows for v, *_ in of], [i for of in rows for _, i, *_ in of]
+    for what, flat, dtype in zip(("val", "idx"), values, ("<f4", "<i4"), strict=True):
+        if base:
+            data = base64.b64encode(np.array(flat, dtype).tobytes()).decode()
+            about[f"input_top_logprobs_{what}_flat_b64"] = data
+            about[f"input_top_logprobs_{what}_flat_b64_dtype"] = "float32"
+        else:
+            about[f"input_top_logprobs_{what}_flat"] = flat
+    about[f"input_top_logprobs{name}_shape"] = [len(rows) + (not covered), K]
+    about[f"input_top_logprobs{name}_null_prefix"] = 1
+    return answer
+
+
+def vllm_flat(answer: Row) -> Row:
+    """As `FlatLogprobs`: a text's own token may stand twice."""
+    choice = answer["choices"][0]
+    flat: Row = {"start_indices": [], "end_indices": [], "token_ids": [], "logprobs": []}
+    for row in choice["prompt_logprobs"]:
+        flat["start_indices"].append(len(flat["token_ids"]))
+        entries = [*(row or {}).items()]
+        for token, entry in [*entries, *entries[:1]]:
+            flat["token_ids"].append(int(token))
+            flat["logprobs"].append(entry["logprob"])
+        flat["end_indices"].append(len(flat["token_ids"]))
+    choice["prompt_logprobs"] = {**flat, "ranks": [], "decoded_tokens": []}
+    return answer
+
+
+def vllm_floats(answer: Row) -> Row:
+    rows = rows_of_vllm(answer)
+    rows[:] = [row and {i: entry["logprob"] for i, entry in row.items()} for row in rows]
+    return answer
+
+
+def sglang_null(answer: Row) -> Row:
+    answer["meta_info"]["input_top_logprobs"][3].append([None, 7, None])
+    return answer
+
+
+LAYOUTS: dict[str, tuple[str, Callable[[Row], Row]]] = {
+    "flat": ("sglang", lambda answer: sglang_flat(answer, base=False)),
+    "flat, all rows": ("sglang", lambda answer: sglang_flat(answer, base=False, covered=False)),
+    "flat names": ("sglang", lambda answer: sglang_flat(answer, base=False, name="_flat")),
+    "base64": ("sglang", lambda answer: sglang_flat(answer, base=True)),
+    "null": ("sglang", sglang_null),
+    "vllm flat": ("vllm", vllm_flat),
+    "vllm floats": ("vllm", vllm_floats),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_says_the_same(name: str, row: Row, projected: Any) -> None:
+    kind, changed = LAYOUTS[name]
+    plain = projected(kind, answer_of(row, kind))
+    assert projected(kind, changed(answer_of(row, kind))) == plain
+
+
+def test_a_layout_that_is_not_read_is_named(row: Row, projected: Any) -> None:
+    answer = answer_of(row, "sglang")
+    answer["meta_info"]["input_top_things"] = answer["meta_info"].pop("input_top_logprobs")
+    with pytest.raises(XtokError, match="input_top_things"):
+        projected("sglang", answer)
+
+
+# What contradicts itself
+
+
+def test_a_servers_own_value_must_be_the_candidates(row: Row, projected: Any) -> None:
+    answer = answer_of(row, "sglang")
+    owns = answer["meta_info"]["input_token_logprobs"]
+    owns[5] = [owns[5][0] - 0.5, *owns[5][1:]]
+    with pytest.raises(XtokError, match="position 5: "):
+        projected("sglang", answer)
+
+
+def test_candidates_and_the_own_token_sum_to_one_at_most(row: Row, projected: Any) -> None:
+    value = answer_of(row, "neutral")
+    value["realized_logprob"] = [None] + [-0.01] * (len(row["input_ids"]) - 1)
+    for place, token in enumerate(row["input_ids"][1:], start=1):
+        at = value["topk_ids"][place].index(token)
+        del value["topk_ids"][place][at], value["topk_logprobs"][place][at]
+    with pytest.raises(XtokError, match="position 1: "):
+        projected("neutral", value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("k", "4"), ("k", "many"), ("vocab_size", "50"), ("normalized", "topk")],
+)
+def test_a_footer_that_contradicts_the_rows(key: str, value: str, row: Row, projected: Any) -> None:
+    with pytest.raises(XtokError, match=f"{key}={value}"):
+        projected("neutral", answer_of(row, "neutral"), **{key: value})
+    projected("neutral", answer_of(row, "neutral"), k="8", vocab_size="2000", normalized="false")
+
+
+# `project_logprobs`
+
+
+@pytest.mark.parametrize("credit", ["uniform", "prefix"])
+def test_projected_log_probabilities_leave_out_what_nobody_said(
+    credit: Any, digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    aligner = xtok.TokenAligner(xtok.pair(digits, byte_level))
+    ours, theirs = (side.segment(TEXT.encode()) for side in (digits, byte_level))
+    values = [-1.0] * len(theirs)
+    candidates = [[i] for i in theirs], [[v] for v in values]
+    given = {"credit": credit, "teacher_topk": candidates if credit == "prefix" else None}
+    plain = xtok.project_logprobs(aligner, ours, theirs, values, **given)
+    assert plain.valid.all()
+    for place, value in ((len(theirs) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
+        odd = [*values[:place], value, *values[place + 1 :]]
+        found = xtok.project_logprobs(aligner, ours, theirs, odd, **given)
+        assert 0 < (~found.valid).sum() < 6
+        assert not found.valid[0 if place == 0 else -1]
+        assert np.array_equal(found.logprobs[found.valid], plain.logprobs[found.valid])
+        assert not found.logprobs[~found.valid].any()
+    assert math.isclose(plain.logprobs.sum(), -len(theirs))

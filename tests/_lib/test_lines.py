@@ -1,0 +1,117 @@
+"""Lines of files, plain and compressed, and the values of JSON lines with their places."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from checks import error_of
+
+from xtok._lib import shards as of_files
+from xtok._lib.lines import JsonLine, json_lines, lines
+from xtok._lib.opening import decompressed
+from xtok._lib.shards import Shard, shards
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def content(path: Path) -> bytes:
+    with path.open("rb") as raw:
+        data: bytes = decompressed(raw, path).read()
+    return data
+
+
+def values(path: Path, max_bytes: int = 40, *, strict: bool = False) -> list[JsonLine]:
+    return [
+        line
+        for shard in shards(path, "jsonl")
+        for line in json_lines(shard, max_bytes=max_bytes, hint="fix it", strict=strict)
+    ]
+
+
+def test_what_is_compressed_is_told_from_the_contents(tmp_path: Path) -> None:
+    path = tmp_path / "misnamed.txt"
+    path.write_bytes(b"one")
+    assert content(path) == b"one"
+    for compress in COMPRESSIONS.values():
+        path.write_bytes(compress(b"one") + compress(b" two"))  # two members, one text
+        assert content(path) == b"one two"
+
+
+def test_frames_to_skip_are_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    whole = COMPRESSIONS[".zst"](b"one")
+    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00" + len(whole).to_bytes(4, "little")
+    for data in (skipped + whole, whole + skipped, (skipped + whole) * 2):  # the last: pzstd
+        path.write_bytes(data)
+        assert content(path) == b"one" * data.count(whole)
+
+
+def test_bytes_that_go_on_with_no_character_do_not_lengthen_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\x80" * 20)
+    with path.open("rb") as raw:
+        assert [len(line) for _, line in lines(Shard(path, "text"), raw, 4)] == [7, 7, 6]
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 7, 1000])
+def test_values_have_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
+) -> None:
+    monkeypatch.setattr(of_files, "SHARD_BYTES", shard_bytes)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n [2]\r\n \n\xef\xbb\xbfnull\n"\xe6\xb0\xb4"')
+    found = values(path)
+    assert [line.value for line in found] == [{"a": 1}, [2], None, "水"]
+    assert [str(line.place) for line in found] == [f"{path}, line {n}" for n in (1, 3, 5, 6)]
+    assert found[-1].read == path.stat().st_size
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](b"\n" * 300_000 + b"3"))
+    [line] = values(path)
+    assert (line.value, str(line.place)) == (3, f"{path}, line 300001")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{", "no JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b"1 2", "more than one JSON value"),
+        (b"1" * 41, "more than 0 MiB"),
+        (b'{"5": 1, "5": 2}', "no JSON: the key '5' stands twice in one object"),
+        (b'"\\uD800"', "no JSON: 'utf-8' codec can't encode character '\\ud800'"),
+        (b"[" * 20, "no JSON: Expecting value at column 21"),
+    ],
+)
+def test_what_is_no_value_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"0\n" + line + b"\n")
+    message = error_of(lambda: values(path, strict=True))
+    assert message.startswith(f"{path}, line 2: {problem}")
+
+
+def test_half_a_pair_of_surrogates_is_kept_unless_it_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'"\\ud83d"\n')
+    assert [line.value for line in values(path)] == ["\ud83d"]
+    path.write_bytes(b'"\\ud83d\\ude00"\n')
+    assert [line.value for line in values(path, strict=True)] == ["😀"]
+
+
+def test_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'"one"\n"\xf6"\n')
+    problem = "is not UTF-8: byte 0xf6 at offset 7, in line 2"
+    assert error_of(lambda: values(path)) == f"{path} {problem}"
+    path.write_bytes('"one"'.encode("utf-16"))
+    problem = "is not UTF-8: byte 0xff at offset 0, in line 1"
+    assert error_of(lambda: values(path)) == f"{path} {problem}"

@@ -1,0 +1,63 @@
+"""Finding files, their formats, what is recorded of them, and how they are cut."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from xtok._lib import shards as of_files
+from xtok._lib.shards import Shard, Source, find_files, format_of, shards, source_of
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.txt", "text"), ("a", "text"), ("a.py.gz", "text"), ("a.JSONL.GZ", "jsonl"),
+        ("a.ndjson.zst", "jsonl"), ("a.json", "jsonl"), ("v1.parquet", "parquet"),
+    ],
+)  # fmt: skip
+def test_the_format_is_that_of_the_suffix(name: str, expected: str) -> None:
+    assert format_of(Path(name)) == expected
+
+
+def test_a_file_is_recorded_by_its_bytes_on_disk(tmp_path: Path) -> None:
+    packed, empty = tmp_path / "a.txt.gz", tmp_path / "b.txt"
+    packed.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(40_000))))
+    empty.touch()
+    content = packed.read_bytes()
+    assert source_of(packed) == Source(
+        name="a.txt.gz", size=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )
+    assert source_of(empty) == Source(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest())
+
+
+def test_globs_name_files_once_in_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "odd[1].txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "folder.txt").mkdir()
+    b, a, odd = tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "odd[1].txt"
+    assert find_files([b, f"{tmp_path}/*.txt", odd], "") == [b, a, odd]
+
+
+def test_two_stars_are_folders_of_any_depth(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.txt", "b/c.txt", "b/d/e.txt")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert find_files([f"{tmp_path}/**/*.txt"], "") == paths
+
+
+def test_a_compressed_file_is_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 4)
+    plain, packed = tmp_path / "a.txt", tmp_path / "b.txt"
+    plain.write_bytes(b"123456789")
+    packed.write_bytes(gzip.compress(b"123456789", mtime=0))
+    assert shards(plain) == [
+        Shard(plain, "text", 0, 4, 4),
+        Shard(plain, "text", 4, 8, 4),
+        Shard(plain, "text", 8, None, 1),
+    ]
+    assert shards(packed, "jsonl") == [Shard(packed, "jsonl", 0, None, 29)]

@@ -1,0 +1,204 @@
+"""Chunks and their counts: those of `align`, and the kernels beside plain twins."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import naive
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from make import vocabulary
+from numpy.typing import NDArray
+
+from xtok.alignment.aligner import TokenAligner
+from xtok.alignment.sequences import FlatIds
+from xtok.building.counting import counts as counting
+from xtok.building.counting.aligned import AlignedTexts, TextAligner
+from xtok.building.counting.counts import ChunkCounts, MapRows, PairCounts, Tally
+from xtok.building.counting.pair_text import DocumentCounter
+from xtok.building.counting.smoothing import EPSILON
+from xtok.maps.edges import Edges
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
+
+TOKENS = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"c"]
+DATA, OFFSETS = np.frombuffer(b"".join(TOKENS), np.uint8), np.cumsum([0, *map(len, TOKENS)])
+
+
+def side(unknown: str) -> Vocabulary:
+    """The tokens, the first of which stands for no bytes, and has no counterpart."""
+    types = np.array([TokenType.UNKNOWN] + [TokenType.NORMAL] * (len(TOKENS) - 1), np.uint8)
+    return vocabulary(len(TOKENS), table=TokenTable(DATA, OFFSETS, types, {0: unknown}))
+
+
+PAIR = Pair(side("<s>"), side("<t>"))
+ALIGNER = TextAligner(PAIR)
+Documents = list[tuple[list[int], list[int]]]
+Weights = dict[tuple[int, int], float]
+
+ids_of_a_document = st.lists(st.integers(0, len(TOKENS) - 1), max_size=12)
+token_ids = st.integers(0, len(TOKENS) - 1)
+eighths = st.integers(1, 24).map(lambda n: n / 8)
+
+
+def spelled(draw: st.DrawFn, text: bytes) -> list[int]:
+    """One of the ways to spell a text."""
+    ids = []
+    while text:
+        fitting = [i for i, t in enumerate(TOKENS) if t and text.startswith(t)]
+        ids.append(draw(st.sampled_from(fitting)))
+        text = text[len(TOKENS[ids[-1]]) :]
+    return ids
+
+
+@st.composite
+def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Two ways to spell one string, with two others in the middle or not."""
+    student, teacher = draw(ids_of_a_document), draw(ids_of_a_document)
+    if draw(st.booleans()):
+        teacher = spelled(draw, b"".join(TOKENS[i] for i in student))
+    if draw(st.booleans()):
+        rest = draw(st.lists(token_ids, min_size=8, max_size=20))
+        student, teacher = (
+            side + spelled(draw, b"".join(TOKENS[i] for i in rest)) for side in (student, teacher)
+        )
+    return student, teacher
+
+
+def aligned(documents: Documents) -> AlignedTexts:
+    sides = [
+        FlatIds(
+            np.array([i for ids in side for i in ids], np.int32), np.cumsum([0, *map(len, side)])
+        )
+        for side in zip(*documents, strict=True)
+    ] or [FlatIds(np.zeros(0, np.int32), np.zeros(1, np.int64))] * 2
+    return ALIGNER.align(*sides)
+
+
+def chunks_of(s: list[int], t: list[int]) -> list[tuple[list[int], list[int]]]:
+    """The correct chunks of `align` that have no token without bytes between theirs."""
+    return [
+        (list(chunk.student_ids), list(chunk.teacher_ids))
+        for chunk in TokenAligner(PAIR).pairs(s, t)
+        if chunk.is_correct
+        and list(chunk.student_ids) == s[slice(*chunk.student_tokens)]
+        and list(chunk.teacher_ids) == t[slice(*chunk.teacher_tokens)]
+    ]
+
+
+def rows_of(weights: Weights) -> MapRows:
+    s_ids, t_ids = np.array(list(weights), np.int64).reshape(-1, 2).T
+    return MapRows.of(Edges(s_ids, t_ids, np.array(list(weights.values()))), len(TOKENS))
+
+
+@given(
+    documents=st.lists(two_spellings(), max_size=4),
+    weights=st.none() | st.dictionaries(st.tuples(token_ids, token_ids), eighths),
+    longest=st.sampled_from([2, 64]),
+)
+def test_what_is_counted_is_the_chunks_of_align(
+    documents: Documents, weights: Weights | None, longest: int
+) -> None:
+    text = aligned(documents)
+    skipped = 0
+    starts_of, chunks_in = Counter[int](), Counter[int]()
+    sizes = [sum(len(TOKENS[i]) for i in s) for s, _ in documents]
+    outside = text.bytes_outside(np.array(sizes, np.int64), PAIR.tables[0])
+    for d, (s, t) in enumerate(documents):
+        chunks = chunks_of(s, t)
+        starts_of.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
+        pairs, left_out = naive.chunk_pairs(chunks, counting.UNIT, longest, weights)
+        for student_id, teacher_id, amount in pairs:
+            chunks_in[student_id << 32 | teacher_id] += amount
+        skipped += left_out
+        covered = [sum(len(side) for side in sides) for sides in zip(*chunks, strict=True)]
+        assert text.differs[d] == ((covered or [0, 0]) != [len(s), len(t)])
+        left = sizes[d] - sum(len(TOKENS[i]) for ours, _ in chunks for i in ours)
+        assert outside[d] == (max(left, 1) if text.differs[d] else 0)
+    unit = Counter({key: n * counting.UNIT for key, n in starts_of.items()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "LONGEST_CHUNK", longest)
+        for target, expected, left_out in (
+            ("start", starts_of, 0),
+            ("chunk", chunks_in, skipped),
+            ("both", chunks_in + unit, skipped),
+        ):
+            tally = Tally(target)  # type: ignore[arg-type]
+            assert [tally.add(text) for _ in range(2)] == [left_out] * 2
+            keys, amounts = tally.counts().pairs(rows_of(weights) if weights else None)
+            assert keys.tolist() == sorted(key for key, n in expected.items() if n)
+            assert amounts.tolist() == [2 * expected[key] for key in keys.tolist()]
+
+
+@given(
+    documents=st.lists(two_spellings(), min_size=1, max_size=5),
+    weights=st.dictionaries(st.tuples(token_ids, token_ids), eighths),
+    chosen=st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_documents_keep_their_pairs_and_chunks(
+    documents: Documents, weights: Weights, chosen: list[bool]
+) -> None:
+    counter = DocumentCounter()
+    counter.add(aligned(documents[:2]), ["a"] * len(documents[:2]))
+    counter.add(aligned(documents[2:]), ["b"] * len(documents[2:]))
+    text, is_chosen = counter.result(), np.array(chosen[: len(documents)])
+    edges = Edges(*rows_edges(weights))
+    found = text.over_chunks(text.chunk_losses(edges, (len(TOKENS), len(TOKENS))))
+    of_pairs, sums = Counter[int](), np.zeros(len(documents))
+    for d, (s, t) in enumerate(documents):
+        chunks = chunks_of(s, t)
+        if chosen[d]:
+            of_pairs.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
+        sums[d] = sum(theirs[0] + 1 for _, theirs in chunks)
+        losses = [
+            -np.mean([
+                np.log(
+                    (1 - EPSILON) * np.mean([weights.get((i, j), 0.0) for i in ours])
+                    + EPSILON / len(TOKENS)
+                )
+                for j in theirs
+            ])
+            for ours, theirs in chunks
+        ]  # fmt: skip
+        assert text.num_chunks[d] == len(chunks)
+        assert found[d] == pytest.approx(sum(losses), rel=1e-9)
+    amounts = dict(zip(text.keys.tolist(), text.amounts(is_chosen).tolist(), strict=True))
+    assert {key: n for key, n in amounts.items() if n} == of_pairs
+    assert text.per_document((text.keys & 0xFFFFFFFF) + 1).tolist() == sums.tolist()
+
+
+def rows_edges(
+    weights: Weights,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
+    ids = np.array(list(weights), np.int32).reshape(-1, 2)
+    return ids[:, 0], ids[:, 1], np.array(list(weights.values()))
+
+
+@given(parts=st.lists(st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), max_size=60)))
+def test_counts_are_those_of_a_counter(parts: list[list[tuple[int, int]]]) -> None:
+    counts, expected = PairCounts(), Counter[int]()
+    for part in parts:
+        keys = np.array([k for k, _ in part], np.int64)
+        counts.add(keys, np.array([n for _, n in part], np.int64))
+        for key, amount in part:
+            expected[key] += amount
+    keys, found = counts.arrays()
+    assert dict(zip(keys.tolist(), found.tolist(), strict=True)) == expected
+    assert keys.tolist() == sorted(expected)
+    assert len(counts) == len(expected)
+
+
+def test_tables_grow_past_their_first_size() -> None:
+    n = 20_000
+    counts, chunks = PairCounts(), ChunkCounts()
+    keys = np.arange(n, dtype=np.int64) * (1 << 32 | 1)
+    ids, starts = np.arange(3 * n, dtype=np.int32), 3 * np.arange(n)
+    spans = np.stack([starts, starts + 2, starts + 2, starts + 3])
+    for amounts in (np.ones(1, np.int64), np.arange(n)):
+        counts.add(keys, amounts)
+        assert np.array_equal(chunks.add(spans, ids, ids, amounts), np.arange(n))
+    assert [array.tolist() for array in counts.arrays()] == [keys.tolist(), [*range(1, n + 1)]]
+    assert np.array_equal(chunks.chunks().ids, ids)
+    assert np.array_equal(chunks.chunks().counts, np.arange(n) + 1)

@@ -1,0 +1,225 @@
+"""One pass over text: what it counts, the same however it is read."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow
+import pytest
+import small_tokenizers
+from checks import known
+from make import token, write_documents
+from pyarrow import parquet
+
+import xtok
+from xtok._lib import shards
+from xtok._lib.shards import source_of
+from xtok.alignment.aligner import TokenAligner
+from xtok.building.counting import counts as counting
+from xtok.building.counting import pair_text, texts
+from xtok.building.counting.pair_text import PairText, TextTotals, Wanted
+from xtok.config import Target
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+
+
+def figures(text: PairText) -> dict[str, Any]:
+    """All that a text's counts say, without the order of chunks."""
+    parts = {
+        part: [array.tolist() for array in getattr(text, part).pairs()]
+        for part in ("counts", "held_out")
+    }
+    tokens = [array.tolist() for array in text.tokens]
+    return {**parts, "tokens": tokens, "totals": asdict(text.totals), "sources": text.sources}
+
+
+# What is counted
+
+
+def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["201", "20"])
+    # byte-level cuts digits one by one: 2 0 1 and 2 0; the other one takes them in threes.
+    student, teacher = pair.tokenizers
+    two, zero, one = (token(student, digit) for digit in (b"2", b"0", b"1"))
+    whole, twenty = token(teacher, b"201"), token(teacher, b"20")
+    starts = {(two, whole): 1, (two, twenty): 1}
+    chunks = dict.fromkeys([(two, whole), (zero, whole), (one, whole)], counting.UNIT // 3)
+    chunks |= dict.fromkeys([(two, twenty), (zero, twenty)], counting.UNIT // 2)
+    both = chunks | {pair: chunks[pair] + counting.UNIT for pair in starts}
+    targets: dict[Target, dict[tuple[int, int], int]]
+    targets = {"start": starts, "chunk": chunks, "both": both}
+    for target, expected in targets.items():
+        text = PairText.read(pair, path, Wanted(target=target))
+        keys, amounts = text.counts.pairs()
+        found = dict(zip(keys.tolist(), amounts.tolist(), strict=True))
+        assert found == {s << 32 | t: n for (s, t), n in expected.items()}
+        assert text.totals == TextTotals(
+            documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
+        )
+        assert [int(of_one.sum()) for of_one in text.tokens] == [5, 2]
+        assert text.tokens[0][zero] == 2
+        assert text.sources == (source_of(path),)
+
+
+def test_the_tokens_of_one_tokenizer_alone_are_counted(pair: Pair, tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["the cat", ""])
+    [counts] = PairText.read(Pair(pair.student, pair.teacher, pair.student_tokenizer), path).tokens
+    ids = pair.tokenizers[0].library_ids(["the cat"])[0]
+    assert counts.tolist() == np.bincount(ids, minlength=len(counts)).tolist()
+
+
+def test_a_difference_takes_its_chunk_and_no_more(
+    byte_level: Tokenizer, composing: Tokenizer, tmp_path: Path
+) -> None:
+    texts = ["1２34, and 201 steps down to the sea", "1,2", "from the light: ４"]
+    path = write_documents(tmp_path / "a.jsonl", texts)
+    both = xtok.pair(composing, byte_level)
+    text = PairText.read(both, path, Wanted(per_document=True))
+    # `２` is 3 bytes, and `４`; the NFKC side spells a byte for each.
+    ids = [side.library_ids(texts) for side in both.tokenizers]
+    aligner = TokenAligner(both)
+    chunks = [[c for c in aligner.pairs(s, t) if c.is_correct] for s, t in zip(*ids, strict=True)]
+    assert known(text.per_document).num_chunks.tolist() == [len(of_one) for of_one in chunks]
+    assert text.totals == TextTotals(
+        documents=3,
+        differing=2,
+        num_bytes=59,
+        lost_bytes=6,
+        student_tokens=sum(map(len, ids[0])),
+        teacher_tokens=sum(map(len, ids[1])),
+        starts=sum(map(len, chunks)),
+    )
+    first = Counter(c.student_ids[0] << 32 | c.teacher_ids[0] for of in chunks for c in of)
+    assert dict(zip(*(array.tolist() for array in text.pairs), strict=True)) == first
+    sentence = (
+        "6 bytes of text left out (10.17%, in 2 documents): spelled differently, first in a.jsonl, "
+        "'12' by the student and '1２' by the teacher"
+    )
+    assert known(text.left_out).sentence == sentence
+    config = xtok.BuildConfig(alpha=1, exact_match=False)
+    counted = xtok.build(*both.tokenizers, config, texts=[path], initial=xtok.multitoken(both))
+    assert sentence in counted.reports[-1].notes
+    assert sentence in xtok.evaluate(both, counted, [path]).notes
+    [check] = [c for c in xtok.doctor(*both.tokenizers, [path]).pair_checks if c.name == "text"]
+    assert (check.level, check.message) == ("warning", sentence)
+
+
+def test_a_space_marker_in_a_text_takes_its_chunk_and_no_more(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
+) -> None:
+    """SentencePiece reads U+2581 as a space, as Gemma's tokenizer does."""
+    text = small_tokenizers.ENGLISH
+    path = write_documents(tmp_path / "a.jsonl", [text.replace(" the ", " the\u2581", 1), text])
+    both = xtok.pair(sentencepiece, byte_level)
+    found = PairText.read(both, path)
+    assert (found.totals.differing, found.totals.lost_bytes) == (1, 4)
+    whole = PairText.read(both, write_documents(tmp_path / "b.jsonl", [text, text]))
+    assert whole.left_out is None
+    assert (whole.totals.starts, found.totals.starts) == (1532, 1531)
+
+
+def test_an_unknown_token_takes_its_text_and_no_more(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Rust
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from xtok.tokenizers import from_transformers
+
+    rust = Rust(models.WordLevel({"[UNK]": 0, "▁one": 1, "▁two": 2}, unk_token="[UNK]"))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    rust.decoder = decoders.Metaspace(prepend_scheme="never")
+    fast = PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]")  # type: ignore[no-untyped-call]
+    words = from_transformers(fast)
+    path = write_documents(tmp_path / "a.jsonl", [" one two three one", " six"])
+    text = PairText.read(xtok.pair(words, words), path)
+    assert [array.tolist() for array in text.pairs] == [[1 << 32 | 1, 2 << 32 | 2], [2, 1]]
+    assert (text.totals.differing, text.totals.lost_bytes) == (2, 10)
+
+
+def test_text_without_tokens_is_refused_and_empty_documents_count(
+    pair: Pair, tmp_path: Path
+) -> None:
+    for documents in ([], ["", ""]):
+        path = write_documents(tmp_path / "a.jsonl", documents)
+        with pytest.raises(XtokError, match=f"nothing can be counted: {len(documents)} documents"):
+            PairText.read(pair, path)
+    path = write_documents(tmp_path / "a.jsonl", ["", "2", ""])
+    assert PairText.read(pair, path).totals == TextTotals(
+        documents=3, num_bytes=1, student_tokens=1, teacher_tokens=1, starts=1
+    )
+
+
+def test_a_long_run_of_one_character_takes_little_memory(pair: Pair, tmp_path: Path) -> None:
+    """Of a document, its different chunks are kept, not its tokens."""
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"\1" * 3_000_000))
+    text = PairText.read(pair, path, Wanted(per_document=True)).per_document
+    assert text is not None
+    assert len(text.groups) == 46
+    assert len(text.documents) < 300
+    assert text.num_chunks.sum() > 100_000
+
+
+# The same, however it is read
+
+
+@pytest.mark.parametrize("target", get_args(Target))
+def test_batches_threads_and_compression_change_nothing(
+    pair: Pair, corpus: Path, tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Wanted(target=target, hold_out=True)
+    before = set(threading.enumerate())
+    once = PairText.read(pair, corpus, wanted, num_threads=1)
+    assert once.totals.documents == 120
+    assert once.totals.held_out > 0
+    assert figures(PairText.read(pair, corpus, wanted, num_threads=3)) == figures(once)
+    assert set(threading.enumerate()) <= before
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    compressed = figures(PairText.read(pair, packed, wanted))
+    assert compressed == {**figures(once), "sources": (source_of(packed),)}
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1500)
+    assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
+
+
+def test_excerpts_are_the_middles_of_the_first_documents(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_text, "EXCERPT", 3)
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        write_documents(path, ["abcde", "fg", "h", "i"])
+    text = PairText.read(pair, paths, Wanted(excerpts=True))
+    of_file = ["bcd", "fg", "h"]
+    assert text.excerpts == tuple((e, path.name) for path in paths for e in of_file)
+
+
+def test_progress_goes_through_every_byte_on_disk(
+    pair: Pair, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"  # which is not read byte after byte
+    lines = ["the cat sat on the mat", "201"] * 2
+    parquet.write_table(pyarrow.table({"text": lines}), path, row_group_size=2)
+    steps: list[tuple[int, int]] = []
+    size = path.stat().st_size + corpus.stat().st_size
+
+    @contextmanager
+    def watching(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        assert (label, total) == ("counting", size)
+        yield lambda size, tokens: steps.append((size, tokens))
+
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 1000)
+    text = PairText.read(pair, [path, corpus], progress=watching)
+    assert sum(size for size, _ in steps) == size
+    assert sum(tokens for _, tokens in steps) == text.totals.student_tokens
+    assert len(steps) > 4

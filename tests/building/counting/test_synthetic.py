@@ -1,0 +1,199 @@
+"""Vocabularies as a corpus: seeded, so deterministic; rows are probabilities."""
+
+from __future__ import annotations
+
+import base64
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+import naive
+import numpy as np
+import pytest
+from conftest import Load
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xtok
+from xtok.alignment.sequences import FlatIds
+from xtok.building.counted import synthetic_map
+from xtok.building.counting import synthetic
+from xtok.building.counting.encode import TextEncoder
+from xtok.building.counting.synthetic import Kind, kind_of, synthetic_edges
+from xtok.building.matches import find_matches
+from xtok.config import BuildConfig, Target
+from xtok.maps.edges import Edges
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+
+
+def rows(edges: Edges) -> dict[int, dict[int, float]]:
+    found: dict[int, dict[int, float]] = {}
+    for s, t, w in zip(*(array.tolist() for array in edges), strict=True):
+        row = found.setdefault(s, {})
+        row[t] = row.get(t, 0.0) + w
+    return found
+
+
+@pytest.mark.parametrize(
+    ("token", "kind"),
+    [
+        (b" the", Kind.WORD), ("größe".encode(), Kind.CONTINUATION), (b" 12", Kind.NUMBER),
+        (b"7", Kind.NUMBER), (b"\n\n", Kind.SPACE), (b" ", Kind.SPACE), (b"();", Kind.SYMBOL),
+        (b" x1", Kind.SYMBOL), ("灯台".encode(), Kind.UNSPACED), (" の".encode(), Kind.UNSPACED),
+        ("маяк".encode(), Kind.CONTINUATION), (b"\xe7\x81", None), (b"", None),
+    ],
+)  # fmt: skip
+def test_kinds(token: bytes, kind: Kind | None) -> None:
+    assert kind_of(token) == kind
+
+
+def test_the_same_seed_gives_the_same_edges(pair: Pair) -> None:
+    first, again, other = (synthetic_edges(pair, num_texts=300, seed=seed)[0] for seed in (0, 0, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert rows(first) != rows(other)
+
+
+def test_a_map_of_one_tokenizer_is_mostly_the_identity(byte_level: Tokenizer) -> None:
+    found = rows(synthetic_edges(xtok.pair(byte_level, byte_level), num_texts=2000)[0].normalized())
+    text_ids = byte_level.table.text_ids.tolist()
+    assert sorted(found) == text_ids
+    assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
+    largest = [max(row, key=row.__getitem__) == s for s, row in found.items()]
+    assert np.mean(largest) > 0.97
+    assert np.mean([found[s].get(s, 0.0) for s in text_ids]) > 0.75
+
+
+vocabularies = st.lists(st.text("ab", min_size=1, max_size=9), unique=True, min_size=1).map(
+    lambda tokens: {token.encode(): place for place, token in enumerate(tokens)}
+)
+
+
+@given(student=vocabularies, teacher=vocabularies, most=st.sampled_from([2, 32]))
+def test_tokens_that_begin_others_are_those_of_plain_loops(
+    student: dict[bytes, int], teacher: dict[bytes, int], most: int
+) -> None:
+    expected: dict[tuple[int, int], float] = {}
+    for token, s in student.items():
+        shorter = [(len(t), i) for t, i in teacher.items() if token.startswith(t)]
+        longer = [i for t, i in teacher.items() if t.startswith(token) and t != token]
+        row = ([i for _, i in sorted(shorter)] + longer)[:most]
+        total = sum(1 / (t + 1000) for t in row)
+        expected |= {(s, t): synthetic.FALLBACK / (t + 1000) / total for t in row}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "_PREFIXES_PER_ROW", most)
+        s_ids, t_ids, weights = (array.tolist() for array in synthetic._prefixes(student, teacher))
+    found = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
+    assert found == pytest.approx(expected)
+
+
+def test_a_text_that_one_side_changes_takes_no_other_with_it(
+    byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are encoded several at a time; counting goes on behind a difference."""
+    drawn = ["Q", "Q", "２Q", *["Q"] * 27]
+    monkeypatch.setattr(synthetic._SyntheticSource, "texts", lambda self, number: drawn[:number])
+    advanced: list[int] = []
+
+    @contextmanager
+    def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield advanced.append
+
+    pair = xtok.pair(byte_level, composing)
+    edges, _ = synthetic_edges(pair, num_texts=len(drawn), progress=progress)
+    of_q = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
+    assert sum(advanced) == 30
+    # 30 times, and where the bytes of one begin the other's, and as its first piece.
+    assert rows(edges)[of_q[0]][of_q[1]] == pytest.approx(30 + 1 / 3, abs=0.03)
+
+
+def test_each_text_is_encoded_once_though_one_side_changes_all(
+    byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic._SyntheticSource, "texts", lambda self, number: ["２Q"] * number)
+    encoded: list[str] = []
+    start_encoding = TextEncoder.start_encoding
+
+    def recorded(self: TextEncoder, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
+        encoded.extend(texts)
+        return start_encoding(self, texts)
+
+    monkeypatch.setattr(TextEncoder, "start_encoding", recorded)
+    synthetic_edges(xtok.pair(byte_level, composing), num_texts=100)
+    assert sum(text.count("Q") for text in encoded) == 100
+
+
+def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
+    """In texts of tokens by rank it would stand in every tenth place; each prefix is no key."""
+    words = [f" {a}{b}".encode() for a in "abcdefghijkl" for b in "aeiou"]
+    sides = []
+    for name, first in (("long", [b" " + b"ab" * 150_000]), ("short", [])):
+        tokens = [*(bytes([b]) for b in range(256)), *first, *words]
+        lines = (f"{base64.b64encode(t).decode()} {rank}" for rank, t in enumerate(tokens))
+        (tmp_path / f"{name}.tiktoken").write_text("\n".join(lines) + "\n")
+        sides.append(load_tokenizer(f"{tmp_path}/{name}.tiktoken@ ?\\w+|\\s+|[^\\s\\w]+"))
+    tracemalloc.start()
+    try:
+        edges, unspelled = synthetic_edges(xtok.pair(sides[0], sides[1]), "both", num_texts=300)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert not unspelled
+    assert peak < 100_000_000
+    found = rows(edges)
+    assert found[256][sides[1].table.canonical_ids()[b" "]] > 0  # it is spelled, all the same
+
+
+def test_rows_of_the_stage_are_probabilities(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    config = BuildConfig(weights="synthetic", scale_trick=False)
+    pair = xtok.pair(byte_level, sentencepiece)
+    found, _ = synthetic_map(pair, config, find_matches(pair, config))
+    by_row = naive.rows_of(found)
+    assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
+    assert set(byte_level.table.text_ids.tolist()) <= set(by_row)
+    assert [(step["stage"], step["options"]) for step in found.history] == [
+        ("count", {"text": "synthetic", "target": "start", "top_k": 32, "special_tokens": "roles"})
+    ]
+    # A space begins words more often than it stands alone on the side that splits them alike.
+    [the] = byte_level.segment(b" the")
+    best, weight = by_row[the][0]
+    assert sentencepiece.table.tokens()[best] in (b" the", b" th", b" t")
+    assert weight < 1
+
+
+def test_chunks_keep_all_the_pieces_of_a_token(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    """At starts, only what a token begins with counts; P-KL averages over all of a chunk."""
+    starts, chunks, both = (
+        rows(
+            synthetic_edges(xtok.pair(byte_level, sentencepiece), target, num_texts=2000)[
+                0
+            ].normalized()
+        )
+        for target in get_args(Target)
+    )
+    pieces = sentencepiece.segment_batch(byte_level.table.tokens())
+    several = [s for s, found in enumerate(pieces) if found and len(set(found)) > 1]
+    least = [
+        [min(found[s].get(t, 0.0) for t in pieces[s] or ()) for s in several]
+        for found in (starts, chunks, both)
+    ]
+    assert np.mean(least[0]) < 0.05 < 0.15 < np.mean(least[2]) < np.mean(least[1])
+    assert min(least[1]) > 0
+    [the] = byte_level.segment(b" the")
+    assert sum(both[the].values()) == pytest.approx(1)
+
+
+@pytest.mark.real
+def test_real_vocabularies_know_how_words_go_on(load_real: Load) -> None:
+    llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    found = rows(synthetic_edges(xtok.pair(llama, qwen), num_texts=20_000)[0].normalized())
+    assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
+    for word in (b" the", b" and", " größ".encode(), "です".encode()):
+        [s], [t] = llama.segment(word)[:1], qwen.segment(word)[:1]
+        assert max(found[s], key=found[s].__getitem__) == t

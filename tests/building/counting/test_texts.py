@@ -1,0 +1,278 @@
+"""Text files as documents: every format and compression, shards, and what is no text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xtok._lib import shards as of_files
+from xtok._lib.shards import Shard, shards
+from xtok.building.counting import texts
+from xtok.building.counting.texts import Columns, read_batches
+from xtok.errors import XtokError
+
+DOCUMENTS = ["First: naïve café\n", "", "第二の文書です。\nwith two lines", "4th 😀"]
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def documents_of(shard: Shard) -> list[str]:
+    return [text for batch in read_batches([shard], Columns()) for text in batch.texts]
+
+
+def read(path: Path, field: str = "text") -> list[str]:
+    return [text for batch in read_batches(shards(path), Columns(field)) for text in batch.texts]
+
+
+def write_parquet(path: Path, columns: dict[str, object], *, group_size: int | None = None) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=group_size)
+    return path
+
+
+def json_lines(documents: list[str], field: str = "text") -> bytes:
+    return b"".join(json.dumps({field: d, "n": 1}).encode() + b"\n" for d in documents)
+
+
+def refused(path: Path, field: str = "text") -> XtokError:
+    with pytest.raises(XtokError) as error:
+        read(path, field)
+    return error.value
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_json_lines_are_documents(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](json_lines(DOCUMENTS, "body")))
+    assert read(path, "body") == DOCUMENTS
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_plain_text_is_cut_at_line_ends(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 8)
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix]("Grüße\nan\nalle\r\n\n\nund\nEnde".encode()))
+    assert read(path) == ["Grüße\n", "an\nalle\r\n", "\n\nund\nEnde"]
+
+
+def test_parquet_shards_are_row_groups(tmp_path: Path) -> None:
+    columns = {"id": [1, 2, 3, 4, 5], "text": [*DOCUMENTS, None]}
+    path = write_parquet(tmp_path / "a.parquet", columns, group_size=2)
+    found = shards(path)
+    assert [(s.start, s.stop) for s in found] == [(0, 1), (1, 2), (2, None)]
+    assert [documents_of(s) for s in found] == [DOCUMENTS[:2], DOCUMENTS[2:], []]
+    assert sum(s.size for s in found) == path.stat().st_size
+
+
+def test_parquet_of_other_string_types(tmp_path: Path) -> None:
+    column = pyarrow.array(["a", "b", "a"])
+    for kind in (column.cast(pyarrow.large_string()), column.dictionary_encode()):
+        assert read(write_parquet(tmp_path / "a.parquet", {"text": kind})) == ["a", "b", "a"]
+    empty = write_parquet(tmp_path / "b.parquet", {"text": pyarrow.array([], pyarrow.string())})
+    assert read(empty) == []
+
+
+@given(
+    documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=12),
+    shard_bytes=st.integers(1, 90),
+)
+def test_json_shards_together_are_the_file(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("shards") / "a.jsonl"
+    lines = [json.dumps({"text": d}, ensure_ascii=False).encode() + b"\n" for d in documents]
+    path.write_bytes(b"".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
+        found = shards(path)
+        assert [d for s in found for d in documents_of(s)] == documents
+    assert len(found) == max(1, -(-path.stat().st_size // shard_bytes))
+    assert sum(s.size for s in found) == path.stat().st_size
+
+
+@given(
+    text=st.text(st.sampled_from("a é\n\r水😀"), max_size=120),
+    shard_bytes=st.integers(1, 60),
+    document_bytes=st.integers(1, 30),
+)
+def test_text_shards_together_are_the_file(
+    tmp_path_factory: pytest.TempPathFactory, text: str, shard_bytes: int, document_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("shards") / "a.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
+        patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
+        found = [documents_of(s) for s in shards(path)]
+    documents = [d for part in found for d in part]
+    assert "".join(documents) == text
+    assert all(documents)
+    # A document grows by a line (or a part of one) at a time, and a part by at most 3 bytes.
+    assert all(len(d.encode()) < 2 * document_bytes + 3 for d in documents)
+    parts = ["".join(part) for part in found if part]
+    assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
+
+
+def test_a_long_line_is_cut_between_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
+    path = tmp_path / "a.txt"
+    path.write_bytes("水水水x\nyz".encode())
+    assert read(path) == ["水水", "水x", "\nyz"]
+
+
+def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n\n')
+    assert read(path) == ["a\ufffdb", "😀"]
+
+
+def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json_lines([letter * 60_000 for letter in "abcdefghij"]))
+    found = list(read_batches(shards(path), Columns()))
+    consumed = [batch.consumed for batch in found]
+    assert consumed == sorted(consumed)
+    assert consumed[-1] == path.stat().st_size
+    assert [(batch.shard, len(batch.texts)) for batch in found] == [
+        (0, 2),
+        (0, 2),
+        (0, 2),
+        (1, 2),
+        (1, 2),
+    ]
+
+
+def test_what_is_too_long_is_cut_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "MAX_CHARACTERS", 4)
+    monkeypatch.setattr(texts, "MAX_LINE_BYTES", 60)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json_lines(["abcdefghi", "水水水水"]))
+    assert read(path) == ["abcd", "efgh", "i", "水水水水"]
+    assert read(write_parquet(tmp_path / "a.parquet", {"text": ["abcde"]})) == ["abcd", "e"]
+    path.write_bytes(json_lines(["a", "a" * 60]))
+    error = refused(path)
+    assert f"{path}, line 2: more than" in error.message
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_another_encoding_is_named_with_its_place(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix]("Es war schön\n".encode("latin1")))
+    assert "byte 0xf6 at offset 10, in line 1" in refused(path).message
+
+
+def test_the_place_is_that_in_the_file_not_in_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 12)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one two\n" * 5 + b"x\xff\n")
+    assert "byte 0xff at offset 41, in line 6" in refused(path).message
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("utf-16-le", "0xff"), ("utf-16-be", "0xfe")])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes('\ufeff{"text": "one"}\n'.encode(encoding))
+    error = refused(path)
+    assert f"byte {byte} at offset 0, in line 1" in error.message
+    assert f"-f {encoding.upper().replace('UTF-16-', 'UTF-16')}" in error.hint
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+def test_zeros_are_no_text(tmp_path: Path, suffix: str, encoding: str) -> None:
+    """Whether of another encoding, without a mark, or megabytes of nothing else."""
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix]("the text".encode(encoding)))
+    error = refused(path)
+    assert "8 of 16 bytes" in error.message
+    assert encoding in error.hint
+    path.write_bytes(COMPRESSIONS[suffix](b"\0" * 1_000_000))
+    assert "65,536 of 65,536 bytes" in refused(path).message
+    path.write_bytes(COMPRESSIONS[suffix](b"one\0"))
+    assert read(path) == ["one\0"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    whole = COMPRESSIONS[suffix](("水" * 90).encode() + bytes(range(97, 123)))
+    for data in (whole[:4] + b"\xff" * 30, whole + b"and no frame", whole[:-10]):
+        path.write_bytes(data)
+        assert "cannot be read" in refused(path).message
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"n": 1}', "no field 'text'; fields with text: none"),
+        (b'{"text": null, "body": "x"}', "the field 'text' is null, not a string"),
+        (b'{"text": "x"', "no JSON: Expecting ',' delimiter at column 13"),
+        (b'{"text": "x', "no JSON: Unterminated string starting at column 10"),
+    ],
+)
+def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "x"}\n' + line)
+    error = refused(path)
+    assert error.message == f"{path}, line 2: {problem}"
+    assert error.parameter == "field"
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"\n" * 300_000 + line))
+    assert refused(packed).message == f"{packed}, line 300001: {problem}"
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_damaged_parquet_is_refused(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": ["a", "b", "a", "c"] * 4})
+    pyarrow.parquet.write_table(table, path, compression=compression)
+    whole = path.read_bytes()
+    outcomes: set[int | str] = set()
+    for place in range(len(whole)):
+        for change in (0x01, 0x80, 0xFF):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :])
+            try:
+                outcomes.add(len(read(path)))
+            except XtokError as error:
+                outcomes.add("named" if str(path) in error.message else error.message)
+    assert 16 in outcomes
+    assert {outcome for outcome in outcomes if isinstance(outcome, str)} == {"named"}
+
+
+def test_groups_are_a_field(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x", "lang": null}\n{"text": "y", "lang": "de"}\n')
+    [batch] = read_batches(shards(path), Columns(group="lang"))
+    assert batch.groups == ["null", "de"]
+
+
+def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
+    for name in ("a.txt", "a.jsonl"):
+        path = tmp_path / name
+        path.touch()
+        assert len(shards(path)) == 1
+        assert read(path) == []

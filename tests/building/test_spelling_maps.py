@@ -1,0 +1,466 @@
+"""Spelling maps: which tokens are shared, spelled and left out, and their files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checks import error_of, fails, known
+from conftest import KINDS, Cli, Load, Tokenizers
+from make import byte_ranks
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import xtok
+from xtok.building.spellings import spellings_of_pair
+from xtok.errors import MapFileError, OutputError, XtokError
+from xtok.inspection.doctor import doctor
+from xtok.inspection.verify import verify
+from xtok.maps.events import EventMap
+from xtok.maps.file import to_safetensors
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers import Tokenizer
+
+
+def rows(m: SpellingMap, side: str) -> list[list[int]]:
+    """The spelling of each token of a side."""
+    counts, pieces = getattr(m, f"{side}_counts"), getattr(m, f"{side}_pieces")
+    return [part.tolist() for part in np.split(pieces, np.cumsum(counts)[:-1])]
+
+
+def test_exact_spellings(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd", width=260)
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "cd", "bc", "abcd")
+    m = spellings_of_pair(xtok.pair(student, teacher))
+    each = [[i] for i in range(256)]
+    assert rows(m, "student") == [*each, [97, 98], [97, 257], [256], []]
+    assert rows(m, "teacher") == [*each, [258], [98, 99], [257, 100]]
+    assert [ids[-2:].tolist() for ids in m.shared] == [[255, 258], [255, 256]]
+    assert repr(m) == "SpellingMap(s.tiktoken → t.tiktoken, 260 and 259 tokens, 257 shared)"
+    for name in ("student", "teacher"):
+        assert getattr(m, f"{name}_pieces").dtype == getattr(m, f"{name}_counts").dtype == np.int32
+    [report] = m.reports
+    assert report.counts == {
+        "shared tokens": 257,
+        "student tokens spelled": 2,
+        "student tokens left out": 0,
+        "teacher tokens spelled": 2,
+        "teacher tokens left out": 0,
+    }
+    left_out = {why: ids.tolist() for why, ids in m.left_out("student").items()}
+    assert left_out == {
+        "another id has the same bytes": [],
+        "cannot be spelled": [],
+        "special, without a partner": [],
+        "unused": [259],
+    }
+
+
+def test_what_cannot_be_spelled_is_told(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab")
+    m = spellings_of_pair(xtok.pair(student, "null:5"))
+    assert len(m.shared[0]) == 0
+    assert m.left_out("student")["cannot be spelled"].tolist() == list(range(257))
+    assert m.reports[0].notes[-2:] == (
+        "student, cannot be spelled: 257 tokens: 0 '\\x00', 1 '\\x01', 2 '\\x02', …",
+        "teacher, special, without a partner: 5 tokens: 0 '0', 1 '1', 2 '2', …",
+    )
+
+
+def test_of_several_ids_the_one_that_a_text_has_is_shared(sentencepiece: Tokenizer) -> None:
+    """The lowest id would be the byte token, which no text has."""
+    byte, letter = (i for i, token in enumerate(sentencepiece.table.tokens()) if token == b"a")
+    assert sentencepiece.segment(b"a") == [letter]
+    m = spellings_of_pair(xtok.pair(sentencepiece, "bytes"))
+    assert (rows(m, "student")[byte], rows(m, "student")[letter]) == ([], [97])
+    assert rows(m, "teacher")[97] == [letter]
+    assert byte in m.left_out("student")["another id has the same bytes"].tolist()
+
+
+def test_special_tokens_of_one_role_are_shared(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    m = spellings_of_pair(xtok.pair(byte_level, sentencepiece))
+    shared = dict(zip(*(ids.tolist() for ids in m.shared), strict=True))
+    special = {
+        byte_level.table.name(s): sentencepiece.table.name(t)
+        for s, t in shared.items()
+        if not byte_level.table[s]
+    }
+    assert special == {"<|begin_of_text|>": "<s>", "<|end_of_text|>": "</s>"}
+    without = m.left_out("student")["special, without a partner"].tolist()
+    assert [byte_level.table.name(i) for i in without] == ["<|im_start|>", "<|im_end|>", "<|pad|>"]
+
+
+@pytest.mark.parametrize("of", KINDS)
+@pytest.mark.parametrize("to", KINDS)
+def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to: str) -> None:
+    student, teacher = tokenizers[of], tokenizers[to]
+    m = spellings_of_pair(xtok.pair(student, teacher))
+    for side, ours, theirs in (("student", student, teacher), ("teacher", teacher, student)):
+        tokens, others = ours.table.tokens(), theirs.table.tokens()
+        canonical = ours.table.canonical_ids()
+        for token_id, pieces in enumerate(rows(m, side)):
+            token = tokens[token_id]
+            if len(pieces) > 1:
+                assert pieces == theirs.segment(token)
+            if token and pieces:
+                assert b"".join(others[i] for i in pieces) == token
+                assert canonical[token] == token_id
+        left_out = m.left_out(side)
+        assert len(left_out["cannot be spelled"]) == 0
+        told = sorted(i for ids in left_out.values() for i in ids.tolist())
+        assert told == [i for i, pieces in enumerate(rows(m, side)) if not pieces]
+    spelled = [
+        [tuple(pieces) for pieces in rows(m, side) if pieces]
+        for side in xtok.tokenizers.pairs.SIDES
+    ]
+    assert all(len({*each}) == len(each) for each in spelled)
+
+
+def test_the_file_comes_back(tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer) -> None:
+    m = spellings_of_pair(xtok.pair(byte_level, digits))
+    for name in ("a", "b"):
+        m.save(tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    loaded = SpellingMap.load(tmp_path / "a.safetensors")
+    for name in ("student_pieces", "student_counts", "teacher_pieces", "teacher_counts"):
+        assert (getattr(loaded, name) == getattr(m, name)).all()
+    assert known(loaded.student.table).sha256() == byte_level.table.sha256()
+    assert (loaded.history, loaded.reports) == (m.history, ())
+    with safe_open(tmp_path / "a.safetensors", framework="np") as file:
+        metadata = json.loads(file.metadata()["xtok"])
+    assert (metadata["kind"], metadata["format_version"]) == ("spellings", 1)
+
+
+def test_another_kind_of_map_is_refused(
+    tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    pair = xtok.pair(byte_level, digits)
+    path = tmp_path / "m.safetensors"
+    spellings_of_pair(pair).save(path)
+    assert "is not an event map" in error_of(lambda: EventMap.load(path))
+    assert "is a spelling map, not a projection map" in error_of(lambda: ProjectionMap.load(path))
+    xtok.events(byte_level, digits).save(path)
+    assert "is not a spelling map" in error_of(lambda: SpellingMap.load(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["student_counts"].__setitem__(0, -1), "student_counts is below 0 at 0"),
+        (lambda t: t.update(student_counts=t["student_counts"][1:]), "is not of shape"),
+        (lambda t: t.update(teacher_pieces=t["teacher_pieces"][1:]), "teacher_pieces has"),
+        (lambda t: t["student_pieces"].__setitem__(0, 10**6), "student_pieces is not all in 0.."),
+        (lambda t: t["student_pieces"].__setitem__(5, 6), "student id 5 is not shared on both"),
+        (lambda t: t["student_pieces"].__setitem__(-1, 0), "is not spelled by its bytes: 258"),
+        (lambda t: t["student_pieces"].__setitem__(-1, 256), "is not spelled by its bytes: 258"),
+        (lambda t: t.update(student_counts=t["student_counts"].astype(np.int64)), "of int32"),
+        (lambda t: t.pop("teacher_pieces"), "it lacks 'teacher_pieces'"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(tmp_path: Path, change: Any, message: str) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "ab")
+    path = tmp_path / "m.safetensors"
+    spellings_of_pair(xtok.pair(student, teacher)).save(path)
+    _change(path, change)
+    with pytest.raises(MapFileError, match=message):
+        SpellingMap.load(path)
+
+
+def _change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        fields = json.loads(file.metadata()["xtok"])
+    del fields["tensors_sha256"]
+    change(tensors)
+    save_file(tensors, path, {"xtok": json.dumps(fields)})
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [
+        (("llama3.tiktoken", "qwen.tiktoken"), [109_570, 18_434, 252, 42_088, 11]),
+        (("mistral-v3.model", "qwen.tiktoken"), [29_242, 2_658, 868, 122_415, 12]),
+    ],
+)
+def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int]) -> None:
+    m = spellings_of_pair(xtok.pair(*map(load_real, names)))
+    assert [*m.reports[0].counts.values()] == counts
+
+
+# NeMo-RL's two tables
+
+
+@pytest.fixture
+def long_tokens(tmp_path: Path) -> SpellingMap:
+    """A student with tokens of 2, 8 and 9 bytes, the teacher with bytes alone."""
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
+    return spellings_of_pair(xtok.pair(student, "bytes"))
+
+
+def test_the_two_tables(long_tokens: SpellingMap, tmp_path: Path) -> None:
+    long_tokens.save(tmp_path / "pair.pt")
+    forward, back = (torch.load(tmp_path / name) for name in ("pair.pt", "pair.reverse.pt"))
+    keys = ["subtoks", "lengths", "src", "dst", "N_max", "V_src", "V_dst", "xtok"]
+    assert list(forward) == list(back) == keys
+    assert [forward[key] for key in keys[2:-1]] == ["s.tiktoken", "bytes", 8, 259, 256]
+    assert [back[key] for key in keys[2:-1]] == ["bytes", "s.tiktoken", 8, 256, 259]
+    assert forward["subtoks"].dtype == forward["lengths"].dtype == torch.int64
+    assert forward["subtoks"].shape == (259, 8)  # the tokenizer's ids, not the width of the logits
+    assert forward["subtoks"][[97, 256, 257, 258]].tolist() == [
+        [97, -1, -1, -1, -1, -1, -1, -1],
+        [97, 98, -1, -1, -1, -1, -1, -1],
+        [97, 98, 99, 100, 101, 102, 103, 104],
+        [97, 98, 99, 100, 101, 102, 103, 104],  # cut; its length says so
+    ]
+    assert forward["lengths"][[97, 256, 257, 258]].tolist() == [1, 2, 8, 9]
+    assert back["subtoks"][:, 0].tolist() == list(range(256))
+    assert (back["lengths"].tolist(), int(back["subtoks"][:, 1:].max())) == ([1] * 256, -1)
+
+
+def test_the_tables_come_back(long_tokens: SpellingMap, tmp_path: Path) -> None:
+    long_tokens.save(tmp_path / "pair.pt")
+    loaded = SpellingMap.load(tmp_path / "pair.pt")
+    assert to_safetensors(loaded) == to_safetensors(long_tokens)
+    assert verify(tmp_path / "pair.pt").failed == ()
+    xtok.convert(tmp_path / "pair.pt", tmp_path / "m.safetensors")
+    xtok.convert(tmp_path / "m.safetensors", tmp_path / "new" / "again.pt")
+    for name in (".pt", ".reverse.pt"):
+        again = (tmp_path / "new" / f"again{name}").read_bytes()
+        assert again == (tmp_path / f"pair{name}").read_bytes()
+
+
+def test_both_tables_or_none(
+    long_tokens: SpellingMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) > 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"pair\.reverse\.pt cannot be written: No space left"):
+        long_tokens.save(tmp_path / "new" / "pair.pt")
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_the_second_table_cannot_be_the_first_is_not_written(
+    long_tokens: SpellingMap, tmp_path: Path
+) -> None:
+    (tmp_path / "pair.reverse.pt").mkdir()
+    message = error_of(lambda: long_tokens.save(tmp_path / "pair.pt"))
+    assert message == f"the output {tmp_path / 'pair.reverse.pt'} is a folder"
+    assert not (tmp_path / "pair.pt").exists()
+
+
+def test_tables_that_do_not_belong_together(long_tokens: SpellingMap, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.pt", tmp_path / "a.reverse.pt"
+    other = spellings_of_pair(xtok.pair("bytes", "bytes"))
+
+    def read_after(change: Callable[[], object]) -> str:
+        second.unlink(missing_ok=True)
+        long_tokens.save(first)
+        change()
+        return error_of(lambda: SpellingMap.load(first)).removeprefix(str(tmp_path))
+
+    def swap() -> None:
+        first.rename(tmp_path / "b.pt")
+        second.rename(first)
+        (tmp_path / "b.pt").rename(second)
+
+    def change_a_length() -> None:
+        contents = torch.load(second)
+        contents["lengths"][5] = 2
+        torch.save(contents, second)
+
+    other.save(tmp_path / "o.pt")
+    assert "a.reverse.pt is missing" in read_after(second.unlink)
+    assert "a.pt is the teacher's table" in read_after(swap)
+    assert "do not belong together: s.tiktoken in bytes, and bytes in bytes" in read_after(
+        lambda: (tmp_path / "o.reverse.pt").rename(second)
+    )
+    assert "is not the teacher's table" in read_after(lambda: (tmp_path / "o.pt").replace(second))
+    assert "a.reverse.pt was changed since" in read_after(change_a_length)
+    assert "is not a whole .pt file" in read_after(lambda: second.write_bytes(b"PK\3\4"))
+    assert "not a table that xtok wrote" in read_after(
+        lambda: torch.save({"subtoks": torch.ones(2, 8), "lengths": torch.ones(2)}, first)
+    )
+    second.unlink()
+    long_tokens.save(first)
+    with pytest.raises(XtokError, match="is the teacher's table") as caught:
+        SpellingMap.load(second)
+    assert caught.value.hint == f"give the student's, {first}; the teacher's is found beside it"
+    projection = xtok.build("bytes", "bytes")
+    projection.save(second)
+    with pytest.raises(XtokError, match="not a table that xtok wrote"):
+        SpellingMap.load(first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.update(V_src=t["V_src"] - 1, lengths=t["lengths"][:-1]),
+        lambda t: t.update(
+            V_src=t["V_src"] - 1, lengths=t["lengths"][:-1], subtoks=t["subtoks"][:-1]
+        ),
+        lambda t: t.update(V_dst=1),
+        lambda t: t.pop("V_dst"),
+        lambda t: t.update(N_max=9),
+        lambda t: t.update(V_src="all"),
+        lambda t: t.update(V_src=torch.arange(2)),
+        lambda t: t.update(src="another"),
+        lambda t: t.update(lengths=t["lengths"].int()),
+        lambda t: t.update(subtoks=t["subtoks"].double()),
+        lambda t: t.update(lengths=t["lengths"].to_sparse()),
+        lambda t: t.update(lengths=t["lengths"].tolist()),
+        lambda t: t.update(lengths=t["lengths"].to("meta")),
+        lambda t: t.update(subtoks=torch._neg_view(t["subtoks"])),
+    ],
+)
+def test_changed_tables(
+    change: Callable[[dict[str, Any]], object], long_tokens: SpellingMap, tmp_path: Path
+) -> None:
+    for name in ("a.pt", "a.reverse.pt"):
+        long_tokens.save(tmp_path / "a.pt")
+        contents = torch.load(tmp_path / name)
+        change(contents)
+        torch.save(contents, tmp_path / name)
+        with pytest.raises(MapFileError) as caught:
+            SpellingMap.load(tmp_path / "a.pt")
+        assert caught.value.message == f"{tmp_path / name} was changed since xtok wrote it"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda own: own.update(side="left"),
+        lambda own: own.update(tensors=3),
+        lambda own: own.update(metadata=None),
+        lambda own: own.update(metadata="{}"),
+        lambda own: own["tensors"].update(student_counts=own["tensors"]["student_counts"].double()),
+        lambda own: own["tensors"].update(student_pieces=torch.zeros(2, 2, dtype=torch.int32)),
+        lambda own: own["tensors"].update(student_counts=torch.ones(3).to(torch.float8_e5m2)),
+        lambda own: own["tensors"].update(
+            student_counts=torch._neg_view(own["tensors"]["student_counts"])
+        ),
+    ],
+)
+def test_a_damaged_table(
+    change: Callable[[dict[str, Any]], object], long_tokens: SpellingMap, tmp_path: Path
+) -> None:
+    long_tokens.save(tmp_path / "a.pt")
+    contents = torch.load(tmp_path / "a.pt")
+    change(contents["xtok"])
+    torch.save(contents, tmp_path / "a.pt")
+    with pytest.raises(MapFileError, match=r"not a valid map: (it lacks '|[\w ]+ is not valid)"):
+        SpellingMap.load(tmp_path / "a.pt")
+
+
+def test_the_commands(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> None:
+    pair = [str(small / "small.model"), str(small / "small-byte-level")]
+    done = cli("events", *pair, "--for", "csd", "-o", "pair.pt")
+    assert (done.returncode, done.stdout) == (0, "pair.pt\npair.reverse.pt\n")
+    flags = ["loss_fn.common_indices_from_subtoks=true", "loss_fn.kl_chunk_shift=true"]
+    newest = [
+        "teachers.0.is_cross_tokenizer=true",
+        "teachers.0.aligner.projection_matrix_path=null",
+        f"teachers.0.aligner.pseudo_target_path={tmp_path}/pair.pt",
+        f"teachers.0.aligner.reverse_pseudo_target_path={tmp_path}/pair.reverse.pt",
+        *flags,
+    ]
+    first = [
+        f"teachers.0.projection_matrix_path={tmp_path}/pair.pt",
+        f"teachers.0.pseudo_target_path={tmp_path}/pair.pt",
+        f"teachers.0.reverse_pseudo_target_path={tmp_path}/pair.reverse.pt",
+        *flags,
+    ]
+    lines = done.stderr.splitlines()
+    assert f"note: for NeMo-RL's draft of October 2026: {' '.join(newest)}" in lines
+    assert f"note: for NeMo-RL's draft 4177: {' '.join(first)}" in lines
+    done = cli("convert", "pair.pt", "m.safetensors", "-s", pair[0], "-t", pair[1])
+    assert (done.returncode, done.stdout) == (0, "m.safetensors\n")
+    done = cli("convert", "m.safetensors", "-o", "again.pt", "--json")
+    assert json.loads(done.stdout)["paths"] == ["again.pt", "again.reverse.pt"]
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "pair.pt").read_bytes()
+    assert cli("verify", "pair.pt", "-s", pair[0], "-t", pair[1]).returncode == 0
+    swapped = cli("verify", "pair.pt", "-s", pair[1], "-t", pair[0])
+    assert (swapped.returncode, "swapped" in swapped.stdout) == (3, True)
+    for words, message in (
+        (["sort-cut", "pair.pt", "-k", "2"], "is a spelling map, not a projection map"),
+        (["evaluate", "pair.pt", *("-s", pair[0], "-t", pair[1]), "--text", corpus], "measured"),
+        (["convert", "pair.pt", "x.pt", "-s", pair[1], "-t", pair[0]], "the sides are swapped"),
+        (["convert", "pair.reverse.pt", "x.pt"], "is the teacher's table"),
+        (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
+    ):
+        fails(cli(*words), message)
+    named = cli("events", *pair, "--for", "csd", "--quiet")
+    assert named.stdout == "small_to_small-byte-level_spellings.safetensors\n"
+
+
+def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    m = xtok.events(byte_level, digits, for_loss="csd")
+    assert to_safetensors(m) == to_safetensors(spellings_of_pair(xtok.pair(byte_level, digits)))
+    assert isinstance(xtok.events(byte_level, digits), EventMap)
+    with pytest.raises(ValueError, match="loss is 'kl'"):
+        xtok.events(byte_level, digits, for_loss="kl")  # type: ignore[call-overload]
+
+
+# What commands say of them
+
+
+def test_inspect_shows_what_is_spelled_and_left_out(
+    long_tokens: SpellingMap, cli: Cli, tmp_path: Path
+) -> None:
+    long_tokens.save(tmp_path / "m.safetensors")
+    done = cli("inspect", "m.safetensors")
+    assert done.returncode == 0, done.stderr
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in done.stdout.splitlines()]
+    assert ["shared", "256", "256"] in cells
+    assert ["2 pieces", "1", "0"] in cells
+    assert ["student", "'ab'", "256", "'a' 'b'"] in cells
+    told = json.loads(cli("inspect", "m.safetensors", "--num-examples", "1", "--json").stdout)
+    assert told["spelled"]["student"] == {"shared": 256, "spelled": 3, "left_out": {}}
+    assert told["pieces"]["student"] == {"0": 41, "1": 256, "2": 1, "8": 1, "9": 1}
+    assert told["examples"] == [
+        {"side": "student", "token_id": 256, "token": "ab", "pieces": ["a", "b"]}
+    ]
+    assert cli("inspect", "m.safetensors", "ab").returncode == 2
+    fails(cli("report", "m.safetensors"), "is a spelling map, not a projection map")
+
+
+def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", width=258)
+    m = spellings_of_pair(xtok.pair(student, "null:5"))
+    checks = {check.name: (check.level, check.message) for check in verify(m).checks}
+    assert checks["student spelled"] == (
+        "ok", "0 shared, 0 spelled; left out: 257 (cannot be spelled)"
+    )  # fmt: skip
+    assert checks["teacher spelled"] == (
+        "ok", "0 shared, 0 spelled; left out: 5 (special, without a partner)"
+    )  # fmt: skip
+
+
+def test_doctor_counts_them(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
+    facts = known(doctor(sentencepiece, byte_level).pair)
+    student, teacher = known(facts.spellings)
+    m = spellings_of_pair(xtok.pair(sentencepiece, byte_level))
+    assert student.shared == teacher.shared == len(m.shared[0])
+    assert student.spelled == int((m.student_counts > 1).sum())
+    assert sum(student.left_out.values()) == m.reports[0].counts["student tokens left out"]
+    assert str(teacher) == (
+        f"{teacher.shared:,} shared, {teacher.spelled:,} spelled; left out: "
+        "3 (special, without a partner)"
+    )
+    assert known(doctor(byte_level, byte_level).pair).spellings is None

@@ -1,0 +1,632 @@
+"""`xtok report`: what the page says, its bytes, and the page in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser
+from checks import fails, known, usage_error
+from conftest import Cli, Load
+from make import built, byte_ranks, vocabulary
+from numpy.typing import NDArray
+
+import xtok
+from xtok.building.spellings import spellings_of_pair
+from xtok.cli.console import to_json
+from xtok.cli.page import pictures, render
+from xtok.cli.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
+from xtok.cli.tables._tables import weight
+from xtok.cli.tables.alignment import chunks
+from xtok.errors import XtokError
+from xtok.inspection import distinct
+from xtok.inspection.pair_facts import Shared, SpellingFacts
+from xtok.inspection.report import PageData, Report, examine
+from xtok.inspection.sentences import BUILT_IN, pick_sentences
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair, require_table
+from xtok.tokenizers.table import SIDES, Entry, TokenType, decode_vocabulary
+
+TEXT = "201 lights of 2024, and the harbour.\n" * 20
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "some.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def plain(map_to_digits: ProjectionMap, pair: Pair) -> PageData:
+    return examine(map_to_digits, pair=pair, names=["a.safetensors"])
+
+
+@pytest.fixture(scope="session")
+def measured(map_to_digits: ProjectionMap, pair: Pair, text: Path) -> PageData:
+    maps = [map_to_digits, built(*pair.tokenizers, xtok.BuildConfig.for_loss("p-kl"))]
+    return examine(maps, texts=[text], pair=pair, names=["a.safetensors", "b.safetensors"])
+
+
+HOSTILE = (
+    b"</script><script>document.title='owned'</script>",
+    b"<img src=x onerror=\"document.title='owned'\">",
+    b"{{ 7*7 }}{% raw %}${1}",
+    "\u202edesrever".encode(),
+    "\u2066\u0301a\u0300".encode(),
+    b"<!--",
+    b"\x1b[31m\x00\r\n\t\\x41",
+    b"\xe4\xb8",
+    b"\xed\xa0\x80",
+    b"\"'><b>bold</b>&amp;",
+    b"x" * 1_000_000,
+)
+SVG = "http://www.w3.org/2000/svg"  # a name, not an address
+NAME = "<b onclick=alert(1)>\u202e&\"'"
+
+
+def hostile_map() -> ProjectionMap:
+    """A map whose tokens, names, models and history are what a page must not obey."""
+    contents = [*HOSTILE, b"ok"]
+    entries = [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(contents)]
+    entries.append(Entry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 1_000))
+    side = vocabulary(
+        20, model_id=NAME, revision=NAME, backend=NAME, width_source="option",
+        tokenizer_vocab_size=len(entries), table=decode_vocabulary(entries, width=20)[0],
+    )  # fmt: skip
+    n = len(contents)
+    return ProjectionMap(
+        student=side,
+        teacher=side,
+        student_ids=np.repeat(np.arange(n, dtype=np.int32), 2),
+        teacher_ids=np.stack([np.arange(n), np.arange(n)[::-1]], 1).ravel().astype(np.int32),
+        weights=np.tile(np.array([0.75, 0.25], np.float32), n),
+        row_kind=np.pad(np.full(n, RowKind.COUNTED, np.uint8), (0, 20 - n)),
+        scale_slot=None,
+        method=NAME,
+        top_k=2,
+        history=({"stage": NAME, "options": {NAME: NAME}, "xtok_version": NAME},),
+    )
+
+
+@pytest.fixture(scope="session")
+def hostile_page() -> bytes:
+    return render(examine(hostile_map(), names=[NAME]))
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text in its scripts."""
+
+    def __init__(self, html: bytes) -> None:
+        super().__init__()
+        self._within = ""
+        self.tags: list[str] = []
+        self.handlers: list[str] = []
+        self.links: list[str] = []
+        self.texts: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(html.decode())
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._within = tag
+        if tag in self.texts:
+            self.texts[tag].append("")
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        if self._within in self.texts:
+            self.texts[self._within][-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
+
+
+# What the page says
+
+
+def test_what_a_plain_map_is_fit_for(plain: PageData) -> None:
+    report = plain.report
+    levels = [finding.level for finding in report.findings]
+    assert 3 <= len(levels) <= 6
+    assert levels == sorted(levels, key=["bad", "care", "note", "good"].index)
+    assert {finding.place for finding in report.findings} <= {"pair", "classes"}
+    assert report.evaluation is None
+    assert report.pair.text is None
+    assert report.maps[0].fits[3].loss == "event-kl"
+    assert "With text" in report.maps[0].fits[3].why  # what is missing
+
+
+def test_findings_count_what_has_no_counterpart(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
+    m = xtok.build(student, teacher, xtok.BuildConfig.for_loss("gold"))
+    found = [(f.level, f.number, f.place) for f in examine(m).report.findings]
+    assert found == [  # nothing can be done about the first two
+        ("note", "99%", "pair"),  # shared
+        ("note", "2", "pair"),  # numbers
+        ("good", "0", "classes"),  # empty rows
+        ("good", "1", "classes"),  # columns in no row
+    ]
+
+
+def test_empty_rows_are_all_that_build_reports(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
+    m = xtok.build(digits, sentencepiece)
+    table = require_table(m.student)
+    special = sum(m.row_kind[i] == RowKind.EMPTY for i in table.control_names)
+    text = int((m.row_kind[table.text_ids] == RowKind.EMPTY).sum())
+    assert special > 0
+    [finding] = [f for f in examine(m).report.findings if "empty" in f.text]
+    assert finding.number == f"{special + text}"
+
+
+def test_a_damaged_map_is_fit_for_nothing(map_to_digits: ProjectionMap) -> None:
+    broken = examine(replace(map_to_digits, weights=map_to_digits.weights[::-1].copy()))
+    levels = [fit.level for fit in broken.report.maps[0].fits]
+    assert levels == ["bad", "bad", "bad", "good"]
+    render(broken)
+
+
+def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
+    report = examine(built(byte_level, byte_level)).report
+    vocabulary = report.pair.vocabulary
+    assert vocabulary.student == vocabulary.teacher == vocabulary.both
+    assert report.advice.loss == "plain KL"
+    assert len(report.findings) >= 3
+
+
+def test_two_maps_with_text(measured: PageData, text: Path) -> None:
+    report = measured.report
+    assert [m.name for m in report.maps] == ["a.safetensors", "b.safetensors"]
+    assert known(report.comparison).weighted_by_text
+    assert known(report.pair.text).num_bytes == len(text.read_bytes())
+    assert report.evaluation is not None
+    assert {f.map_number for f in report.findings} <= {None, 1, 2}
+    assert not any(m.name in f.text for f in report.findings for m in report.maps)
+    html = render(measured).decode()
+    for part in ("comparison", "quality"):
+        assert f'id="{part}"' in html
+
+
+def test_the_page_says_what_is_spelled(plain: PageData, pair: Pair) -> None:
+    for side, found in zip(SIDES, known(plain.report.pair.spellings), strict=True):
+        assert found == SpellingFacts.of(spellings_of_pair(pair), side)
+        assert f"{found.shared:,} shared, {found.spelled:,} spelled" in render(plain).decode()
+
+
+def test_sentences_are_spelled_by_both_sides(plain: PageData) -> None:
+    sentences = plain.report.sentences
+    assert [s.label for s in sentences] == [s.label for s in BUILT_IN]
+    assert [s.label for s in sentences if s.direction == "rtl"] == ["Arabic"]
+    for sentence in sentences:
+        shown = list(chunks(sentence.alignment))
+        assert {chunk.kind for chunk in shown} <= {"same", "split"}
+        assert [i for c in shown for i, _ in c.student] == [*sentence.alignment.student_ids]
+        assert [i for c in shown for i, _ in c.teacher] == [*sentence.alignment.teacher_ids]
+        assert all((c.kind == "same") == (len(c.student) == len(c.teacher) == 1) for c in shown)
+
+
+def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
+    texts = [
+        ("Die Größe des Leuchtturms überrascht alle.", "a.txt"),
+        ("Another line of letters from the same alphabet.", "a.txt"),
+        ("Маяк стоит на скале и светит кораблям.", "a.txt"),
+        ("灯台は海の前に立っていて、夜になると光を送ります。", "b.txt"),
+        ("A second file in letters that are known by now.", "c.txt"),
+        (f"{'-' * 60}\n{'x' * 500}", "d.txt"),
+    ]
+    picked = pick_sentences((f"begin\n\n{text}\n", file) for text, file in texts)
+    assert [(s.label, s.language) for s in picked] == [
+        ("Latin, a.txt", ""), ("Cyrillic, a.txt", ""), ("Japanese, b.txt", "ja"),
+        ("Latin, c.txt", ""),
+    ]  # fmt: skip
+    assert pick_sentences([]) == BUILT_IN
+
+
+# The pictures
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [Shared(*n) for n in ((100, 100, 50), (100, 10, 4), (1000, 1001, 999), (7, 100, 7), (5, 5, 0))],
+)
+def test_overlaps_are_true_to_area(shared: Shared) -> None:
+    root = ElementTree.fromstring(str(pictures.overlap(shared, "a & b")))
+    assert root.get("aria-label") == "a & b"
+    first, second = ((float(c.get("cx", "")), float(c.get("r", ""))) for c in list(root)[:2])
+    assert (first[1] / second[1]) ** 2 == pytest.approx(shared.student / shared.teacher, rel=1e-2)
+    # What both circles cover, counted on a fine grid.
+    x = np.linspace(-5, 300, 2000)[:, None]
+    y = np.linspace(0, 148, 1000)
+    inside = [(x - cx) ** 2 + (y - 74) ** 2 <= r * r for cx, r in (first, second)]
+    both, student = (inside[0] & inside[1]).sum(), inside[0].sum()
+    assert both / student == pytest.approx(shared.both / shared.student, abs=0.005)
+
+
+# The bytes of the page
+
+
+def test_weights_have_three_digits() -> None:
+    weights = [1.0, 0.5, 0.7508, 0.0751, 0.00751, 0.1, 0.9999, 0.99949, 1e-7, 3.3e-12, 2.0]
+    codes = weight_codes(np.array(weights))
+    shown = [(code % 900 + 100) / 10 ** (code // 900 + 2) for code in codes.tolist()]
+    digits = [1.0, 0.5, 0.751, 0.0751, 0.00751, 0.1, 1.0, 0.999, 1e-7, 3.3e-12, 1.0]
+    assert shown == pytest.approx(digits)
+    assert int(weight_codes(np.array([1e-45]))[0]) < 2**16
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [255], [256, 1], [70000, 2], [2**24, 2**32 - 1]])
+def test_columns_unpack_to_what_was_packed(numbers: Sequence[int]) -> None:
+    column = {"a": packed(np.array(numbers, np.int64))}
+    assert numbers_of(column, "a").tolist() == list(numbers)
+
+
+def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
+    """Return the numbers of a column, as `page.js` does."""
+    width, data = columns[name]
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(data), -15), np.uint8)
+    numbers = np.zeros(len(planes) // width, np.int64)
+    for place, plane in enumerate(planes.reshape(width, -1)):
+        numbers += plane.astype(np.int64) << 8 * place
+    return numbers
+
+
+def rows_of(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]:
+    """Return the entries that a page holds, as `page.js` reads them."""
+    columns, _ = pack(examined, 10**9)
+    deltas = numbers_of(columns, "partner")
+    steps = np.where(deltas % 2, (deltas - 1) // 2, -deltas // 2)
+    partner, last = np.full(len(deltas), -1), -1
+    for i in np.flatnonzero(deltas).tolist():
+        last += 1 + int(steps[i])
+        partner[i] = last
+    sizes, own, ids, codes = (
+        numbers_of(columns, f"{name}_{number}") for name in ("sizes", "own", "ids", "weights")
+    )
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    teachers = partner[rows]
+    teachers[own == 0] = ids
+    weights = (codes % 900 + 100) / 10.0 ** (codes // 900 + 2)
+    return list(zip(rows.tolist(), teachers.tolist(), weights.tolist(), strict=True))
+
+
+def test_the_page_holds_every_entry(measured: PageData) -> None:
+    for number, m in enumerate(measured.maps):
+        held = rows_of(measured, number)
+        assert [(s, t) for s, t, _ in held] == list(
+            zip(m.student_ids.tolist(), m.teacher_ids.tolist(), strict=True)
+        )
+        assert [w for _, _, w in held] == pytest.approx(m.weights.tolist(), rel=0.005)
+
+
+def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
+    def size_of(columns: Columns) -> int:
+        return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
+
+    (whole, nothing), (fewest, _) = pack(measured, 10**9), pack(measured, 1)
+    assert nothing == pack(measured)[1] == []
+    entries = len(numbers_of(whole, "ids_1"))
+    sizes = size_of(whole) - 300, size_of(fewest) + 500
+    (most, lightest), (few, left_out) = (pack(measured, size) for size in sizes)
+    assert size_of(most) <= sizes[0]
+    assert size_of(few) <= sizes[1]
+    assert lightest[0].startswith("the lightest entries of rows, ")
+    assert lightest[0].endswith(" of the weight, counted by the text")
+    assert 0.8 * entries < len(numbers_of(most, "ids_1")) < entries
+    assert left_out[0] == "the pieces of tokens"
+    for columns in (most, few, fewest):  # the heaviest entry of every row stays, and every name
+        held = numbers_of(columns, "sizes_0") > 0
+        assert (held == (measured.maps[0].row_kind != RowKind.EMPTY)).all()
+        assert columns["student_bytes"] == whole["student_bytes"]
+        assert columns["teacher_bytes"] == whole["teacher_bytes"]
+
+
+def test_the_same_inputs_give_the_same_bytes(
+    cli: Cli, map_to_digits: ProjectionMap, small: Path, tmp_path: Path, text: Path
+) -> None:
+    map_to_digits.save(tmp_path / "m.safetensors")
+    models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
+    for name in ("a.html", "folder/b.html"):
+        done = cli("report", "m.safetensors", *models, "--text", text, "-o", name, "--json", "-q")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == [name, name.replace(".html", ".json")]
+    first, second = ((tmp_path / name).read_bytes() for name in ("a.html", "folder/b.html"))
+    assert first == second
+    data = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert list(data) == [f.name for f in fields(Report)]
+    digest = hashlib.sha256((tmp_path / "m.safetensors").read_bytes()).hexdigest()
+    assert data["maps"][0]["sha256"] == digest
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
+
+
+def test_json_of_a_hostile_map() -> None:
+    data = json.loads(to_json(examine(hostile_map()).report))
+    assert data["pair"]["student"] == NAME
+
+
+def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> None:
+    elements = Elements(hostile_page)
+    policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page))
+    data, script = elements.texts["script"]
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (elements.texts["style"][0], script)
+    ]
+    assert policy[1].decode() == (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assert "<" not in data
+    assert data.isascii()
+    assert json.loads(data)["sides"] == [NAME.replace("\u202e", "\\xe2\\x80\\xae")] * 2
+
+
+def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: PageData) -> None:
+    elements = Elements(hostile_page)
+    usual = Elements(render(plain))
+    assert set(elements.tags) <= set(usual.tags)
+    assert elements.tags.count("script") == 2
+    assert elements.handlers == []
+    assert all(link.startswith("#") for link in elements.links)
+    html = hostile_page.decode()
+    assert "\u202e" not in html
+    assert "x" * (SHOWN_BYTES + 1) not in html
+    assert "{{ 7*7 }}" not in html.replace("{{␣7*7␣}}", "")
+    assert len(hostile_page) < 120_000
+    for outside in ("http:", "https:", "url(", "@import", "//cdn"):
+        assert outside not in html.replace("http-equiv", "").replace(SVG, "")
+
+
+@pytest.fixture(scope="module")
+def real_page(load_real: Load, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of Llama 3 to Qwen."""
+    sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    path = tmp_path_factory.mktemp("real") / "page.html"
+    path.write_bytes(render(examine(built(*sides), pair=xtok.pair(*sides))))
+    return path
+
+
+@pytest.mark.real
+def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
+    html = real_page.read_bytes()
+    assert len(html) <= 2_500_000
+    assert b"The whole map is on this page." in html
+
+
+# What cannot be shown
+
+
+@pytest.mark.parametrize("args", [["a", "b", "c"], ["a", "--text", "b"]])
+def test_what_does_not_go_together(args: list[str]) -> None:
+    assert "give " in usage_error("report", *args)
+
+
+def test_models_are_no_maps(cli: Cli, small: Path) -> None:
+    fails(cli("report", small / "small-byte-level"), "small-byte-level", "xtok doctor")
+
+
+def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "page.json").mkdir()
+    done = cli("report", "none.safetensors", "--output", "page.html", "--json")
+    fails(done, "page.json is a folder")
+
+
+def test_maps_of_different_pairs(map_to_digits: ProjectionMap, byte_level: Tokenizer) -> None:
+    with pytest.raises(XtokError, match="other tokens"):
+        examine([map_to_digits, built(byte_level, byte_level)])
+    with pytest.raises(ValueError, match="text needs a pair"):
+        examine(map_to_digits, texts=["a.txt"])
+
+
+def test_a_map_without_tokens_needs_its_models(map_to_digits: ProjectionMap, pair: Pair) -> None:
+    student, teacher = (replace(v, table=None) for v in (pair.student, pair.teacher))
+    bare = replace(map_to_digits, student=student, teacher=teacher)
+    with pytest.raises(XtokError):
+        examine(bare)
+    render(examine(bare, pair=pair))
+
+
+def test_a_repeated_name_is_numbered(map_to_digits: ProjectionMap) -> None:
+    report = examine([map_to_digits] * 2, names=["a", "a"]).report
+    assert [one.name for one in report.maps] == ["a", "a (2)"]
+    assert distinct(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
+
+
+def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
+    assert [weight(w) for w in (1.0, 0.00005, 0.00004, 1e-30, 0.0)] == [
+        "1.0000", "0.0001", "<0.0001", "<0.0001", "0"
+    ]  # fmt: skip
+    assert [weight(w, 3) for w in (0.0005, 0.0004)] == ["0.001", "<0.001"]
+
+
+def test_figures_of_few_places_are_grey(measured: PageData) -> None:
+    rows = re.findall(r'class="n( strong| soft)" data-v="[^-]', render(measured).decode())
+    of_class = [one.starts >= 100 for one in known(measured.report.evaluation).classes]
+    assert Counter(rows) == {" strong": sum(of_class), " soft": 2 * of_class.count(False)}
+    assert 0 < sum(of_class) < len(of_class)
+
+
+# In a browser
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no browser: apt-get install chromium")
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def files(
+    tmp_path_factory: pytest.TempPathFactory, plain: PageData, measured: PageData,
+    hostile_page: bytes,
+) -> dict[str, Path]:  # fmt: skip
+    folder = tmp_path_factory.mktemp("pages")
+    contents = {"plain": render(plain), "measured": render(measured), "hostile": hostile_page}
+    found = {}
+    for name, content in contents.items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_bytes(content)
+    return found
+
+
+browsing = pytest.mark.xdist_group("browser")
+
+
+def texts_of(browser: Browser, selector: str) -> list[str]:
+    found: list[str] = browser.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
+    )
+    return found
+
+
+@browsing
+@pytest.mark.parametrize("name", ["plain", "measured", "hostile"])
+def test_the_page_loads_without_an_error_or_a_request(
+    browser: Browser, files: dict[str, Path], name: str
+) -> None:
+    browser.open(files[name])
+    assert browser.messages == []
+    assert browser.requests == [files[name].as_uri()]
+
+
+@browsing
+def test_search_finds_tokens_bytes_and_ids(
+    browser: Browser, files: dict[str, Path], map_to_digits: ProjectionMap
+) -> None:
+    the = map_to_digits.student_ids_of(" the")[0]
+    browser.open(files["plain"], "#search=%20the")
+    assert texts_of(browser, "#students li button")[0] == f"␣the#{the}"
+    [shown, *_] = texts_of(browser, "#detail .entries tbody td:last-child")
+    entry = map_to_digits[" the"].entries[0]
+    assert shown == f"{entry.token}#{entry.teacher_id}".replace(" ", "␣")
+    browser.open(files["plain"], "#search=\\x20\\x74he")
+    assert texts_of(browser, "#students li button")[0] == f"␣the#{the}"
+    browser.open(files["plain"], f"#search=%23{the}")
+    assert texts_of(browser, "#students li button") == [f"␣the#{the}"]
+    browser.open(files["plain"], f"#student={the}")
+    assert texts_of(browser, "#detail h3") == ["␣the"]
+    browser.open(files["plain"], "#search=zzzzzz")
+    assert texts_of(browser, "#found") == ["0 student and 0 teacher tokens"]
+    browser.open(files["plain"], "#search=%")
+    assert browser.messages == []
+
+
+@browsing
+def test_every_row_and_column_of_the_page_is_the_map(
+    browser: Browser, files: dict[str, Path], plain: PageData
+) -> None:
+    [projection] = plain.maps
+    browser.open(files["plain"])
+    rows = browser.run("Array.from({length: student.length}, (_, id) => maps[0].row(id))")
+    held = [[(e["id"], e["isSlot"]) for e in row] for row in rows]
+    assert held == [
+        [(e.teacher_id, e.is_slot) for e in projection[i].entries] for i in range(len(rows))
+    ]
+    names = browser.run("Array.from({length: teacher.length}, (_, id) => teacher.shown(id))")
+    table = known(projection.teacher.table)
+    expected = [table.name(i).replace(" ", "␣") for i in range(len(table))]
+    assert [name.removeprefix("◌") for name in names] == expected
+    columns = browser.run("Array.from({length: teacher.length}, (_, id) => maps[0].column(id))")
+    assert [sorted(e["id"] for e in column) for column in columns] == [
+        sorted(projection.student_ids[projection.teacher_ids == t].tolist())
+        for t in range(len(columns))
+    ]
+    student, other = plain.pair.tokenizers
+    pieces = browser.run("Array.from({length: student.length}, (_, id) => student.piecesOf(id))")
+    shared = other.table.canonical_ids()
+    alone = [i for i in student.table.text_ids.tolist() if student.table[i] not in shared]
+    assert alone
+    for i in alone:
+        assert pieces[i] == other.segment(student.table[i])[:16]
+
+
+@browsing
+def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, Path]) -> None:
+    browser.open(files["plain"])
+    browser.run("document.getElementById('query').focus()")
+    browser.type("the")
+    assert "the" in texts_of(browser, "#students li button")[0]
+    browser.press("Tab")
+    browser.press("Tab")
+    browser.press("Enter")
+    assert browser.run("document.activeElement.id") == "detail"
+    assert browser.run("location.hash").startswith("#student=")
+
+
+@browsing
+def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
+    browser.open(files["plain"])
+    coverage = known(plain.report.maps[0].description.coverage)
+    rows = sorted(one.rows for one in coverage.classes if one.token_class != "unused")
+    for order, sort in (("descending", rows[::-1]), ("ascending", rows)):
+        browser.run("document.querySelectorAll('#classes thead button')[1].click()")
+        cells = texts_of(browser, "#classes tbody tr > td:nth-child(3)")
+        assert [int(cell.replace(",", "")) for cell in cells] == sort
+        header = "document.querySelectorAll('#classes thead th')[2]"
+        assert browser.run(f"{header}.getAttribute('aria-sort')") == order
+
+
+@browsing
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["plain", "measured", "hostile"])
+def test_nothing_is_wider_than_the_window(
+    browser: Browser, files: dict[str, Path], name: str, width: int
+) -> None:
+    browser.resize(width)
+    browser.open(files[name], "#search=x")
+    assert browser.run("document.documentElement.scrollWidth") == width
+    wide = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth)"
+    shades = browser.run(f"{wide}.map((e) => getComputedStyle(e).backgroundAttachment)")
+    assert set(shades) <= {"local, local, scroll, scroll"}  # at an edge that has more behind it
+    assert bool(shades) == (width == 400)
+    browser.resize(1280)
+
+
+@browsing
+def test_hostile_tokens_appear_as_text(browser: Browser, files: dict[str, Path]) -> None:
+    browser.open(files["hostile"], "#search=script")
+    assert browser.run("document.title") != "owned"
+    shown = browser.run("Array.from({length: 13}, (_, id) => student.shown(id))")
+    table = known(hostile_map().student.table)
+    for i in range(10):
+        assert shown[i].removeprefix("◌") == table.name(i).replace(" ", "␣")
+    assert shown[10] == "x" * SHOWN_BYTES + "… (1,000,000 bytes in all)"
+    assert "</script><script>document.title='owned'</script>#0" in texts_of(
+        browser, "#students li button"
+    )
+    for i in range(13):
+        browser.run(f"choose(student, {i})")
+    assert browser.run("document.querySelectorAll('img, b[onclick], #detail i').length") == 0
+    assert browser.messages == []
+    assert browser.requests == [files["hostile"].as_uri()]
+
+
+@browsing
+@pytest.mark.real
+def test_search_of_128_000_rows_answers_at_once(browser: Browser, real_page: Path) -> None:
+    browser.open(real_page)
+    assert browser.messages == []
+    for query in ("e", "the", r"\\xe4\\xb8", "#679", "zzzzz"):
+        took = [
+            browser.run(f"search('{query}'), Number(document.getElementById('found').dataset.ms)")
+            for _ in range(3)
+        ]
+        assert min(took) < 50, query
+    browser.run("search('#679')")
+    assert texts_of(browser, "#students li button") == ["201#679"]
+    assert texts_of(browser, "#detail .entries td:last-child")[:3] == ["2#17", "0#15", "1#16"]

@@ -1,0 +1,65 @@
+"""What a map and a pair have to do with each other: tokens, widths, swapped sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checks import error_of
+
+import xtok
+from xtok import XtokError
+from xtok.maps.binding import at_map_widths, bind_map, is_swapped, pair_of_maps
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+
+
+def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
+    wide = xtok.load_tokenizer(small / "small-byte-level", vocab_size=3000)
+    m = xtok.build(wide, digits)
+    own = xtok.load_tokenizer(small / "small-byte-level")
+    own.vocabulary = replace(own.vocabulary, width_source="tokenizer")
+    pair = at_map_widths(xtok.pair(own, digits), m)
+    assert pair.shape == (3000, len(digits.table))
+    assert pair.tables[0].sha256() == own.table.sha256() == wide.table.sha256()
+    assert (pair.tables[0].types == wide.table.types).all()
+    assert pair.tokenizers[0].segment(b"hello") == own.segment(b"hello")
+    assert bind_map(pair, m) is m
+    with pytest.raises(XtokError) as caught:
+        bind_map(xtok.pair(own, digits), m)
+    assert caught.value.parameter == "student_vocab_size"
+
+
+@pytest.mark.parametrize(("width", "given"), [(700, 896), (1000, 1000)])
+def test_the_width_that_a_side_without_tokens_needs(
+    byte_level: Tokenizer, digits: Tokenizer, width: int, given: int
+) -> None:
+    """`digits` is 896 wide and has 800 tokens: a narrower matrix can be made wider."""
+    m = xtok.build(byte_level, "bytes")
+    teacher = replace(m.teacher, table=None, vocab_size=width, width_source="map")
+    with pytest.raises(XtokError) as caught:
+        bind_map(xtok.pair(byte_level, digits), replace(m, teacher=teacher))
+    assert caught.value.parameter == "teacher_vocab_size"
+    assert f"the width {given} with" in caught.value.hint
+
+
+def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    m = xtok.build(byte_level, digits)
+    swapped = xtok.pair(digits, byte_level)
+    for refusing in (lambda: bind_map(swapped, m), lambda: xtok.explain(m, pair=swapped)):
+        assert "swapped" in error_of(refusing)
+    checks = xtok.verify(m, swapped).checks
+    assert [check.name for check in checks if check.level == "failed"] == ["sides"]
+    same = xtok.build(digits, digits)
+    assert not is_swapped(pair_of_maps(m), same)
+    with pytest.raises(XtokError, match="other tokens"):
+        bind_map(pair_of_maps(m), same)
+
+
+def test_maps_without_tokens_take_those_of_another(pair: Pair) -> None:
+    m = xtok.build(*pair.tokenizers)
+    bare = replace(m, teacher=replace(m.teacher, table=None))
+    pair = pair_of_maps(bare, m)
+    assert pair.teacher is m.teacher
+    assert bind_map(pair, bare).teacher.table is m.teacher.table

@@ -1,0 +1,175 @@
+"""`xtok serve` as a command: a process that starts, answers, and ends as it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import Cli
+from served_teachers import Model, running
+
+import xtok
+from xtok.errors import XtokError
+from xtok.teachers.serving.server import bound
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+
+BODY = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
+
+
+@contextmanager
+def command(*args: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command, and yield its process and the address that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xtok", "serve", *args, "--port", "0"],
+        stdout=-1, stderr=-1, text=True, env={**os.environ, **env},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
+    models = str(small / "small-byte-level"), str(small / "small-digits")
+    model = Model(digits)
+    keys = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
+    with (
+        running(model.app) as behind,
+        command(*models, "--teacher-url", behind, **keys) as (process, url),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert url.startswith("http://127.0.0.1:")
+        headers = {"Authorization": "Bearer ours"}
+        model.delay = 0.5
+        waiting = pool.submit(
+            httpx.post, f"{url}/v1/completions", json=BODY, headers=headers, timeout=60
+        )
+        while not model.running:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        assert waiting.result().status_code == 200
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert out == ""
+    assert "ours" not in err
+    assert "theirs" not in err
+    assert "small-digits at " in err
+    assert model.keys == {"Bearer theirs"}
+
+
+def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer) -> None:
+    models = str(small / "small-byte-level"), str(small / "small-digits")
+    model = Model(digits)
+    with (
+        running(model.app) as behind,
+        command(*models, "--teacher-url", behind) as (process, url),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        model.delay = 600.0
+        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=60)
+        while not model.running:
+            time.sleep(0.005)
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaves:
+            leaves.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert waiting.result().status_code == 503
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in err
+
+
+def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -> None:
+    models = str(small / "small-byte-level"), str(small / "small-digits")
+    done = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: the teacher's server at http://127.0.0.1:9: ConnectError: ")
+    assert hint.startswith("hint: give the address of a vLLM or SGLang server of the teacher")
+    assert "note: the start takes up to a minute" in done.stderr
+    done = cli("serve", *models)
+    assert done.returncode == 2
+    assert "http://localhost:8000" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = cli("serve", *models, "--teacher-url", "x", "--port", port)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        f"error: 127.0.0.1:{port} cannot be listened at: Address already in use",
+        "hint: give another --port, or stop what listens there",
+    ]
+    with bound("127.0.0.1", 0) as first, pytest.raises(XtokError, match="cannot be listened at"):
+        bound("127.0.0.1", first.getsockname()[1])  # while the first one still starts
+    with pytest.raises(XtokError, match="cannot be listened at: ") as raised:
+        bound("192.0.2.1", 0)
+    assert raised.value.hint == "give another host="
+    for name in ("XTOK_API_KEY", "XTOK_TEACHER_API_KEY"):
+        done = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
+        assert done.returncode == 1
+        assert "error: a key has a space or line break at an end" in done.stderr
+        assert "secret" not in done.stderr
+    with running(Model(digits, max_logprobs=5).app) as behind:
+        done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--host", "0.0.0.0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        f"error: the server at {behind} gives 5 candidates a token, and 64 are needed",
+        "hint: start it with --max-logprobs 64",
+    ]
+    assert "note: anybody who reaches 0.0.0.0 may ask: set XTOK_API_KEY" in done.stderr
+
+
+@pytest.mark.parametrize("problem", ["fails", "has another tokenizer", "is short"])
+def test_a_server_that_does_not_answer_for_the_teacher_is_an_error(
+    problem: str, cli: Cli, small: Path, digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    """Also after it has said what it is: the first request of all is part of the start."""
+    models = [str(small / name) for name in ("small-byte-level", "small-digits")]
+    served = Model(digits, texts=False, max_model_len=40 if problem == "is short" else 2048)
+    if problem == "has another tokenizer":
+        models.reverse()
+    answer = served._score
+
+    async def once(request: Any, ids: list[int]) -> Any:
+        if len(served.asked) > 1:  # the first tells what the server is, the second its tokenizer
+            served.status = 500
+        return await answer(request, ids)
+
+    if problem == "fails":
+        served._score = once  # type: ignore[method-assign]
+    with running(served.app) as behind:
+        done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--wait", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert behind in error
+    assert hint.startswith("hint: ")
+
+
+def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("xtok.teachers.serving.server", "xtok.teachers.serving.teacher"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delattr("xtok.teachers.serving.server", raising=False)
+    with pytest.raises(XtokError, match="a server needs the package uvicorn, which is not") as got:
+        xtok.serve(pair, "http://127.0.0.1:9")
+    assert got.value.hint == (
+        "pip install starlette uvicorn httpx msgspec prometheus-client, or in a clone of xtok: "
+        "pip install -e '.[serve]'"
+    )

@@ -1,0 +1,198 @@
+"""What the student's tokens of a chunk have of the teacher's, by byte prefixes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_projecting import map_of, small, top_k
+
+import xtok
+from xtok.alignment.aligner import TokenAligner
+from xtok.teachers.project import Projector
+from xtok.tokenizers import Tokenizer
+
+LETTERS = [b"a", b"b"]
+DIGITS = [b"0", b"1", b"2"]
+words = st.lists(st.text("ab", min_size=2, max_size=4).map(str.encode), max_size=6, unique=True)
+
+
+def flat(rows: list[list[int]]) -> tuple[Any, Any]:
+    ids = np.array([i for row in rows for i in row], np.int32)
+    return ids, np.cumsum([0, *map(len, rows)])
+
+
+@pytest.fixture
+def digits() -> tuple[Tokenizer, Tokenizer]:
+    """A student that spells `201` as `2` and `01`, and a teacher with `201` and `20`."""
+    return small([*DIGITS, b"01"]), small([*DIGITS, b"20", b"201"])
+
+
+def test_a_token_has_what_the_teacher_says_of_its_bytes(
+    digits: tuple[Tokenizer, Tokenizer],
+) -> None:
+    """`2` begins with three candidates of 0.95 together: equal shares would be 0.548 twice."""
+    pair = xtok.pair(*digits)
+    ids, p = [4, 5, 3], np.array([0.5, 0.3, 0.15])
+    found = xtok.project_logprobs(
+        TokenAligner(pair), [3, 4], [5], np.log([0.3]), credit="prefix",
+        teacher_topk=([ids], np.log([p])),
+    )  # fmt: skip
+    # Of 0.05, the two other tokens, `0` and `1`, have all.
+    assert np.exp(found.logprobs) == pytest.approx([0.95, 0.3 / 0.95], abs=1e-6)
+    assert found.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
+
+    projector = Projector(pair, map_of({}, *pair.reversed.tokenizers))
+    rows = top_k([[1, 5]], [{}, dict(zip(ids, p.tolist(), strict=True))], None)
+    realized = projector.project(rows, *flat([[1, 3, 4]]), 9).realized_logprob
+    assert np.isnan(realized[0])
+    assert realized[1:].tolist() == found.logprobs.tolist()
+
+
+def test_the_rest_is_shared_by_all_other_tokens(digits: tuple[Tokenizer, Tokenizer]) -> None:
+    """0.2 for `0`, `1`, `2` and `20`, two of which begin with `2`; the token is no candidate."""
+    found = xtok.project_logprobs(
+        TokenAligner(xtok.pair(*digits)), [3, 4], [5], np.log([0.3]), credit="prefix",
+        teacher_topk=([[1, -1]], [[math.log(0.5), -math.inf]]),
+    )  # fmt: skip
+    assert np.exp(found.logprobs[0]) == pytest.approx(0.3 + 0.2 * 2 / 3, abs=1e-6)
+
+
+def test_without_candidates_shares_are_equal(digits: tuple[Tokenizer, Tokenizer]) -> None:
+    given_ids = TokenAligner(xtok.pair(*digits)), [1, 3, 4, 2], [1, 5, 2]
+    logprobs = [-1.0, -4.0, -2.0]
+    none = np.zeros((3, 0), np.int64), np.zeros((3, 0))
+    padding = np.zeros((3, 2), np.int64), np.full((3, 2), -9999.0)
+    for topk in (none, padding):
+        found = xtok.project_logprobs(*given_ids, logprobs, credit="prefix", teacher_topk=topk)
+        assert found.logprobs.tolist() == [-1, -2, -2, -2]
+
+
+def test_what_is_impossible_is_finite_where_the_sum_is(digits: tuple[Tokenizer, Tokenizer]) -> None:
+    """A token that hardly can be, and one that cannot: all that is left of nothing."""
+    aligner = TokenAligner(xtok.pair(*digits))
+    topk = [[3, 1]], np.log([[0.5, 0.5]])
+    for logprob, expected in ((-900.0, [math.log(0.5), -900 - math.log(0.5)]), (-math.inf, None)):
+        found = xtok.project_logprobs(
+            aligner, [3, 4], [5], [logprob], credit="prefix", teacher_topk=topk
+        )
+        assert found.logprobs.tolist() == pytest.approx(expected or [-math.inf] * 2, abs=1e-3)
+
+
+@settings(max_examples=150)
+@given(st.data(), words, words)
+def test_shares_are_those_of_the_plain_twin(
+    data: st.DataObject, ours: list[bytes], theirs: list[bytes]
+) -> None:
+    """Sums are kept, bit for bit; every token of a chunk has a finite share, at most 0."""
+    student, teacher = small(LETTERS + ours), small(LETTERS + theirs)
+    text = data.draw(st.text("ab", min_size=1, max_size=24)).encode()
+    s, t = student.segment(text), teacher.segment(text)
+    width = len(teacher.table)
+    rows, own = list[dict[int, float]](), []
+    for i in t:
+        least = 0 if rows else 1  # a first token that is certain is nobody's prediction
+        weights = data.draw(st.lists(st.integers(least, 9), min_size=width, max_size=width))
+        p = np.array(weights) + np.eye(width)[i]
+        p /= p.sum()
+        own.append(float(np.log(p[i])))
+        best = np.argsort(-p, kind="stable")[: data.draw(st.integers(1, 4))]
+        rows.append({k: float(p[k]) for k in best.tolist() if p[k]})
+    size = max(map(len, rows))
+    topk: list[Any] = [[[*row, *[-1] * (size - len(row))] for row in rows]]
+    topk += [[[*np.log([*row.values()]), *[-np.inf] * (size - len(row))] for row in rows]]
+    aligner = TokenAligner(xtok.pair(student, teacher))
+    found = xtok.project_logprobs(
+        aligner, s, t, own, credit="prefix", teacher_topk=(topk[0], topk[1])
+    )
+    assert found.valid.all()
+    assert np.isfinite(found.logprobs).all()
+    assert (found.logprobs <= 0).all()
+    tokens = teacher.table.tokens()
+    pieces = [student.table[i] for i in s], [tokens[i] for i in t]
+    for places, of_teacher in naive.common_boundaries(*pieces):
+        expected = naive.prefix_credit(
+            [pieces[0][i] for i in places],
+            [pieces[1][j] for j in of_teacher],
+            [{tokens[k]: p for k, p in rows[j].items()} for j in of_teacher],
+            [own[j] for j in of_teacher],
+            tokens[1:],
+        )
+        assert found.logprobs[places].tolist() == pytest.approx(expected, abs=1e-5)
+        total = np.float32(math.fsum(own[j] for j in of_teacher))
+        assert found.logprobs[places].astype(np.float64).sum() == total
+
+
+def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
+    ids = byte_level.segment(b"The keeper lit 201 lamps.")
+    logprobs = -np.random.default_rng(0).exponential(3, len(ids)).astype(np.float32)
+    topk = np.array(ids)[:, None], logprobs[:, None]
+    aligner = TokenAligner(xtok.pair(byte_level, byte_level))
+    found = xtok.project_logprobs(aligner, ids, ids, logprobs, credit="prefix", teacher_topk=topk)
+    assert found.logprobs.tolist() == logprobs.tolist()
+
+
+def test_forms_and_what_does_not_fit(digits: tuple[Tokenizer, Tokenizer]) -> None:
+    """Padded batches and lists of sequences, as for the other arguments."""
+    aligner = TokenAligner(xtok.pair(*digits))
+    ids, logprobs = [[4, 5, 3], [1, 2, 3]], np.log([[0.5, 0.3, 0.15], [0.4, 0.3, 0.3]])
+    expected = [math.log(0.95), math.log(0.3 / 0.95), math.log(0.3)]
+
+    def shared(s: Any, t: Any, values: Any, topk: Any, **options: Any) -> Any:
+        return xtok.project_logprobs(
+            aligner, s, t, values, credit="prefix", teacher_topk=topk, **options
+        )
+
+    own = np.log([0.3, 0.3])
+    rows = shared(
+        [[3, 4, 2], [2]], [[5, 2], [2]], [own, own[1:]], ([ids, ids[1:]], [logprobs, logprobs[1:]])
+    )
+    assert rows.logprobs[0].tolist() == pytest.approx(expected)
+    batch = shared(
+        np.array([[3, 4, 2], [2, 0, 0]]), np.array([[5, 2], [2, 0]]), np.stack([own, own[::-1]]),
+        (np.array([ids, ids[::-1]]), np.stack([logprobs, logprobs[::-1]])),
+        student_attention_mask=[[1, 1, 1], [1, 0, 0]], teacher_attention_mask=[[1, 1], [1, 0]],
+    )  # fmt: skip
+    assert batch.logprobs[0].tolist() == pytest.approx(expected)
+    assert batch.logprobs[1].tolist() == pytest.approx([math.log(0.3), 0, 0])
+    for topk, message in (
+        (None, "credit='prefix' needs teacher_topk"),
+        (([4, 5], [-1, -1]), r"teacher_topk are of shape \[2\], teacher_ids of \[2\]"),
+        ((ids, logprobs[:, :2]), r"\(2, 3\) ids, \(2, 2\) log-probabilities"),
+        (([[4, 6], [1, 2]], [[-1, -1]] * 2), r"id 6 at \[0\] is not in 0\.\.5"),
+        (([[4, 5], [1, 2]], [[-1, -1], [-1, 0.5]]), r"teacher_topk have 0.5 at \[1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            shared([3, 4, 2], [5, 2], own, topk)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "names", [("qwen.tiktoken", "llama3.tiktoken"), ("mistral-v3.model", "qwen.tiktoken")]
+)
+def test_every_token_of_a_real_student_has_a_share(load_real: Any, names: tuple[str, str]) -> None:
+    """Through a projector too, whose sums over each chunk are the teacher's."""
+    pair = xtok.pair(*map(load_real, names))
+    student, teacher = pair.tokenizers
+    text = "In 2014 the price was 1299 dollars, in 東京 too. Größe, 👨\u200d👩.\n\tdef f(x): pass\n"
+    s, t = student.segment(text.encode()), teacher.segment(text.encode())
+    draw = np.random.default_rng(0)
+    rows: list[dict[int, float]] = [{}]
+    for i in t[1:]:
+        ids = [i, *draw.choice(teacher.table.text_ids, 15, replace=False).tolist()]
+        rows.append(dict(zip(ids, (draw.dirichlet(np.ones(16)) * 0.9).tolist(), strict=False)))
+    given_rows = top_k([t], rows, None)
+    projector = Projector(pair, map_of({}, teacher, student))
+    found = projector.project(given_rows, *flat([s]), 16).realized_logprob
+    chunks = naive.common_boundaries([student.table[i] for i in s], [teacher.table[i] for i in t])
+    assert sum(len(places) > 1 for places, _ in chunks) > 3
+    for places, theirs in chunks[1:]:
+        assert np.isfinite(found[places]).all()
+        assert (found[places] <= 0).all()
+        total = given_rows.realized_logprob[theirs].sum(dtype=np.float64)
+        assert found[places].sum(dtype=np.float64) == pytest.approx(total, abs=1e-5)

@@ -1,0 +1,363 @@
+"""A teacher's log-probabilities on a student's tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+from conftest import Aligners, Tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make import byte_ranks, run_python
+
+import xtok
+from xtok.alignment.aligner import TokenAligner
+from xtok.errors import XtokError
+from xtok.teachers.logprobs import Credit, ProjectedLogprobs
+from xtok.tokenizers import Tokenizer
+
+LOGPROBS = st.floats(-50, 0, width=32) | st.sampled_from([0.0, -0.0, -1e-30, -1e3, -math.inf])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer]:
+    """A student with 'ab' (256), 'abc' (257), 'de' (258); a teacher with 'bc' (256), 'cd' (257)."""
+    folder = tmp_path_factory.mktemp("tiny")
+    student = byte_ranks(folder / "student.tiktoken", "ab", "abc", "de")
+    return student, byte_ranks(folder / "teacher.tiktoken", "bc", "cd")
+
+
+@pytest.fixture(scope="module")
+def aligner(tiny: tuple[Tokenizer, Tokenizer]) -> TokenAligner:
+    return TokenAligner(xtok.pair(*tiny))
+
+
+def ids(text: str, *tokens: int) -> list[int]:
+    """The ids of bytes, then further ids."""
+    return [*text.encode(), *tokens]
+
+
+def shares(found: ProjectedLogprobs) -> tuple[list[float], list[bool]]:
+    assert found.logprobs.dtype == np.float32
+    assert found.valid.dtype == np.bool_
+    return found.logprobs.tolist(), found.valid.tolist()
+
+
+# One chunk at a time
+
+
+def test_the_student_tokens_of_a_chunk_share_its_sum(aligner: TokenAligner) -> None:
+    s = ids("xab", 256, *b"cx")  # x a b (ab) c x
+    t = ids("xaba", 256, *b"x")  # x a b a (bc) x
+    found = xtok.project_logprobs(aligner, s, t, [-1.0, -2.0, -4.0, -8.0, -16.0, -0.5])
+    assert shares(found) == ([-1, -2, -4, -12, -12, -0.5], [True] * 6)
+
+
+def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
+    tiny: tuple[Tokenizer, Tokenizer], aligner: TokenAligner
+) -> None:
+    found = xtok.project_logprobs(aligner, [256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
+    assert found.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
+    third = xtok.project_logprobs(
+        TokenAligner(xtok.pair(*tiny[::-1])), [*b"abc"], [257], [-1.0]
+    ).logprobs
+    bits = [2796203, 2796202, 2796203]  # of 2 ** -23, the last bit of 1.0 in float32
+    assert third.tolist() == [-n * 2.0**-23 for n in bits]
+    assert third.astype(np.float64).sum() == -1.0
+
+
+@pytest.mark.parametrize(
+    ("credit", "ours", "expected"),
+    [("student", [-0.5, -1.5], [-1, -3]), ("student", [0.0, -0.0], [-2, -2]),
+     ("uniform", [-1, 0], [-2, -2])],
+)  # fmt: skip
+def test_credit_goes_to_the_tokens_that_surprised_the_student(
+    aligner: TokenAligner, credit: Credit, ours: list[float], expected: list[float]
+) -> None:
+    given = aligner, [256, *b"c"], [*b"a", 256], [-1, -3]
+    found = xtok.project_logprobs(*given, student_logprobs=ours, credit=credit)
+    assert shares(found) == (expected, [True, True])
+
+
+@pytest.mark.parametrize("credit", ["uniform", "student"])
+def test_impossible_tokens_stay_impossible(aligner: TokenAligner, credit: Credit) -> None:
+    found = xtok.project_logprobs(
+        aligner, ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
+        student_logprobs=[0, -1, -1], credit=credit,
+    )  # fmt: skip
+    assert shares(found) == ([-math.inf, -math.inf, -1], [True] * 3)
+
+
+# Sums, as a property
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_sums_are_preserved_exactly(
+    aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
+) -> None:
+    """In float64, a chunk's shares sum to the teacher's sum rounded to float32: not one bit off."""
+    pair = data.draw(st.sampled_from(list(aligners)))
+    text = data.draw(st.text("ab 12é東\U0001f468\n.", max_size=40)).encode()
+    s, t = (tokenizers[name].segment(text) for name in pair)
+    s = s[: len(s) - data.draw(st.integers(0, min(2, len(s))))]
+    theirs = data.draw(st.lists(LOGPROBS, min_size=len(t), max_size=len(t)))
+    if theirs[:1] == [0.0]:
+        theirs[0] = -0.5  # what is said of a first token is not believed to be certain
+    ours = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
+    credit: Credit = data.draw(st.sampled_from(["uniform", "student"]))
+    found = xtok.project_logprobs(
+        aligners[pair], s, t, theirs, student_logprobs=ours, credit=credit
+    )
+    rows, columns = (tokenizers[name].table for name in pair)
+    chunks = naive.common_boundaries([rows[i] for i in s], [columns[j] for j in t])
+    for places, teacher_places in chunks:
+        total = float(np.float32(sum(theirs[j] for j in teacher_places)))
+        assert math.fsum(found.logprobs[places].tolist()) == total
+        assert float(found.logprobs[places].astype(np.float64).sum()) == total
+    inside = {i for places, _ in chunks for i in places}
+    assert np.flatnonzero(found.valid).tolist() == sorted(inside)
+    assert not found.logprobs[~found.valid].any()
+    assert (found.logprobs <= 0).all()
+    if all(map(math.isfinite, theirs)):
+        expected = naive.projected_logprobs(
+            chunks, len(s), theirs, ours if credit == "student" else None
+        )
+        assert shares(found) == expected
+
+
+# Forms
+
+
+def test_what_comes_back_has_the_form_of_the_students_ids(aligner: TokenAligner) -> None:
+    s, t, logprobs = ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]
+    expected = [-2.0, -2.0, -5.0]
+    for array in (list, tuple, np.array, torch.tensor):
+        one = xtok.project_logprobs(aligner, array(s), array(t), array(logprobs))
+        assert isinstance(one.logprobs, torch.Tensor if array is torch.tensor else np.ndarray)
+        assert one.logprobs.tolist() == expected
+        assert one.valid.tolist() == [True] * 3
+        rows = [array(s), array(s[:1])]
+        ragged = xtok.project_logprobs(
+            aligner, rows, [array(t), array(t)], [array(logprobs), array(logprobs)]
+        )
+        assert [type(row) for row in ragged.logprobs] == [type(one.logprobs)] * 2
+        assert [row.tolist() for row in ragged.logprobs] == [expected, [0.0]]
+        assert [row.tolist() for row in ragged.valid] == [[True] * 3, [False]]
+    tensors = xtok.project_logprobs(
+        aligner, torch.tensor(s), np.array(t), torch.tensor(logprobs, dtype=torch.bfloat16)
+    )
+    assert tensors.logprobs.dtype == torch.float32
+    assert tensors.valid.dtype == torch.bool
+    assert tensors.logprobs.tolist() == expected
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_padded_batches_with_masks(aligner: TokenAligner, padding: str) -> None:
+    rows = [(ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]), ([97], [97], [-7.0])]
+
+    def padded(column: int, fill: Any) -> Any:
+        values = [row[column] for row in rows]
+        width = max(map(len, values)) + 1
+        return np.array(
+            [[*v, *[fill] * (width - len(v))] if padding == "right"
+             else [*[fill] * (width - len(v)), *v] for v in values]
+        )  # fmt: skip
+
+    s, t, logprobs = padded(0, 999), padded(1, -5), padded(2, math.nan)
+    found = xtok.project_logprobs(
+        aligner, s, t, logprobs,
+        student_attention_mask=s != 999, teacher_attention_mask=t != -5,
+    )  # fmt: skip
+    right = [[-2, -2, -5, 0], [-7, 0, 0, 0]]
+    left = [[0, -2, -2, -5], [0, 0, 0, -7]]
+    assert found.logprobs.tolist() == (right if padding == "right" else left)
+    assert (found.valid == (found.logprobs != 0)).all()
+
+
+def test_empty_sequences(aligner: TokenAligner) -> None:
+    assert shares(xtok.project_logprobs(aligner, [], [], [])) == ([], [])
+    found = xtok.project_logprobs(aligner, [[], [97]], [[97], []], [[-1.0], []])
+    assert [row.tolist() for row in found.logprobs] == [[], [0.0]]
+    none = np.zeros((0, 3), np.int64)
+    assert xtok.project_logprobs(aligner, none, none, none).logprobs.shape == (0, 3)
+
+
+# What is not valid
+
+
+def test_special_tokens_align_by_role_or_are_left_out(
+    aligners: Aligners, tokenizers: Tokenizers
+) -> None:
+    rows, columns = tokenizers["byte_level"].table, tokenizers["sentencepiece"].table
+    bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
+    s = [bos, *tokenizers["byte_level"].segment(b" a"), eos]
+    t = [*tokenizers["sentencepiece"].segment(b" a"), columns.roles["eos"][0]]
+    found = xtok.project_logprobs(aligners["byte_level", "sentencepiece"], s, t, [-1.0] * len(t))
+    assert found.valid.tolist() == [False, *[True] * (len(s) - 1)]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_the_first_token_need_not_be_scored(aligner: TokenAligner, missing: Any) -> None:
+    found = xtok.project_logprobs(aligner, ids("abx"), ids("abx"), [missing, -1.0, -2.0])
+    assert shares(found) == ([0, -1, -2], [False, True, True])
+    found = xtok.project_logprobs(aligner, [256, *b"x"], ids("abx"), [missing, -1.0, -2.0])
+    assert shares(found) == ([0, -2], [False, True])
+    with pytest.raises(ValueError, match=r"teacher_logprobs have nan at \[1\]; only a first token"):
+        xtok.project_logprobs(aligner, ids("abx"), ids("abx"), [-1.0, missing, -2.0])
+
+
+def test_a_response_mask_leaves_out_the_prompt_and_what_reaches_into_it(
+    aligner: TokenAligner,
+) -> None:
+    s, t = ids("xabc"), ids("xa", 256)  # the teacher's 'bc' is a token; the response begins at 'c'
+    mask = [False, False, False, True]
+    found = xtok.project_logprobs(aligner, s, t, [None, None, -1.0], response_mask=mask)
+    assert shares(found) == ([0] * 4, [False] * 4)
+    mask[2] = True
+    found = xtok.project_logprobs(aligner, s, t, [None, None, -1.0], response_mask=mask)
+    assert shares(found) == ([0, 0, -0.5, -0.5], [False, False, True, True])
+
+
+def test_truncation_of_either_side_leaves_the_rest_out(aligner: TokenAligner) -> None:
+    s, t = ids("xabcx"), ids("xa", 256, *b"x")
+    found = xtok.project_logprobs(aligner, s[:3], t, [-1.0] * 4)
+    assert found.valid.tolist() == [True, True, False]
+    found = xtok.project_logprobs(aligner, s, t[:2], [-1.0] * 2)
+    assert found.valid.tolist() == [True, True, False, False, False]
+
+
+def test_a_character_that_the_student_broke_off(aligner: TokenAligner) -> None:
+    """Teachers read the decoded text, which has U+FFFD in its place."""
+    s = [*b"a", *"東".encode()[:2]]
+    found = xtok.project_logprobs(aligner, s, ids("a\ufffd"), [-1.0] * 4)
+    assert found.valid.tolist() == [True, False, False]
+    s = [*b"a", 0xFF, *b"b" * 20]
+    found = xtok.project_logprobs(aligner, s, ids("a\ufffd" + "b" * 20), [-1.0] * 24)
+    assert found.valid.tolist() == [True, False, *[True] * 20]
+
+
+# Texts that part
+
+
+def test_texts_that_part_are_an_error_with_the_place(aligner: TokenAligner) -> None:
+    with pytest.raises(XtokError, match=r'byte 4, after "é: ": .* "12", the teacher "7"') as error:
+        xtok.project_logprobs(aligner, ids("é: 12"), ids("é: 7"), [-1.0] * 5)
+    assert error.value.parameter == "partial"
+    rows = [ids("a"), ids("one\x1b[31m" + "x" * 60)]
+    with pytest.raises(XtokError, match=r"of row 1 part at byte 0,") as error:
+        xtok.project_logprobs(aligner, rows, [ids("a"), ids("two")], [[-1.0], [-1.0] * 3])
+    assert "\x1b" not in str(error.value)
+    assert "x" * 30 not in str(error.value)
+
+
+def test_texts_that_look_the_same_are_told_by_code_points(aligner: TokenAligner) -> None:
+    s, t = ids("caf\u0065\u0301"), ids("caf\u00e9")
+    with pytest.raises(XtokError, match=r"U\+0065 U\+0301\).*U\+00E9\)"):
+        xtok.project_logprobs(aligner, s, t, [-1.0] * len(t))
+    with pytest.raises(XtokError) as error:
+        xtok.project_logprobs(aligner, ids("a"), ids(" a"), [-1.0] * 2)
+    assert "U+" not in str(error.value)
+
+
+def test_partial_keeps_what_agrees(aligner: TokenAligner) -> None:
+    s, t = ids("the price was 12 dollars"), ids("the price was 7 dollars")
+    found = xtok.project_logprobs(aligner, s, t, [-1.0] * len(t), partial=True)
+    assert found.valid.tolist() == [True] * 14 + [False] * 2 + [True] * 8
+    other = xtok.project_logprobs(aligner, ids("abc"), ids("xyz"), [-1.0] * 3, partial=True)
+    assert not other.valid.any()
+
+
+# Bad input
+
+
+def test_what_is_no_log_probability_is_refused(aligner: TokenAligner) -> None:
+    with pytest.raises(ValueError, match=r"teacher_logprobs have 0.25 at \[1\]: no log-prob"):
+        xtok.project_logprobs(aligner, ids("ab"), ids("ab"), [-1.0, 0.25])
+    with pytest.raises(ValueError, match=r"student_logprobs have inf at \[1, 0\]: no log-prob"):
+        xtok.project_logprobs(
+            aligner, [[97], [97]], [[97], [97]], [[-1], [-1]], student_logprobs=[[-1], [math.inf]]
+        )
+    with pytest.raises(ValueError, match=r"student_logprobs have -inf at \[1\]"):
+        xtok.project_logprobs(
+            aligner, ids("ab"), ids("ab"), [-1, -1],
+            student_logprobs=[-1, -math.inf], credit="student",
+        )  # fmt: skip
+    rounded = xtok.project_logprobs(aligner, ids("a"), ids("a"), [1e-6])
+    assert rounded.logprobs[0] == np.float32(1e-6)
+
+
+def test_an_error_names_the_place_in_the_padded_batch(aligner: TokenAligner) -> None:
+    t = np.array([[0, 0, 97], [0, 97, 98]])
+    logprobs = np.array([[5, 5, -1], [5, -1, math.nan]])
+    with pytest.raises(ValueError, match=r"have nan at \[1, 2\]"):
+        xtok.project_logprobs(
+            aligner, t, t, logprobs, student_attention_mask=t > 0, teacher_attention_mask=t > 0
+        )
+
+
+@pytest.mark.parametrize(
+    ("s", "t", "logprobs", "options", "message"),
+    [
+        ([97], [97, 258], [-1, -1], {}, r"258 at \[1\]"),
+        ([[97], [97, 97, -1]], [[97], [97]], [[-1], [-1]], {}, r"student id -1 at \[1, 2\]"),
+        ([97], [97], [-1, -1], {}, r"teacher_logprobs .* \[2\], teacher_ids of \[1\]"),
+        ([[97], [97]], [[97], [97]], [[-1], [-1, -1]], {}, r"\[\[1\], \[2\]\], teacher_ids of"),
+        ([[97], [97]], [97], [-1], {}, "2 student sequences, 1"),
+        ([97.5], [97], [-1], {}, "student_ids are float64"),
+        ([[97]], [97], [-1], {"student_attention_mask": [[1]]}, "student_attention_mask"),
+        ([97], [97], [-1], {"student_attention_mask": [1, 1]}, r"\[2\], student_ids of \[1\]"),
+        ([97], [97], [-1], {"response_mask": [1, 1]}, r"response_mask .* \[2\]"),
+        ([97], [97], [-1], {"credit": "teacher"}, "credit is 'teacher'"),
+        ([97], [97], [-1], {"credit": "student"}, "student_logprobs"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    aligner: TokenAligner, s: Any, t: Any, logprobs: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        xtok.project_logprobs(aligner, s, t, logprobs, **options)
+
+
+# Real tokenizers
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "pair", [("qwen.tiktoken", "llama3.tiktoken"), ("mistral-v3.model", "qwen.tiktoken")]
+)
+def test_every_token_of_a_real_student_is_valid(load_real: Any, pair: tuple[str, str]) -> None:
+    student, teacher = map(load_real, pair)
+    aligner = TokenAligner(xtok.pair(student, teacher))
+    texts = [
+        "In 2014 the price was 1299 dollars, in 東京 too.\n\tdef f(x): return x\n",
+        "敏捷的棕色狐狸跳过了懒狗。2024年,価格は1299ドルでした。👨\u200d👩\u200d👧",
+        json.dumps({"größe": [1, 22, 333], "слово": "да"}, ensure_ascii=False),
+    ]
+    s, t = (side.segment_batch([text.encode() for text in texts]) for side in (student, teacher))
+    draw = np.random.default_rng(0)
+    logprobs = [-draw.standard_exponential(len(row or [])) for row in t]
+    found = xtok.project_logprobs(aligner, s, t, logprobs)
+    assert all(row.all() for row in found.valid)
+    for ours, theirs, values, share in zip(s, t, logprobs, found.logprobs, strict=True):
+        for chunk in aligner.pairs(ours or [], theirs or []):
+            total = np.float32(values[slice(*chunk.teacher_tokens)].sum())
+            assert share[slice(*chunk.student_tokens)].astype(np.float64).sum() == total
+
+
+def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
+    """NumPy in, NumPy out: torch is not imported."""
+    script = (
+        "import sys, xtok\n"
+        "aligner = xtok.TokenAligner(xtok.pair('bytes', 'bytes'))\n"
+        "found = xtok.project_logprobs(aligner, [97], [97], [-1.0])\n"
+        "assert found.logprobs.tolist() == [-1.0]\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    run_python(script, cwd=tmp_path, check=True, timeout=300)

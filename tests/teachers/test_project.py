@@ -1,0 +1,354 @@
+"""A teacher's predictions in the student's tokens, beside plain twins and all that can be."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+from make import byte_ranks
+from naive_projecting import (
+    END,
+    Bigrams,
+    Projection,
+    Row,
+    map_of,
+    rows_of,
+    small,
+    top_k,
+)
+
+import xtok
+from xtok.teachers.formats.topk import TopK
+from xtok.teachers.kernels import ID_BITS, RESPLIT_RATE, ROOT
+from xtok.teachers.project import Projector, seams
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink takes minutes, and helps little
+PLAIN = xtok.BuildConfig(scale_trick=False)
+LETTERS = [b"a", b"b"]
+words = st.lists(
+    st.text("ab", min_size=2, max_size=4).map(str.encode), max_size=5, unique=True
+).map(lambda more: LETTERS + more)
+
+
+def shares(ids: Sequence[int]) -> st.SearchStrategy[dict[int, float]]:
+    """Some of these ids, with probabilities that add up to 1."""
+    weights = st.dictionaries(st.sampled_from(list(ids)), st.integers(1, 9), min_size=1)
+    return weights.map(lambda row: {i: n / sum(row.values()) for i, n in row.items()})
+
+
+@st.composite
+def documents(draw: st.DrawFn, tokens: Sequence[bytes]) -> list[tuple[list[int], list[Row]]]:
+    """Texts as tokens, none for the last or all followed by an end of text, and predictions."""
+    text_ids = range(1, len(tokens) + 1)
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        ids = draw(st.lists(st.sampled_from(text_ids), min_size=1, max_size=6))
+        ids += draw(st.sampled_from([[], [END]]))
+        rows: list[Row] = [draw(shares([END, *text_ids])) for _ in ids]
+        found.append((ids, [{}, *rows[1:]]))
+    return found
+
+
+def spelled(student: Tokenizer, ids: Sequence[int], tokens: Sequence[bytes]) -> list[int]:
+    """The student's ids of a teacher's document; both have the same end of text."""
+    text = b"".join(tokens[i] for i in ids)
+    return student.segment(text) + [END] * (ids[-1] == END)
+
+
+def same(one: TopK, other: TopK) -> None:
+    """All arrays are equal, bit for bit."""
+    arrays: Any = zip(one, other, strict=True)
+    for a, b in arrays:
+        assert a.dtype == b.dtype
+        assert a.tobytes() == b.tobytes()
+
+
+def assert_close(row: Row, want: Row) -> None:
+    for i in row.keys() | want.keys():
+        assert row.get(i, 0.0) == pytest.approx(want.get(i, 0.0), rel=1e-5, abs=1e-6)
+
+
+def flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.array([i for row in rows for i in row], np.int32)
+    return ids, np.cumsum([0, *map(len, rows)])
+
+
+@settings(max_examples=100, phases=QUICK)
+@given(st.data(), words, words, st.booleans(), st.sampled_from([1, 2, 3, 9]), st.booleans())
+def test_every_row_is_what_the_rule_says(
+    data: st.DataObject,
+    ours: list[bytes],
+    theirs: list[bytes],
+    merges: bool,
+    k: int,
+    along_path: bool,
+) -> None:
+    assume(ours != theirs)
+    student, teacher = small(ours, merges=merges), small(theirs)
+    tokens = teacher.table.tokens()
+    given_rows = data.draw(documents(theirs))
+    back = {t: data.draw(shares(range(1, len(ours) + 1))) for t in range(1, len(tokens), 2)}
+    back[END] = {END: 1.0}
+    texts = [ids for ids, _ in given_rows]
+    rows = [row for _, part in given_rows for row in part]
+    predictions = top_k(texts, rows, k)
+    spellings = [spelled(student, ids, tokens) for ids in texts]
+    back_map = map_of(back, teacher, student)
+    projector, again = (
+        Projector(xtok.pair(student, teacher), back_map, threads, along_path=along_path)
+        for threads in (2, 1)
+    )
+    found = projector.project(predictions, *flat(spellings), 99)
+    for one in (projector, again):  # what a projector has seen, and its threads, change nothing
+        same(one.project(predictions, *flat(spellings), 99), found)
+    best = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows_of(found)]
+    cut = projector.project(predictions, *flat(spellings), 2)
+    assert [list(row.items()) for row in rows_of(cut)] == [row[:2] for row in best]
+
+    known = rows_of(predictions)
+    for row, all_of_it, i in zip(known, rows, predictions.token_ids.tolist(), strict=True):
+        if all_of_it:
+            row[i] = all_of_it.get(i, 0.0)
+    expected: list[dict[int, float]] = []
+    begin = 0
+    for ids, ours_of_it in zip(texts, spellings, strict=True):
+        rows_of_it = known[begin : begin + len(ids)]
+        twin = Projection(ids, rows_of_it, tokens, back, student, along_path=along_path)
+        ends = np.cumsum([0, *(len(tokens[i]) for i in ids)])
+        starts = np.cumsum([0, *(len(student.table[s]) for s in ours_of_it)])[:-1].tolist()
+        for start in starts:
+            place = min(int(np.searchsorted(ends, start, side="right")) - 1, len(ids) - 1)
+            is_aligned = int(ends[place]) in starts
+            expected.append(twin.at(place, start - int(ends[place]), is_aligned=is_aligned) or {})
+        begin += len(ids)
+    total = np.exp(found.rest_logprob.astype(np.float64))
+    for row, want, rest in zip(rows_of(found), expected, total, strict=True):
+        assert_close(row, want)
+        if row:
+            assert sum(row.values()) + rest == pytest.approx(1, abs=1e-5)
+    kept = zip(rows_of(cut), np.exp(cut.rest_logprob.astype(np.float64)).tolist(), strict=True)
+    assert all(sum(row.values()) + rest == pytest.approx(1, abs=1e-5) for row, rest in kept if row)
+
+
+@settings(max_examples=100, phases=QUICK)
+@given(st.data(), words, words, st.integers(0, 6))
+def test_a_teacher_of_pairs_is_projected_as_all_that_it_may_write_says(
+    data: st.DataObject, ours: list[bytes], theirs: list[bytes], seed: int
+) -> None:
+    """Given the best of all maps, of the truth for each token, a row at a common beginning is true.
+
+    All tokens of the teacher's are at least half as long as the longest of the student's, so no
+    token grows over two of them.
+    """
+    longest = max(map(len, ours))
+    theirs = [word for word in theirs if 2 * len(word) >= longest]
+    assume(theirs and ours != theirs)
+    student, teacher = small(ours), small(theirs)
+    tokens = teacher.table.tokens()
+    text_ids = range(1, len(tokens))
+    model = Bigrams({t: data.draw(shares([END, *text_ids])) for t in range(len(tokens))}, tokens)
+    spell = student.segment
+    back = {t: model.begins(t, spell, longest, tokens[t]) for t in text_ids} | {END: {END: 1.0}}
+    rng = np.random.default_rng(seed)
+    ids = [int(rng.choice(text_ids))]
+    while len(ids) < 6 and ids[-1] != END:
+        row = model.rows[ids[-1]]
+        ids.append(int(rng.choice(list(row), p=list(row.values()))))
+    rows: list[Row] = [{}, *(model.rows[t] for t in ids[:-1])]
+    spelling = spelled(student, ids, tokens)
+    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
+    found = projector.project(top_k([ids], rows, None), *flat([spelling]), 99)
+    begins = np.cumsum([0, *(len(tokens[i]) for i in ids)]).tolist()
+    start = 0
+    for s, row in zip(spelling, rows_of(found), strict=True):
+        place = begins.index(start) if start in begins else 0
+        if place and place < len(ids):
+            assert_close(row, model.begins(ids[place - 1], spell, longest))
+        start += len(student.table[s])
+
+
+def test_equal_tokenizers_give_the_input_bit_for_bit(byte_level: Tokenizer) -> None:
+    rng = np.random.default_rng(0)
+    ids = np.array(byte_level.encode_batch(["A text, and some more of it: 12345."])[0], np.int32)
+    n, k, width = len(ids), 7, len(byte_level.table)
+    starts = np.concatenate([[0, 0], k * np.arange(1, n)])
+    given_ids = np.concatenate([rng.permutation(width)[:k] for _ in ids[1:]]).astype(np.int32)
+    logprobs = np.sort(-rng.exponential(20, (n - 1, k)).astype(np.float32))[:, ::-1] - np.float32(5)
+    logprobs[0, 0] = -1e-9
+    rest, realized = -rng.exponential(1, (2, n)).astype(np.float32)
+    rest[0], realized[:2] = np.nan, np.nan
+    bounds = np.array([0, n])
+    predictions = TopK(ids, bounds, starts, given_ids, logprobs.ravel(), rest, realized)
+    projector = Projector(
+        xtok.pair(byte_level, byte_level), xtok.build(byte_level, byte_level, PLAIN)
+    )
+    same(projector.project(predictions, ids, bounds, k), predictions)
+    cut = projector.project(predictions, ids, bounds, 1)
+    assert cut.logprobs.tolist() == logprobs[:, 0].tolist()
+    left = np.exp(rest[1:].astype(np.float64)) + np.exp(logprobs[:, 1:].astype(np.float64)).sum(1)
+    assert cut.rest_logprob[1:] == pytest.approx(np.log(left), abs=1e-5)
+
+
+def test_ids_beyond_the_students_width_are_rest_for_equal_tokenizers(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "narrow.tiktoken", "ab", "cd")
+    teacher = byte_ranks(tmp_path / "wide.tiktoken", "ab", "cd", width=300)
+    ids, bounds, nan = np.array([256, 257], np.int32), np.array([0, 2]), np.nan
+    shares, rest = np.log(np.array([[0.5, 0.3, 0.1], [nan, 0.1, nan]], np.float32))
+    candidates, realized = np.array([257, 299, 97], np.int32), np.array([nan, shares[0]], "f4")
+    given = TopK(ids, bounds, np.array([0, 0, 3]), candidates, shares, rest[:2], realized)
+    projector = Projector(xtok.pair(student, teacher), xtok.build(teacher, student, PLAIN))
+    found = projector.project(given, ids, bounds, 3)
+    assert found.ids.tolist() == [257, 97]
+    assert np.exp(found.logprobs) == pytest.approx([0.5, 0.1])
+    assert np.exp(found.rest_logprob[1]) == pytest.approx(0.4)
+
+
+def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> None:
+    """`abb` is two tokens of the teacher's; `a` and `ab` begin and end within them."""
+    student, teacher = small([*LETTERS, b"abb"]), small([*LETTERS, b"ab", b"ba"])
+    tokens = teacher.table.tokens()
+    a, b, ab, ba = (tokens.index(x) for x in (b"a", b"b", b"ab", b"ba"))
+    ids = [b, ab, b, ba]
+    rows: list[Row] = [{}, {ab: 0.5, a: 0.25, b: 0.25}, {b: 0.5, ba: 0.5}, {ba: 0.75, b: 0.25}]
+    back = {t: {1 if tokens[t].startswith(b"a") else 2: 1.0} for t in (a, b, ab, ba)}
+    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
+    found = projector.project(top_k([ids], rows, None), *flat([[2, 3, 2, 1]]), 9)
+    assert rows_of(found)[0] == {}
+    assert_close(rows_of(found)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
+    assert_close(rows_of(found)[2], {2: 1.0})
+    assert_close(rows_of(found)[3], {1: 0.75})  # and had it stopped after `b`, nobody knows
+    assert np.exp(found.rest_logprob[1:]) == pytest.approx([0, 0, 0.25], abs=1e-6)
+    assert found.valid.tolist() == [False, True, True, True]
+    assert np.exp(found.realized_logprob[1:]) == pytest.approx([0.25, 1.0, 0.75])
+
+
+def test_inside_a_token_what_is_before_it_tells_how_the_student_splits(tmp_path: Path) -> None:
+    r"""`(a` is one token, but after `!` the letters are a word of their own."""
+    ranks = [*(bytes([byte]) for byte in range(256)), b"(a", b"ab"]
+    path = tmp_path / "ranks.tiktoken"
+    path.write_bytes(b"".join(b"%s %d\n" % (b64encode(x), i) for i, x in enumerate(ranks)))
+    student = load_tokenizer(rf"{path}@[^\s\p{{L}}]?\p{{L}}+|[^\s\p{{L}}]+")
+    teacher = small([*(bytes([letter]) for letter in b"!(abc"), b"!("])
+    a, c, both = (teacher.table.tokens().index(x) for x in (b"a", b"c", b"!("))
+    text = [c, both, a]
+    rows: list[Row] = [{}, {both: 1.0}, {a: 0.5, c: 0.5}]
+    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
+    assert student.segment(b"c!(a") == [*b"c!(a"]
+    assert student.segment(b"(a") == [256]
+    found = projector.project(top_k([text], rows, None), *flat([[*b"c!(a"]]), 9)
+    assert_close(rows_of(found)[2], {ord("("): 1.0})
+
+
+def test_inside_a_token_what_the_student_would_not_split_there_hardly_counts() -> None:
+    """After `a`, what is left of `ac` is unlikely: the student has one token for `ac`."""
+    student, teacher = small([*LETTERS, b"c", b"ac"]), small([*LETTERS, b"c", b"ab", b"ac", b"abb"])
+    tokens = teacher.table.tokens()
+    b, ab, ac = (tokens.index(x) for x in (b"b", b"ab", b"ac"))
+    rows: list[Row] = [{}, {ab: 0.3, ac: 0.3, b: 0.1}]
+    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
+    found = projector.project(top_k([[b, ab]], rows, None), *flat([student.segment(b"bab")]), 9)
+    # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
+    total = 0.3 + RESPLIT_RATE * 0.3 + 0.3 * 2 / 3
+    assert_close(rows_of(found)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
+    assert np.exp(found.rest_logprob[2]) == pytest.approx(0.2 / total, abs=1e-6)
+
+
+def test_rows_are_not_valid_where_the_texts_differ() -> None:
+    """From the first difference to the next common beginning."""
+    student, teacher = small([*LETTERS, b"c"]), small([*LETTERS, b"ab"])
+    text, other = b"a" * 20 + b"b" * 20, b"a" * 20 + b"c" + b"b" * 20
+    ids = [teacher.segment(text)[0]] * 19 + teacher.segment(b"ab") + teacher.segment(b"b" * 19)
+    rows: list[Row] = [{}, *({1: 0.5, 2: 0.5} for _ in ids[1:])]
+    projector = Projector(xtok.pair(student, teacher), map_of({1: {1: 1.0}}, teacher, student))
+    found = projector.project(top_k([ids], rows, None), *flat([student.segment(other)]), 9)
+    assert np.flatnonzero(~found.valid).tolist() == [0, 19, 20, 21]
+
+
+def test_renormalized_predictions_have_no_rest() -> None:
+    student, teacher = small([*LETTERS, b"ab"]), small([*LETTERS, b"ba"])
+    predictions = top_k([[1, 1, 1]], [{}, {1: 1.0}, {2: 1.0}], None)
+    unknown = predictions._replace(rest_logprob=np.full(3, np.nan, np.float32))
+    back = {1: {1: 1.0}, 2: {2: 1.0}}
+    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
+    found = projector.project(unknown, *flat([[1, 1, 1]]), 9)
+    assert np.isnan(found.rest_logprob).all()
+    assert [*map(sorted, rows_of(found))] == [[], [3], [2]]
+
+
+def test_maps_of_other_pairs_are_refused() -> None:
+    student, teacher = small(LETTERS), small([*LETTERS, b"ab"])
+    with pytest.raises(ValueError, match=r"\(3, 4\).*\(4, 3\)"):
+        Projector(xtok.pair(student, teacher), map_of({}, student, teacher))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "names", [("llama3.tiktoken", "qwen.tiktoken"), ("mistral-v3.model", "llama3.tiktoken")]
+)
+def test_a_seam_that_no_token_reaches_over_changes_nothing(
+    names: tuple[str, str], load_real: Callable[[str], Tokenizer]
+) -> None:
+    """Of two tokens in a row, where their bytes are neighbours in no token of the student's."""
+    student, teacher = map(load_real, names)
+    tokens = teacher.table.tokens()
+    is_open, joined = seams(teacher.table, student.table)
+    rng = np.random.default_rng(0)
+    pairs = rng.choice(teacher.table.text_ids, (30_000, 2)).tolist()
+    pairs = [(a, b) for a, b in pairs if not is_open[a] and not joined[tokens[a][-1], tokens[b][0]]]
+    alone = student.segment_batch([tokens[a] for a, _ in pairs])
+    both = student.segment_batch([tokens[a] + tokens[b] for a, b in pairs])
+    assert len(pairs) > 8_000
+    assert [ids and ids[0] for ids in alone] == [ids and ids[0] for ids in both]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("o200k.tiktoken", "claude-2"),  # these two split after capitals and apostrophes, too
+        ("claude-2", "qwen.tiktoken"),
+        ("mistral-v3.model", "llama3.tiktoken"),
+    ],
+)
+def test_what_is_not_spelled_is_what_spelling_would_say(
+    names: tuple[str, str], load_real: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = map(load_real, names)
+    tokens, ids = teacher.table.tokens(), teacher.table.text_ids
+    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
+    rng = np.random.default_rng(0)
+    stems = np.unique(rng.choice(ids[teacher.table.lengths[ids] <= 6], 1500))
+    projector._learn(1 << ROOT | stems)
+    keys = (np.arange(len(stems)).repeat(10) + 1) << ID_BITS | rng.choice(ids, 10 * len(stems))
+    keys = np.unique(keys)
+    spelled: list[bytes] = []
+    spell = student.segment_batch
+
+    def counting(texts: Sequence[bytes]) -> Any:
+        spelled.extend(texts)
+        return spell(texts)
+
+    monkeypatch.setattr(student, "segment_batch", counting)
+    projector._learn(keys)
+    texts = [
+        tokens[stems[(key >> ID_BITS) - 1]] + tokens[key & (1 << ID_BITS) - 1]
+        for key in keys.tolist()
+    ]
+    learnt = slice(len(stems), len(stems) + len(keys))
+    assert len(spelled) < 0.6 * len(keys)
+    expected = [ids[0] if ids else -1 for ids in spell(texts)]
+    assert projector._prefixes.first[learnt].tolist() == expected
+    longer = sorted(student.table.canonical_ids())
+    behind = [longer[bisect_right(longer, text) :][:1] for text in texts]
+    grows = [
+        any(token.startswith(text) for token in b) for b, text in zip(behind, texts, strict=True)
+    ]
+    assert projector._prefixes.may_grow[learnt].tolist() == grows

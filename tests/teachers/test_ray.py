@@ -1,0 +1,156 @@
+"""`xtok project` on a cluster of node processes, one of which is killed; needs the package ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import stored_teachers as teachers
+from conftest import Cli
+from stored_teachers import TEXTS, Row
+
+import xtok
+from xtok.config import ProjectConfig
+from xtok.errors import XtokError
+from xtok.teachers import ray as cluster
+from xtok.teachers.ray import TokenizerSource
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+
+pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
+pytestmark = pytest.mark.xdist_group("ray")
+
+MODELS = ("small-digits", "small-byte-level")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of three node processes on this machine, one core each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    options = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=options)
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=1, object_store_memory=80 << 20)
+        ray.init(address=made.address, log_to_driver=False, logging_level="error")
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
+    return xtok.pair(digits, byte_level)
+
+
+@pytest.fixture(scope="module")
+def rows(byte_level: Tokenizer) -> list[Row]:
+    return teachers.rows_of(byte_level, TEXTS, with_text=True)
+
+
+@pytest.fixture
+def sources(small: Path) -> list[TokenizerSource]:
+    return [TokenizerSource(model=str(small / name)) for name in MODELS]
+
+
+def test_each_job_has_its_own_projector(
+    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Jobs of one output, one after another, on the same worker processes."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    for top_k in (8, 2):
+        config = ProjectConfig(top_k=top_k)
+        run = partial(xtok.project, path, pair, config=config, back_map=back_map)
+        run(tmp_path / "there.parquet", sources=sources)
+        run(tmp_path / "local.parquet")
+        written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("local", "there")]
+        assert written[0] == written[1]
+
+
+def test_the_command_projects_on_a_cluster(
+    nodes: Any, cli: Cli, small: Path, rows: list[Row], back_map: Path, tmp_path: Path
+) -> None:
+    teachers.write_neutral(tmp_path / "a.parquet", rows)
+    command = "project", "a.parquet", *(small / name for name in MODELS), "--map", back_map
+    there = cli(
+        *command, "-o", "there.parquet", "--engine", "ray", "--address", nodes.address,
+        env={"PYTHONFAULTHANDLER": "1"},  # a process of its own: Ray and forks do not go together
+    )  # fmt: skip
+    assert (there.returncode, there.stdout) == (0, "there.parquet\n"), there.stderr
+    here = cli(*command, "-o", "here.parquet")
+    assert here.stderr.splitlines()[-2:] == there.stderr.splitlines()[-2:]
+    written = [(tmp_path / name).read_bytes() for name in ("here.parquet", "there.parquet")]
+    assert written[0] == written[1]
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_a_users_mistake_comes_back_as_one(
+    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    bad = [*rows[:5], {**rows[5], "text": "some other text"}]
+    path = teachers.write_neutral(tmp_path / "a.parquet", bad)
+    run = partial(xtok.project, path, pair, tmp_path / "out.parquet", back_map=back_map)
+    with pytest.raises(XtokError, match=f"^{path}, row 5: "):
+        run(sources=sources)
+    with pytest.raises(XtokError, match="another tokenizer"):
+        run(sources=sources[1:] * 2)
+    monkeypatch.setattr(Path, "absolute", lambda path: path.with_name("elsewhere.parquet"))
+    with pytest.raises(XtokError, match=r"elsewhere\.parquet"):
+        run(sources=sources)
+
+
+def test_a_lost_node_changes_nothing(
+    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Two files, many row groups; while they are projected, a node goes.
+
+    The last test of the cluster: a command may try to join it by the node that is gone.
+    """
+    teachers.write_neutral(tmp_path / "a.parquet", rows * 8)
+    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(row) for row in rows])
+    paths = [tmp_path / "a.parquet", tmp_path / "b.jsonl"]
+    run = partial(xtok.project, paths, pair, back_map=back_map)
+    lost, steps = nodes.list_all_nodes()[-1], list[int]()
+
+    @contextmanager
+    def killing(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        def advance(size: int, tokens: int) -> None:
+            steps.append(tokens)
+            if len(steps) == 6:
+                nodes.remove_node(lost, allow_graceful=False)  # SIGKILL to all its processes
+
+        yield advance
+
+    there = run(tmp_path / "there.parquet", sources=sources, text_progress=killing)
+    local = run(tmp_path / "local.parquet")
+    assert len(nodes.list_all_nodes()) == 2
+    assert len(steps) == 25
+    assert 0 < sum(steps) <= local.student_tokens  # a part may be done, and its node lost
+    assert (there.targets, there.mean_rest) == (local.targets, local.mean_rest)
+    written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("local", "there")]
+    assert written[0] == written[1]
+    table = pyarrow.parquet.read_table(tmp_path / "there.parquet")
+    assert table["id"].to_pylist() == [row["id"] for row in rows * 9]
+
+
+def test_an_error_without_words_is_named() -> None:
+    class Ray:
+        @staticmethod
+        def init(**options: object) -> None:
+            raise ConnectionError
+
+    with pytest.raises(XtokError, match="ConnectionError"):
+        cluster._connect(Ray, "here")

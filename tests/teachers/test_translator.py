@@ -1,0 +1,159 @@
+"""What `serve` makes of a teacher's answer: a value for each token, and the teacher's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Load
+from naive_projecting import Small, map_of
+
+import xtok
+from xtok._lib.ragged import offsets_of
+from xtok.teachers.formats.ranked import Scores, ranked_entries
+from xtok.teachers.formats.topk import TopK
+from xtok.teachers.serving.server import score
+from xtok.teachers.translator import Translator
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import Entry, TokenType
+
+
+def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
+    """Return a teacher's answer: each token after the first, and three others, leave a rest."""
+    generator = np.random.default_rng(seed)
+    own, size = np.array(ids, np.int32), len(ids)
+    candidates = np.stack([own, *((own + n + 1) % width for n in range(3))], 1)[1:]
+    shares = np.sort(generator.dirichlet(np.ones(5), size - 1)[:, :4] + 1e-6, axis=1)[:, ::-1]
+    with np.errstate(divide="ignore"):
+        rest = np.log(np.maximum(0, 1 - shares.sum(1)))
+    none = np.full(1, np.nan)
+    values = (
+        np.concatenate([none, row]).astype(np.float32) for row in (rest, np.log(shares[:, 0]))
+    )
+    topk = TopK(
+        own, np.array([0, size]), offsets_of([0, *[4] * (size - 1)]),
+        candidates.ravel().astype(np.int32), np.log(shares).ravel().astype(np.float32), *values,
+    )  # fmt: skip
+    return Scores(topk, np.ones(size, np.int64))
+
+
+def translator(pair: Pair) -> Translator:
+    """Return what projects along the path alone: the map has no rows."""
+    back_map = map_of({}, pair.tokenizers[1], pair.tokenizers[0])
+    return Translator(pair, back_map, num_threads=1)
+
+
+def check(of: Translator, ids: Sequence[int]) -> list[int]:
+    """Check that all values are finite, and their sum the teacher's; return the teacher's ids."""
+    text = of.of_student(ids)
+    teacher_ids: list[int] = text.teacher_ids.tolist()
+    answer = said(teacher_ids, len(of.teacher.table))
+    [scores] = score(of, [text], [answer], 8)
+    values = scores.topk.realized_logprob[1:]
+    assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]
+    ends = np.cumsum([len(of.teacher.table[i]) for i in teacher_ids])
+    begin = int(np.searchsorted(ends, len(of.student.table[ids[0]]))) + 1  # behind the first token
+    told = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
+    assert values.sum(dtype=np.float64) == pytest.approx(told, abs=1e-4 * len(ids))
+    return teacher_ids
+
+
+def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -> None:
+    """What it says of ids that the student does not have is in the rest."""
+    width = len(digits.table)
+    wide = load_tokenizer(str(small / "small-digits"), vocab_size=width + 64)
+    of = translator(xtok.pair(digits, wide))
+    text = of.of_student([5, 6, 7])
+    none, n = np.float32(np.nan), np.log
+    topk = TopK(
+        np.array([5, 6, 7], np.int32), np.array([0, 3]), np.array([0, 0, 2, 4]),
+        np.array([width + 3, 6, 7, 8], np.int32),
+        n([0.5, 0.25, 0.5, 0.25]).astype(np.float32),
+        np.array([none, n(0.25), n(0.25)], np.float32),
+        np.array([none, n(0.25), n(0.5)], np.float32),
+    )  # fmt: skip
+    [scores] = score(of, [text], [Scores(topk, np.array([0, 2, 1]))], 8)
+    assert scores.topk.starts.tolist() == [0, 0, 1, 3]
+    assert scores.topk.ids.tolist() == [6, 7, 8]
+    assert scores.topk.rest_logprob[1:].tolist() == pytest.approx([n(0.75), n(0.25)])
+    assert scores.topk.realized_logprob[1:].tolist() == topk.realized_logprob[1:].tolist()
+    assert scores.ranks[1:].tolist() == [1, 1]
+
+
+class Calls(Small):
+    """A small vocabulary whose last token begins a call of a tool."""
+
+    def __init__(self, tokens: Sequence[bytes], kind: TokenType) -> None:
+        super().__init__(tokens, merges=False)
+        self.kind = kind
+
+    def entries(self) -> Iterable[Entry]:
+        *others, last = super().entries()
+        return [*others, last._replace(type=self.kind)]
+
+
+def test_a_control_token_whose_counterpart_is_text() -> None:
+    """It is spelled as that text, for which the teacher has one token."""
+    student, teacher = (
+        Tokenizer(Calls(tokens, kind), model_id="small")
+        for tokens, kind in (
+            ([b"a", b"b", b"<tool_", b"call>", b"<|python_tag|>"], TokenType.CONTROL),
+            ([b"a", b"b", b"<tool_call>"], TokenType.USER_DEFINED),
+        )
+    )
+    pair = xtok.pair(student, teacher)
+    assert pair.equal_roles[5] == 3
+    assert check(translator(pair), [1, 2, 5, 1, 2]) == [1, 2, 3, 1, 2]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [
+        ("llama3.tiktoken", "qwen.tiktoken"), ("llama3.tiktoken", "deepseek-v3"),
+        ("deepseek-v3", "mistral-v3.model"), ("tekken.json", "claude-2"),
+    ],
+)  # fmt: skip
+def test_each_control_token(load_real: Load, student: str, teacher: str) -> None:
+    """Also ids that stand for nothing."""
+    pair = xtok.pair(load_real(student), load_real(teacher))
+    table = pair.tables[0]
+    ids = np.flatnonzero(table.lengths == 0).tolist()
+    begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
+    check(translator(pair), [*begin, *ids])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [("mistral-v1.model", "qwen.tiktoken"), ("mistral-v3.model", "claude-2")],
+)
+def test_each_token(load_real: Load, student: str, teacher: str) -> None:
+    """In the order of ids, behind a word. So were all pairs of fetched tokenizers, by hand."""
+    pair = xtok.pair(load_real(student), load_real(teacher))
+    begin = [pair.tokenizers[0].segment(text)[0] for text in ("a", " b")]
+    of, num_ids = translator(pair), len(pair.tables[0])
+    for first in range(0, num_ids, 2000):
+        check(of, [*begin, *range(first, min(first + 2000, num_ids))])
+
+
+@pytest.mark.parametrize("own", [-55.26, -7.5, -9.0])
+def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
+    """A token that is less likely than those of which nothing is known comes behind them."""
+    nan, rest = np.nan, np.log(0.1)
+    topk = TopK(
+        np.array([7, 8], np.int32), np.array([0, 2]), np.array([0, 0, 1]),
+        np.array([9], np.int32), np.array([np.log(0.9)], np.float32),
+        np.array([nan, rest], np.float32), np.array([nan, own], np.float32),
+    )  # fmt: skip
+    made = ranked_entries(Scores(topk, np.array([1, 2])), 3, 1000)
+    by_rank = np.argsort(made.ranks[1])
+    assert (np.diff(made.logprobs[1][by_rank]) <= 0).all()
+    filler = np.log(0.1 / 999)
+    assert made.logprobs[1][1:].tolist() == pytest.approx([np.log(0.9), filler, filler])
+    expected = [2, 1, 3, 4] if own > filler else [4, 1, 2, 3]
+    assert made.ranks[1].tolist() == expected
+    assert made.sizes.tolist() == ([0, 3] if own > filler else [0, 4])

@@ -1,0 +1,89 @@
+"""`Pair`: what follows from two vocabularies, and whether a map is of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from make import byte_ranks
+
+import xtok
+from xtok.building.build import map_of_pair
+from xtok.building.events import events_of_pair
+from xtok.cli.page.search import pack
+from xtok.inspection.report import examine
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import pairs as module
+
+
+def test_each_fact_is_computed_once(
+    byte_level: Tokenizer, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is built of a pair: one matching of bytes and roles each way."""
+    calls: list[str] = []
+    for name in ("match_bytes", "match_roles"):
+        real = getattr(module, name)
+
+        def counted(*tables: object, name: str = name, real: object = real) -> object:
+            calls.append(name)
+            return real(*tables)  # type: ignore[operator]
+
+        monkeypatch.setattr(module, name, counted)
+    pair = xtok.pair(byte_level, digits)
+    m = map_of_pair(pair)
+    events_of_pair(pair)
+    xtok.reapply_exact(m, pair)
+    assert sorted(calls) == ["match_bytes"] * 2 + ["match_roles"] * 2
+
+
+def test_a_map_of_a_pair_is_that_of_its_models(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    pair = xtok.pair(byte_level, digits)
+    ours, theirs = map_of_pair(pair), xtok.build(byte_level, digits)
+    assert (ours.weights == theirs.weights).all()
+    assert (ours.teacher_ids == theirs.teacher_ids).all()
+
+
+def test_pieces_are_those_of_the_tokens_asked_for_in_their_order(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc", "cd")
+    pair = xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
+    nothing = xtok.pair(student, "null:5")
+    for asked, ids, expected in (
+        (pair, [258, 257], ([99, 100, 256, 99], [2, 2])),
+        (pair, [256, 258], ([256, 99, 100], [1, 2])),
+        (pair.reversed, [256], ([256], [1])),
+        (nothing, [256, 97], ([], [0, 0])),
+    ):
+        pieces, counts = asked.pieces(np.array(ids))
+        assert (pieces.tolist(), counts.tolist()) == expected
+
+
+def test_each_token_is_spelled_once(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, monkeypatch: pytest.MonkeyPatch,
+    few_synthetic_texts: None,
+) -> None:  # fmt: skip
+    """By whatever needs it: maps of pieces, synthetic text, events, the search of a page."""
+    spelled: Counter[tuple[str, bytes]] = Counter()
+    real = Tokenizer.segment_batch
+
+    def counted(self: Tokenizer, pieces: Sequence[bytes]) -> list[list[int] | None]:
+        spelled.update((self.vocabulary.model_id, piece) for piece in pieces)
+        return real(self, pieces)
+
+    monkeypatch.setattr(Tokenizer, "segment_batch", counted)
+    pair = xtok.pair(byte_level, sentencepiece)
+    m = map_of_pair(pair)
+    xtok.multitoken(pair)
+    events_of_pair(pair)
+    map_of_pair(pair, xtok.BuildConfig.for_loss("h-kl"))
+    pack(examine([m], pair=pair))
+    tables = {side.vocabulary.model_id: side.table for side in pair.tokenizers}
+    assert spelled.keys() >= {
+        ("small.model", token) for token in byte_level.table.tokens() if token
+    }
+    for (speller, token), times in spelled.items():
+        [other] = (table for name, table in tables.items() if name != speller)
+        assert times == other.tokens().count(token), (speller, token)
+    assert pair.in_form("text") is pair.in_form("text")

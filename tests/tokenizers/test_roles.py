@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from xtok.tokenizers.roles import find_roles, match_roles, slot_candidates
+from xtok.tokenizers.table import Entry, TokenTable, TokenType, decode_vocabulary, match_bytes
+
+
+def table_of(
+    *names: str, text: tuple[str, ...] = (), unused: int = 0, **roles: list[int]
+) -> TokenTable:
+    entries = [Entry(i, TokenType.CONTROL, name.encode()) for i, name in enumerate(names)]
+    entries += [
+        Entry(len(names) + i, TokenType.USER_DEFINED, t.encode()) for i, t in enumerate(text)
+    ]
+    table, _ = decode_vocabulary(entries, width=len(entries) + unused)
+    return replace(table, roles=find_roles(table, roles))
+
+
+LLAMA = table_of(
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>"),
+    *("<|eom_id|>", "<|eot_id|>"),
+)
+QWEN = table_of("<|endoftext|>", "<|im_start|>", "<|im_end|>", eos=[2], pad=[0])
+MISTRAL = table_of("<s>", "</s>", "[INST]", "[control_8]", "[control_9]")
+
+
+def test_roles_come_from_the_declaration_and_from_known_names() -> None:
+    assert LLAMA.roles == {"turn_end": (4,), "bos": (0,), "eos": (1,), "reserved": (2,)}
+    assert QWEN.roles == {"turn_start": (1,), "turn_end": (2,), "eos": (0, 2), "pad": (0,)}
+
+
+def test_only_a_token_of_type_unknown_is_unk() -> None:
+    assert "unk" not in table_of("<|endoftext|>", unk=[0]).roles
+    unknown, _ = decode_vocabulary([Entry(0, TokenType.UNKNOWN, b"oov")], width=1)
+    assert find_roles(unknown, {}) == {"unk": (0,)}
+
+
+def test_declared_ids_without_a_control_token_are_ignored() -> None:
+    assert table_of("<s>", eos=[7]).roles == {"bos": (0,)}
+
+
+def test_the_end_of_a_turn_is_matched_before_the_end_of_the_text() -> None:
+    assert match_roles(LLAMA, QWEN) == {1: 0, 4: 2}
+    assert match_roles(QWEN, LLAMA) == {0: 1, 2: 4}
+
+
+def test_several_tokens_of_a_role_pair_by_name_then_by_id() -> None:
+    student = table_of("[control_1]", "[control_9]", "[control_2]", "[control_3]")
+    assert match_roles(student, MISTRAL) == {0: 3, 1: 4}
+
+
+def test_every_end_of_text_may_share_one() -> None:
+    student = table_of("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", eos=[0, 1, 2])
+    assert match_roles(student, MISTRAL) == {0: 1, 1: 1, 2: 1}
+
+
+def test_the_end_of_a_turn_is_the_end_of_text_where_there_is_no_other() -> None:
+    assert match_roles(LLAMA, MISTRAL) == {0: 0, 1: 1, 2: 3, 4: 1}
+    assert match_roles(MISTRAL, LLAMA) == {0: 0, 1: 1, 3: 2}
+
+
+def test_tokens_without_a_role_pair_by_name() -> None:
+    student, teacher = table_of("<|a|>", "<|b|>"), table_of("<|x|>", "<|b|>")
+    assert match_roles(student, teacher) == {1: 1}
+
+
+def test_a_control_token_may_pair_with_text_of_the_same_role() -> None:
+    student = table_of("<think>")
+    assert match_roles(student, table_of(text=("<think>",))) == {0: 0}
+    assert match_roles(table_of(text=("<think>",)), student) == {}
+
+
+def test_every_table_maps_onto_itself() -> None:
+    for table in (LLAMA, QWEN, MISTRAL):
+        assert match_roles(table, table) == {i: i for i in table.control_names}
+
+
+def test_equal_bytes_match() -> None:
+    student = table_of(text=("a", "b", "c"))
+    teacher = table_of("<s>", text=("c", "a", "x"))
+    assert match_bytes(student, teacher).tolist()[:3] == [2, -1, 1]
+
+
+def test_slots_go_where_there_is_no_meaning() -> None:
+    assert slot_candidates(table_of("<s>", "<pad>", unused=3))[:2] == [2, 3]
+    assert slot_candidates(table_of("<pad>", "<s>", "[control_1]"))[0] == 0
+    assert slot_candidates(MISTRAL)[0] == 4
+    assert slot_candidates(table_of("<s>", "</s>", "[INST]"))[0] == 2
+    # Qwen pads with its end of text, and ends turns with another: both have a meaning.
+    assert slot_candidates(QWEN) == [1, 2, 0]
+    # An unknown id that ends the text as well has one, too.
+    unknown, _ = decode_vocabulary(
+        [Entry(0, TokenType.UNKNOWN, b"<|endoftext|>"), Entry(1, TokenType.CONTROL, b"<|x|>")],
+        width=2,
+    )
+    assert slot_candidates(replace(unknown, roles=find_roles(unknown, {})))[0] == 1
+    assert slot_candidates(table_of(text=("a",))) == []

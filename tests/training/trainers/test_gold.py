@@ -1,0 +1,391 @@
+"""`XTokGOLDTrainer`: real runs of TRL's GOLD with random models on a CPU, on policy and off."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import logged, one_torch_thread, tiny_model, weights_of
+
+import xtok
+from xtok import ProjectionModule, TokenAligner, XtokError, losses
+from xtok.alignment.aligner import shift_to_predictions
+from xtok.building.spellings import spellings_of_pair
+from xtok.tokenizers import load_tokenizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning"),
+    # What TRL 1.16 and transformers 5 say of themselves and of one another.
+    pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("trl") is None,
+        reason="TRL is not installed (Python 3.11 or newer): pip install -e '.[trl]'",
+    ),
+]
+
+ROWS = [
+    {"prompt": "The keeper", "completion": " lit 201 lamps — día tras día — and slept."},
+    {"prompt": "High water: ", "completion": "at 6:12."},
+    {"prompt": "Fog", "completion": "."},
+    {"prompt": "Low water is", "completion": " at 12:40, and the boat comes on Friday."},
+]
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps."},
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with one_torch_thread():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL tells its makers of each trainer, except where this says that it is a test."""
+    monkeypatch.setenv("CI", "1")
+
+
+@pytest.fixture
+def gold() -> Any:
+    return importlib.import_module("xtok.training.trainers.trl")
+
+
+def trainer(
+    gold: Any,
+    student: Path | str,
+    teacher: Path | str,
+    output: Path,
+    rows: Any = ROWS,
+    *,
+    loss: Any = "p-kl",
+    template: str | None = None,
+    chat_template: str | None = None,
+    sharp: float = 0.5,
+    **options: Any,
+) -> Any:
+    """Return a trainer of two folders' tokenizers, with a map between them."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    sides = [load_tokenizer(str(folder)) for folder in (student, teacher)]
+    widths = [side.vocabulary.vocab_size for side in sides]
+    tokenizer = AutoTokenizer.from_pretrained(str(student))
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
+    given: dict[str, Any] = {
+        "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01, "lmbda": 0.5,
+        "max_completion_length": 8, "max_length": 64, "logging_steps": 1, "save_strategy": "no",
+        "report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True, "seed": 1,
+        "max_grad_norm": 0.0, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    config = gold.GOLDConfig(
+        output_dir=str(output), teacher_tokenizer_name_or_path=str(teacher), **(given | options)
+    )
+    dataset = Dataset.from_list(rows)
+    make = xtok.build if loss != "csd" else lambda *both: spellings_of_pair(xtok.pair(*both))
+    return gold.XTokGOLDTrainer(
+        tiny_model(widths[0], seed=0),
+        tiny_model(widths[1], seed=1, sharp=sharp),
+        config,
+        loss=loss,
+        projection=make(sides[0], sides[1]),
+        teacher_template=template,
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        processing_class=tokenizer,
+    )
+
+
+def first_batch(one: Any) -> dict[str, Any]:
+    """Return a batch as GOLD hands it to `compute_loss`, off policy."""
+    batch: dict[str, Any] = next(iter(one.get_eval_dataloader()))
+    return batch
+
+
+# small-hf is a SentencePiece model, whose text GOLD itself cannot align.
+PAIRS = [
+    ("small-digits", "small-byte-level", "p-kl"), ("small-hf", "small-byte-level", "gold"),
+    ("small-digits", "small-hf", "h-kl"), ("small-hf", "small-digits", "alm"),
+    ("small-hf", "small-byte-level", "csd"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("student", "teacher", "loss"), PAIRS)
+def test_on_policy_and_off(
+    gold: Any, small: Path, tmp_path: Path, student: str, teacher: str, loss: str
+) -> None:
+    one = trainer(gold, small / student, small / teacher, tmp_path, loss=loss, max_steps=5,
+                  gradient_accumulation_steps=2)  # fmt: skip
+    seen = watch(one)
+    one.train()
+    assert len(logged(one)) == 5
+    assert np.isfinite(logged(one)).all()
+    made_of = zip(logged(one, "cross_entropy"), logged(one, "distillation"), strict=True)
+    weights = one.args.uld_crossentropy_weight, one.args.uld_distillation_weight
+    totals = [weights[0] * own + weights[1] * kd for own, kd in made_of]
+    assert totals == pytest.approx(logged(one), abs=1e-3)
+    assert logged(one, "on_policy_loss")
+    assert logged(one, "off_policy_loss")
+    assert np.isfinite(one.evaluate()["eval_loss"])
+    assert len(seen) == 10
+    for batch in seen:
+        all_is_aligned(one, batch)
+
+
+def all_is_aligned(one: Any, batch: dict[str, Any]) -> None:
+    """Check that the tokens of completions have chunks of equal bytes, whoever wrote them.
+
+    Random models also write control tokens, and ids beyond their tokenizers.
+    """
+    [side] = batch["teachers"]
+    aligned, collate = side["alignment"], one.distillation_collator
+    table, paired = collate.student.table, collate.aligners[0].student.paired_controls
+    counts = [bool(n) or i in paired for i, n in enumerate(table.lengths.tolist())]
+    labels = batch["labels"]
+    expected = (labels >= 0) & torch.tensor(counts)[labels.clamp(min=0)]
+    assert torch.equal(aligned.student_chunk_id >= 0, expected)
+    assert torch.equal(aligned.teacher_chunk_id >= 0, side["labels"] >= 0)
+    assert bool(aligned.pair_is_correct[aligned.pair_valid].all())
+    assert int(aligned.pair_valid.sum()) > 2
+
+
+def watch(one: Any) -> list[dict[str, Any]]:
+    """Return a list that gets every batch in training."""
+    seen: list[dict[str, Any]] = []
+    fill = one._fill_buffer
+
+    def watched(*args: Any) -> None:
+        fill(*args)
+        seen.extend(inputs["_xtok"] for inputs in one._buffered_inputs)
+
+    one._fill_buffer = watched
+    return seen
+
+
+@pytest.mark.parametrize("student", ["small-digits", "small-hf"])
+def test_the_loss_is_the_library_s(gold: Any, small: Path, tmp_path: Path, student: str) -> None:
+    one = trainer(gold, small / student, small / "small-byte-level", tmp_path, temperature=1.0,
+                  uld_student_temperature=2.0, uld_teacher_temperature=2.0,
+                  uld_distillation_weight=0.5, uld_crossentropy_weight=0.25)  # fmt: skip
+    inputs = first_batch(one)
+    found = one.compute_loss(one.model, inputs)
+    ours, theirs = (load_tokenizer(str(small / name)) for name in (student, "small-byte-level"))
+    rows, masks = [], []
+    roles = theirs.table.roles
+    for ids, labels in zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True):
+        prompt, completion = (
+            b"".join(
+                ours.table[i]
+                for i, label in zip(ids, labels, strict=True)
+                if (label >= 0) is wanted
+            )
+            for wanted in (False, True)
+        )
+        assert labels[-1] == ours.table.roles["eos"][0]  # which GOLD appends
+        first = [roles["bos"][0], *theirs.segment(prompt)]
+        last = [*theirs.segment(completion), roles["eos"][0]]
+        rows.append([*first, *last])
+        masks.append([0] * len(first) + [1] * len(last))
+    width = max(map(len, rows))
+    teacher_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    teacher_mask = torch.tensor([row + [0] * (width - len(row)) for row in masks])
+    alignment = TokenAligner(xtok.pair(ours, theirs)).align(
+        inputs["input_ids"],
+        teacher_ids,
+        student_attention_mask=inputs["labels"] != -100,
+        teacher_attention_mask=teacher_mask,
+    )
+    attended = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    alignment = replace(  # prompts predict the first token of an answer
+        alignment, student_kept=inputs["attention_mask"] != 0, teacher_kept=attended != 0
+    )
+    with torch.no_grad():
+        student_logits = one.model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+        ).logits
+        teacher_logits = one.teacher_model(input_ids=teacher_ids, attention_mask=attended).logits
+    module = ProjectionModule(xtok.build(ours, theirs))
+    config = losses.PKLConfig(temperature=2)
+    kd = losses.p_kl(
+        student_logits, teacher_logits, module, shift_to_predictions(alignment), config
+    )
+    targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=-100)
+    own = torch.nn.functional.cross_entropy(student_logits.flatten(0, 1), targets.flatten())
+    assert float(found.detach()) == pytest.approx(float(0.5 * kd + 0.25 * own), rel=1e-5)
+
+
+def test_resuming(gold: Any, small: Path, tmp_path: Path) -> None:
+    folders = (small / "small-digits", small / "small-byte-level")
+    options: dict[str, Any] = {
+        "max_steps": 5, "gradient_accumulation_steps": 2, "save_strategy": "steps",
+        "save_steps": 2, "lr_scheduler_type": "linear",
+    }  # fmt: skip
+    whole = trainer(gold, *folders, tmp_path / "whole", ROWS * 5, **options)
+    whole.train()
+    assert 0 < len(logged(whole, "on_policy_loss")) + len(logged(whole, "off_policy_loss")) <= 10
+    resumed = trainer(gold, *folders, tmp_path / "again", ROWS * 5, **options)
+    torch.manual_seed(99)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert logged(resumed) == logged(whole)
+    assert logged(resumed, "on_policy_loss") == logged(whole, "on_policy_loss")
+    first, second = weights_of(whole.model), weights_of(resumed.model)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_accumulation_is_exact(gold: Any, small: Path, tmp_path: Path) -> None:
+    """Rows of 2 to 24 targets: the mean of two means would be far from the mean."""
+    folders = (small / "small-digits", small / "small-byte-level")
+    found = []
+    for batch_size, steps in ((4, 1), (1, 4)):
+        one = trainer(gold, *folders, tmp_path, lmbda=0.0, max_steps=1, optim="sgd",
+                      per_device_train_batch_size=batch_size, uld_crossentropy_weight=1.0,
+                      gradient_accumulation_steps=steps, learning_rate=1.0)  # fmt: skip
+        start = weights_of(one.model)
+        one.train()
+        end = weights_of(one.model)
+        found.append((logged(one)[0], {name: end[name] - start[name] for name in start}))
+    (loss, whole), (other_loss, other) = found
+    assert other_loss == pytest.approx(loss, rel=1e-6)
+    for name, step in whole.items():
+        torch.testing.assert_close(other[name], step, rtol=1e-4, atol=1e-6)
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "rows", [[{"messages": CHAT}], [{"prompt": CHAT[:1], "completion": CHAT[1:]}]]
+)
+def test_a_teacher_reads_conversations_by_its_own_template(
+    gold: Any, small: Path, tmp_path: Path, rows: Any
+) -> None:
+    one = trainer(
+        gold, small / "small-digits", small / "small-byte-level", tmp_path, rows * 2, lmbda=0.5,
+        template="{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}",
+        chat_template=CHATML, max_steps=4,
+    )  # fmt: skip
+    seen = watch(one)
+    one.train()
+    assert logged(one, "on_policy_loss")
+    assert logged(one, "off_policy_loss")
+    theirs = load_tokenizer(str(small / "small-byte-level"))
+    ours = load_tokenizer(str(small / "small-digits"))
+    prompt = theirs.segment(b"[user] How many steps?\n[assistant] ")
+    for batch in seen:
+        for row, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+            text = b"".join(ours.table[i] for i in row.tolist())
+            assert text.startswith(b"user\nHow many steps?")
+            assert int((labels >= 0).sum()) > 1
+        for ids in batch["teachers"][0]["input_ids"].tolist():
+            text = b"".join(theirs.table[i] for i in ids)
+            assert text.startswith(b"[user] How many steps?\n[assistant] ")
+            assert ids[: len(prompt) - 1] == prompt[:-1]
+
+
+# Bad input
+
+
+def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = dict(gold.GOLDConfig.__dataclass_fields__)
+    del fields["use_extended_uld"]
+    stub: Any = ModuleType("trl.experimental.gold")
+    stub.GOLDConfig = SimpleNamespace(__dataclass_fields__=fields)
+    stub.GOLDTrainer = SimpleNamespace(compute_loss=1, prediction_step=1, _prepare_inputs=1)
+    for version, module, problem in (
+        ("1.13.0", stub, r"^TRL 1\.13\.0 is too old"),
+        ("2.0.0", stub, "no _fill_buffer, _prepare_dataset_with_original_text, use_extended_uld"),
+        ("2.0.0", None, r"^TRL 2\.0\.0 has no GOLDTrainer"),
+    ):
+        monkeypatch.setattr(sys.modules["trl"], "__version__", version)
+        monkeypatch.setitem(sys.modules, "trl.experimental.gold", module)
+        with pytest.raises(XtokError, match=problem):
+            gold._gold()
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(XtokError, match=r"^TRL is not installed .*'trl>=1\.14,<1\.17'"):
+        gold._gold()
+
+
+def test_what_does_not_fit_is_refused(gold: Any, small: Path, tmp_path: Path) -> None:
+    folders = (small / "small-digits", small / "small-byte-level")
+    with pytest.raises(XtokError, match="temperature"):
+        trainer(gold, *folders, tmp_path, uld_student_temperature=2)
+    with pytest.raises(ValueError, match=r"^args is None, and must be a GOLDConfig$"):
+        gold.XTokGOLDTrainer("a", "b")
+    one = trainer(gold, *folders, tmp_path, loss="gold")
+    inputs = first_batch(one)
+    one.objective = None
+    with pytest.raises(ValueError, match=r"^student id 5000 is not in 0\.\.895$"):
+        one.compute_loss(one.model, {**inputs, "input_ids": inputs["input_ids"] * 0 + 5000})
+
+
+# The example
+
+
+def test_the_example(small: Path, tmp_path: Path, gold: Any) -> None:
+    example = importlib.import_module("trl_gold")
+    for name, source, seed in (("student", "small-hf", 0), ("teacher", "small-byte-level", 1)):
+        side = load_tokenizer(str(small / source))
+        shutil.copytree(small / source, tmp_path / name)
+        tiny_model(side.vocabulary.vocab_size, seed=seed).save_pretrained(tmp_path / name)
+    xtok.build(tmp_path / "student", tmp_path / "teacher").save(tmp_path / "map.safetensors")
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8")
+    options = [
+        f"--student={tmp_path / 'student'}", f"--teacher={tmp_path / 'teacher'}",
+        f"--map={tmp_path / 'map.safetensors'}", f"--dataset={tmp_path / 'rows.jsonl'}",
+        f"--output_dir={tmp_path / 'run'}", "--report_to=none", "--use_cpu", "--bf16=false",
+        "--max_completion_length=8", "--max_length=64", "--per_device_train_batch_size=2",
+        "--logging_steps=1", "--save_strategy=steps", "--save_steps=1", "--disable_tqdm=true",
+    ]  # fmt: skip
+    assert len(logged(example.main([*options, "--max_steps=1"]))) == 1
+    assert len(logged(example.main([*options, "--max_steps=3"]))) == 3  # the first is resumed
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+# Real tokenizers
+
+
+def sentencepiece_folder(path: str, folder: Path) -> Path:
+    """Return a folder as Mistral's repos have them, with a tokenizer.model alone."""
+    folder.mkdir()
+    shutil.copy(path, folder / "tokenizer.model")
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>",
+              "unk_token": "<unk>"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("student", "teacher"), [("claude-2", "deepseek-v3"), ("mistral-v1.model", "claude-2")]
+)
+def test_real_tokenizers(gold: Any, real: Any, tmp_path: Path, student: str, teacher: str) -> None:
+    folders = []
+    for name in (student, teacher):
+        path = real(name)
+        is_model = name.endswith(".model")
+        folders.append(sentencepiece_folder(path, tmp_path / name) if is_model else path)
+    one = trainer(gold, folders[0], folders[1], tmp_path / "run", max_steps=4)
+    seen = watch(one)
+    one.train()
+    assert logged(one, "on_policy_loss")
+    assert logged(one, "off_policy_loss")
+    for batch in seen:
+        all_is_aligned(one, batch)

@@ -1,0 +1,511 @@
+"""`DistillationTrainer`: a real `transformers.Trainer` with random models on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hf_trainer
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from datasets import Dataset
+from forked import Forks
+from make import built
+from tiny_models import logged, one_torch_thread, save_model, tiny_model, weights_of
+from transformers import TrainerCallback, TrainingArguments
+
+import xtok
+from xtok import DistillationCollator as Collator
+from xtok import ProjectionMap, XtokError, losses
+from xtok.building.spellings import spellings_of_pair
+from xtok.tokenizers import Tokenizer
+from xtok.training.collator import TopKCollator, prepare
+from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
+from xtok.training.losses.named import EVENTS, LOSSES, SPELLINGS
+from xtok.training.module import ProjectionModule
+from xtok.training.objective import Objective, make_objective
+from xtok.training.trainers import transformers as hf_integration
+from xtok.training.trainers.transformers import DistillationTrainer
+
+# Maps of the recipe train well enough here, and take no time to build.
+pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
+
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps, and one lamp."},
+]
+# Rows of very different lengths, so that a mean of means is not the mean.
+ROWS: list[dict[str, Any]] = [
+    {"text": "The keeper lit 201 lamps, and wrote the hour down, as every night at 6:12."},
+    {"text": "Fog."},
+    {"text": "High water at 6:12; low water at 12:40. The boat comes on Friday."},
+    {"text": "Light"},
+]
+
+
+@pytest.fixture(scope="module")
+def projection(digits: Tokenizer, byte_level: Tokenizer) -> ProjectionMap:
+    return built(digits, byte_level)
+
+
+@pytest.fixture
+def collator(digits: Tokenizer, byte_level: Tokenizer) -> Collator:
+    return Collator(
+        digits, byte_level, student_template="chatml", teacher_templates=["chatml"], max_length=64
+    )
+
+
+def arguments(output: Path, **options: Any) -> TrainingArguments:
+    given: dict[str, Any] = {
+        "max_steps": 3, "per_device_train_batch_size": 2, "learning_rate": 0.01,
+        "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
+        "max_grad_norm": 0.0, "disable_tqdm": True, "seed": 1, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    return TrainingArguments(output_dir=str(output), **(given | options))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads cost more than such models, and more still beside other tests."""
+    with one_torch_thread():
+        yield
+
+
+def trainer(collator: Collator, args: TrainingArguments, rows: Any = ROWS, **options: Any) -> Any:
+    widths = [t.vocabulary.vocab_size for t in (collator.student, collator.teachers[0])]
+    student, teacher = tiny_model(widths[0], seed=0), None
+    collate: Any = collator
+    if options.get("loss") == "topk-kl":
+        collate, rows = TopKCollator(), stored(rows, collator.student)
+    else:
+        teacher = tiny_model(widths[1], seed=1, sharp=0.5)
+    return DistillationTrainer(
+        student, args, collate, teachers=teacher, train_dataset=rows, **options
+    )
+
+
+def stored(rows: Any, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Predictions of a teacher that knows the text: 0.6 on its next token, 0.3 on another."""
+    texts = [tokenizer.encode(row["text"]).ids.tolist() for row in rows]
+    return [
+        {
+            "input_ids": ids,
+            "topk_ids": [[], *([i, i + 1] for i in ids[1:])],
+            "topk_logprobs": [[], *([np.log(0.6), np.log(0.3)] for _ in ids[1:])],
+            "rest_logprob": [None, *(np.log(0.1) for _ in ids[1:])],
+        }
+        for ids in texts
+    ]
+
+
+class FirstGradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer's step."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.found:
+            named = kwargs["model"].named_parameters()
+            self.found = {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def test_the_loss_is_the_library_s(
+    collator: Collator, projection: ProjectionMap, tmp_path: Path
+) -> None:
+    one = trainer(collator, arguments(tmp_path), loss="p-kl", projection=projection)
+    rows = [ROWS[0], {"messages": CHAT}]
+    batch = prepare(collator(rows))
+    [side] = batch["teachers"]
+    with torch.no_grad():
+        found = one.compute_loss(one.model, collator(rows))
+        student, teacher = (
+            model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
+            for model, part in ((one.model, batch), (one.teachers[0], side))
+        )
+        own = torch.nn.functional.cross_entropy(student.flatten(0, 1), batch["targets"].flatten())
+        kd = losses.p_kl(student, teacher, ProjectionModule(projection), side["shifted"])
+    assert float(found) == pytest.approx(float(own + kd), rel=1e-6)
+
+
+def artefact(loss: LossName, collator: Collator, projection: Any) -> Any:
+    """The map of the student and the teacher, or what another loss takes."""
+    [teacher] = collator.teachers
+    row = LOSSES[loss]
+    if row.artefact is EVENTS:
+        return xtok.events(collator.student, teacher)
+    if row.artefact is SPELLINGS:
+        return spellings_of_pair(collator.pairs[0])
+    return projection
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "same-tokenizer"])
+def test_every_loss_trains(
+    collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName
+) -> None:
+    one = trainer(
+        collator,
+        arguments(tmp_path, max_steps=12, per_device_train_batch_size=4),
+        loss=loss,
+        projection=artefact(loss, collator, projection),
+        combine=CombineConfig(cross_entropy_weight=0),
+    )
+    [teacher] = one.teachers
+    before = weights_of(teacher) if teacher else {}
+    one.train()
+    found = logged(one)
+    assert len(found) == 12
+    assert found[-1] < max(found[0] - 0.005, found[0] / 3)
+    assert logged(one, "distillation") == pytest.approx(found, abs=1e-3)  # the total is rounded
+    after = weights_of(teacher) if teacher else {}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("dynamic_scaling", [False, True])
+@pytest.mark.parametrize("loss", ["p-kl", "event-kl", "csd", "alm", "topk-kl"])
+def test_accumulated_gradients_are_those_of_one_batch(
+    collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName,
+    dynamic_scaling: bool,
+) -> None:  # fmt: skip
+    found = []
+    for batch_size, steps in ((4, 1), (1, 4)):
+        gradients = FirstGradients()
+        one = trainer(
+            collator,
+            arguments(tmp_path, max_steps=1, per_device_train_batch_size=batch_size,
+                      gradient_accumulation_steps=steps),
+            loss=loss,
+            projection=artefact(loss, collator, projection),
+            combine=CombineConfig(dynamic_scaling=dynamic_scaling),
+            callbacks=[gradients],
+        )  # fmt: skip
+        one.train()
+        found.append((logged(one)[0], gradients.found))
+    (first, whole), (other_loss, other) = found
+    assert len(whole) == 12
+    assert other_loss == pytest.approx(first, rel=1e-6)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_dropout_is_that_of_the_pass_for_dynamic_scaling(
+    collator: Collator, tmp_path: Path
+) -> None:
+    """Else the distillation would be scaled to a cross-entropy of other random numbers."""
+    width = collator.student.vocabulary.vocab_size
+    one = DistillationTrainer(
+        tiny_model(width, seed=0, sharp=0.5, dropout=0.5),
+        arguments(tmp_path, gradient_accumulation_steps=2, max_steps=2),
+        collator,
+        teachers=tiny_model(collator.teachers[0].vocabulary.vocab_size, seed=1, sharp=0.5),
+        loss="alm",
+        combine=CombineConfig(dynamic_scaling=True),
+        train_dataset=ROWS,
+    )
+    one.train()
+    twice = [2 * own for own in logged(one, "cross_entropy")]
+    assert logged(one) == pytest.approx(twice, rel=1e-5)
+
+
+def test_a_batch_is_prepared_and_counted_once(
+    collator: Collator, projection: ProjectionMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for module, name in ((hf_integration, "prepare"), (Objective, "count")):
+        real = getattr(module, name)
+
+        def called(*args: Any, real: Any = real, name: str = name) -> Any:
+            calls.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(module, name, called)
+    args = arguments(tmp_path, max_steps=2, gradient_accumulation_steps=2,
+                     per_device_train_batch_size=1)  # fmt: skip
+    one = trainer(collator, args, loss="gold", projection=projection, eval_dataset=ROWS[:1])
+    one.train()
+    assert sorted(calls) == ["count"] * 4 + ["prepare"] * 4
+    one.evaluate()
+    assert sorted(calls) == ["count"] * 5 + ["prepare"] * 5
+
+
+def test_bf16_evaluation_and_resuming(
+    collator: Collator, projection: ProjectionMap, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "bf16": True, "max_steps": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps",
+        "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "linear",
+        "per_device_eval_batch_size": 2,
+    }  # fmt: skip
+    given: dict[str, Any] = {
+        "loss": "h-kl", "projection": projection, "rows": [*ROWS, {"messages": CHAT}] * 4,
+        "eval_dataset": [*ROWS[:3], {"messages": CHAT}],
+    }  # fmt: skip
+    whole = trainer(collator, arguments(tmp_path / "whole", **options), **given)
+    whole.train()
+    evaluated = logged(whole, "eval_loss")
+    assert len(evaluated) == 2
+    assert evaluated[1] < evaluated[0]
+    resumed = trainer(collator, arguments(tmp_path / "again", **options), **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert logged(resumed) == logged(whole)
+    first, second = weights_of(whole.model), weights_of(resumed.model)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    # Evaluation is the mean over batches of the batches' means, as a Trainer's is.
+    means = []
+    for start in (0, 2):
+        with torch.no_grad():
+            rows = given["eval_dataset"][start : start + 2]
+            means.append(float(whole.compute_loss(whole.model_wrapped.eval(), collator(rows))))
+    assert evaluated[1] == pytest.approx(sum(means) / 2, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_and_several_teachers(
+    digits: Tokenizer, byte_level: Tokenizer, sentencepiece: Tokenizer, projection: ProjectionMap,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    collate = Collator(digits, [byte_level, sentencepiece], max_length=64)
+    teachers = [
+        tiny_model(t.vocabulary.vocab_size, seed=2, sharp=0.5) for t in (byte_level, sentencepiece)
+    ]
+    one = DistillationTrainer(
+        tiny_model(digits.vocabulary.vocab_size, seed=0),
+        arguments(tmp_path, dataloader_num_workers=1, max_steps=2, gradient_accumulation_steps=2),
+        collate,
+        teachers=teachers,
+        loss=["p-kl", "gold"],
+        projection=[projection, built(digits, sentencepiece)],
+        teacher_weights=[0.5, 2],
+        train_dataset=ROWS,
+    )
+    one.train()
+    assert len(logged(one)) == 2
+
+
+def test_what_the_loss_is_made_of_is_logged(
+    collator: Collator, projection: ProjectionMap, tmp_path: Path
+) -> None:
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}
+    one = trainer(
+        collator,
+        arguments(tmp_path, max_steps=4, logging_steps=2, **options),
+        loss="p-kl",
+        projection=projection,
+        combine=CombineConfig(distillation_weight=2, cross_entropy_weight=0.5),
+    )
+    one.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
+    one.train()
+    own, distillation, coverage = (
+        np.array(logged(one, name)) for name in ("cross_entropy", "distillation", "coverage")
+    )
+    assert len(own) == 2
+    assert 0.5 * own + 2 * distillation == pytest.approx(logged(one), abs=1e-3)
+    assert ((coverage > 0.5) & (coverage <= 1)).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_accumulation_steps": 2}])
+def test_hidden_states_train_as_whole_logits(
+    collator: Collator, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    found = []
+    for hidden_states in (None, False):
+        one = trainer(
+            collator,
+            arguments(tmp_path, learning_rate=1e-3, **options),
+            loss="alm",
+            hidden_states=hidden_states,
+            eval_dataset=ROWS[:2],
+        )
+        widths: list[int] = []
+        real = one.model.forward
+
+        def forward(*args: Any, real: Any = real, widths: list[int] = widths, **kwargs: Any) -> Any:
+            outputs = real(*args, **kwargs)
+            widths.append(outputs.logits.shape[1])
+            return outputs
+
+        one.model.forward = forward
+        one.train()
+        # The first is the check of the head, at three positions.
+        assert (set(widths[1:]) == {1}) is (hidden_states is None)
+        assert ("in blocks" in capsys.readouterr().err) is (hidden_states is None)
+        found.append([*logged(one), one.evaluate()["eval_loss"]])
+        assert one.predict(Dataset.from_list(ROWS[:2])).predictions.shape[1] > 1
+    assert found[0] == pytest.approx(found[1], rel=1e-2 if "bf16" in options else 1e-4)
+
+
+def test_a_loss_that_needs_whole_logits(
+    collator: Collator, tmp_path: Path, projection: Any
+) -> None:
+    given = {"loss": "p-kl", "projection": projection}
+    with pytest.raises(XtokError, match="whole"):
+        trainer(collator, arguments(tmp_path), hidden_states=True, **given).train()
+
+
+def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: ProjectionMap) -> None:
+    with pytest.warns(UserWarning, match="exact row"):
+        losses.make_loss("p-kl", module=ProjectionModule(projection))
+    for_p_kl = xtok.build(collator.student, collator.teachers[0], xtok.BuildConfig.for_loss("p-kl"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses.make_loss("p-kl", module=ProjectionModule(for_p_kl))
+        losses.make_loss("h-kl", module=ProjectionModule(projection))
+
+
+# The objective
+
+
+def test_shares_sum_to_the_whole(
+    collator: Collator, projection: ProjectionMap, digits: Tokenizer
+) -> None:
+    torch.manual_seed(0)
+    module = ProjectionModule(projection)
+    exact = make_loss("p-kl", module=module, top_k=None, temperature=2, reverse_kl=True)
+    correct = PKLConfig(exact_token_match_only=True)
+    strict = BatchLoss(
+        lambda s, t, batch, side: losses.p_kl(s, t, module, side["shifted"], correct),
+        lambda batch, side: losses.count_chunks(side["shifted"], exact_token_match_only=True),
+    )
+    for loss in (exact, strict):
+        make = partial(make_objective, collator.pairs, loss)
+        objective = make(combine=CombineConfig(cross_entropy_weight=0.3))
+        batches = [
+            prepare(collator(rows)) for rows in ([*ROWS, {"messages": CHAT}], [ROWS[1]], [ROWS[2]])
+        ]
+        logits = [
+            [
+                torch.randn(*part["input_ids"].shape, width, dtype=torch.float64)
+                for part, width in zip((batch, batch["teachers"][0]), projection.shape, strict=True)
+            ]
+            for batch in batches
+        ]
+        alone = make(combine=CombineConfig(cross_entropy_weight=0))
+        counts = [objective.count(batch).tolist() for batch in batches]
+        chunks, targets = (sum(count[place] for count in counts) for place in (1, 0))
+        expected, shares = 0.0, 0.0
+        for (s, t), batch, count in zip(logits, batches, counts, strict=True):
+            kd = float(alone.terms(s, [t], batch).loss)
+            own = torch.nn.functional.cross_entropy(s.flatten(0, 1), batch["targets"].flatten())
+            expected += kd * count[1] / chunks + 0.3 * float(own) * count[0] / targets
+            totals = torch.tensor([targets, chunks])
+            shares += float(objective.terms(s, [t], batch, totals).loss)
+        assert chunks > 20
+        assert shares == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_does_not_fit_is_refused(
+    collator: Collator, projection: ProjectionMap, sentencepiece: Tokenizer, tmp_path: Path
+) -> None:
+    with pytest.raises(XtokError, match="needs a map"):
+        trainer(collator, arguments(tmp_path))
+    sides = collator.teachers[0], collator.student
+    for loss, given in (("p-kl", built(*sides)), ("event-kl", xtok.events(*sides))):
+        with pytest.raises(XtokError, match="swapped"):
+            trainer(collator, arguments(tmp_path), loss=loss, projection=given)
+    wrong = built(collator.student, sentencepiece)
+    with pytest.raises(XtokError, match="other tokens"):
+        trainer(collator, arguments(tmp_path), projection=wrong)
+    with pytest.raises(XtokError, match="needs an event map"):
+        trainer(collator, arguments(tmp_path), loss="event-kl", projection=projection)
+    with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
+        trainer(collator, arguments(tmp_path), loss=["gold", "gold"])
+    several = Collator(collator.student, [collator.teachers[0], sentencepiece])
+    with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
+        trainer(several, arguments(tmp_path), loss="gold")
+    split = arguments(tmp_path)
+    split._n_gpu = 2  # as where two GPUs are visible to one process
+    with pytest.raises(XtokError, match="2 GPUs"):
+        trainer(collator, split, projection=projection)
+
+
+# The example
+
+
+@pytest.fixture(scope="module")
+def models(
+    tmp_path_factory: pytest.TempPathFactory, small: Path, digits: Tokenizer,
+    byte_level: Tokenizer, projection: ProjectionMap,
+) -> list[str]:  # fmt: skip
+    folder = tmp_path_factory.mktemp("models")
+    student = save_model(folder / "student", digits, small / "small-digits", seed=0, sharp=0.02)
+    teacher = save_model(
+        folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.5
+    )
+    projection.save(folder / "map.safetensors")
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
+    return [
+        f"--student={student}", f"--teacher={teacher}", f"--map={folder / 'map.safetensors'}",
+        f"--dataset={folder / 'rows.jsonl'}", "--max_length=64", "--report_to=none", "--use_cpu",
+        "--logging_steps=1", "--learning_rate=0.01", "--disable_tqdm=true", "--max_grad_norm=0",
+    ]  # fmt: skip
+
+
+def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
+    options = [*models, "--per_device_train_batch_size=2", "--lr_scheduler_type=constant"]
+    options += ["--save_strategy=steps", "--save_steps=2"]
+    whole = hf_trainer.main([*options, f"--output_dir={tmp_path / 'whole'}", "--max_steps=4"])
+    hf_trainer.main([*options, f"--output_dir={tmp_path / 'cut'}", "--max_steps=2"])
+    cut = hf_trainer.main([*options, f"--output_dir={tmp_path / 'cut'}", "--max_steps=4"])
+    assert logged(cut) == logged(whole)
+    saved = sorted(path.name for path in (tmp_path / "cut").iterdir())
+    assert "model.safetensors" in saved
+    assert not xtok.doctor(str(tmp_path / "cut")).failed
+
+
+def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Path) -> None:
+    without = [o for o in models if not o.startswith("--map")]
+    with pytest.raises(SystemExit, match=r"^--loss p-kl needs a map: give it as --map$"):
+        hf_trainer.main([*without, f"--output_dir={tmp_path}"])
+
+
+def test_the_example_trains_from_stored_predictions(
+    models: list[str], digits: Tokenizer, tmp_path: Path
+) -> None:
+    Dataset.from_list(stored(ROWS, digits)).to_parquet(tmp_path / "rows.parquet")
+    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--dataset"))]
+    one = hf_trainer.main([
+        *kept, f"--dataset={tmp_path / 'rows.parquet'}", "--loss=topk-kl", "--max_steps=4",
+        f"--output_dir={tmp_path / 'run'}",
+    ])  # fmt: skip
+    assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
+
+
+@pytest.mark.parametrize(
+    "more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"], ["--loss=alm"]]
+)
+def test_two_processes_are_one_with_twice_the_batch(
+    models: list[str], tmp_path: Path, forks: Forks, more: list[str]
+) -> None:
+    options = [*models, *more, "--max_steps=3", "--save_strategy=no"]
+    # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
+    one = hf_trainer.main(
+        [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]
+    )
+    python = str(forks.folder / "python")
+    command = [
+        python, "-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])",
+        "--standalone", "--nproc-per-node=2", "--no-python", python,
+        str(ROOT / "scripts" / "examples" / "hf_trainer.py"), *options,
+        f"--output_dir={tmp_path / 'two'}", "--per_device_train_batch_size=1",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [*command, "--ddp_backend=gloo"],
+        env=forks.env, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    from safetensors.torch import load_file
+
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    start = load_file(Path(models[0].removeprefix("--student=")) / "model.safetensors")
+    for name, values in first.items():
+        assert not torch.equal(values, start[name])
+        torch.testing.assert_close(second[name], values, rtol=1e-3, atol=1e-5)
+    assert len(logged(one)) == 3

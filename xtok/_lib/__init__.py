@@ -1,0 +1,1 @@
+"""What is not about tokens: files read and written, arrays, threads, Numba, progress."""

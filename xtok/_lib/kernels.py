@@ -1,0 +1,51 @@
+"""Kernels: functions on flat arrays that Numba compiles, or Python runs where there is little."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+
+class Kernel:
+    """A function that is compiled when it is first called: to import Numba takes 0.4 seconds.
+
+    The compiled one has all other attributes, by which Numba knows it in other kernels.
+    """
+
+    _dispatcher: Any = None
+
+    def __init__(self, function: Callable[..., Any], *, is_inner: bool = False) -> None:
+        self.py_func, self._is_inner = function, is_inner
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the compiled function."""
+        return self._compiled()(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled(), name)
+
+    def _compiled(self) -> Any:
+        if self._dispatcher is None:
+            from xtok._lib.compiling import compiled, compiled_inner
+
+            self._dispatcher = (compiled_inner if self._is_inner else compiled)(self.py_func)
+        return self._dispatcher
+
+
+kernel = Kernel
+inner_kernel = functools.partial(Kernel, is_inner=True)
+
+
+def in_python(kernel: Any) -> Any:
+    """Return a kernel, and all that it calls, as Python runs them: little work needs no compiler.
+
+    Integers wrap around as in the compiled ones.
+    """
+    code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
+    called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
+    names |= {name: in_python(other) for name, other in called.items()}
+    return np.errstate(over="ignore")(FunctionType(code, names))

@@ -1,0 +1,152 @@
+"""Lines of input files: as bytes, as text, and as values of JSON with their places."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xtok._lib.keys import unique_keys
+from xtok._lib.opening import decompressed
+from xtok._lib.shards import Shard
+from xtok.errors import XtokError
+
+_BLOCK = 1 << 17
+_ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in two
+
+
+class LinePlace(NamedTuple):
+    """A line of a file; its number is counted when an error asks for it."""
+
+    path: Path
+    offset: int  # in bytes of the decompressed file
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {line_number(self.path, self.offset)}"
+
+
+class JsonLine(NamedTuple):
+    """A value of a file of JSON lines."""
+
+    place: LinePlace
+    value: Any
+    read: int  # bytes on disk that were read up to its end, from the file's beginning
+
+
+def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Return the lines of a (decompressed) file that begin in a shard, each with its byte offset.
+
+    A line of more bytes than the limit comes in parts, none of which ends within a character.
+    """
+    offset = shard.start
+    if offset:  # a line that began before belongs to the previous shard
+        file.seek(offset - 1)
+        while not file.readline(_BLOCK).endswith(b"\n"):
+            if not file.peek(1):
+                return
+        offset = file.tell()
+    is_within_line = False
+    while shard.stop is None or offset < shard.stop or is_within_line:
+        line = file.readline(limit)
+        if not line:
+            return
+        is_within_line = not line.endswith(b"\n")
+        if is_within_line:
+            for _ in range(3):  # a character of UTF-8 has up to 3 continuation bytes, 10xxxxxx
+                if (after := file.peek(1)[:1]) and after[0] & 0xC0 == 0x80:
+                    line += file.read(1)
+        yield offset, line
+        offset += len(line)
+
+
+def json_lines(
+    shard: Shard, *, max_bytes: int, hint: str, parameter: str = "", strict: bool = False
+) -> Iterator[JsonLine]:
+    """Read the values on the lines that begin in a shard; empty lines are skipped.
+
+    This is how all of xtok reads JSON lines. A key that stands twice in an object is an error.
+
+    Args:
+        shard: of JSON lines, perhaps compressed.
+        max_bytes: longer lines are an error.
+        hint: of errors.
+        parameter: likewise.
+        strict: refuse strings that cannot be written again: those with half of a pair of
+            surrogates.
+
+    Raises:
+        XtokError: with the file and the line, for what is no JSON, not UTF-8, or too long.
+    """
+    with shard.path.open("rb", _BLOCK) as raw:
+        file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
+        for offset, line in lines(shard, file, max_bytes + 1):
+            place = LinePlace(shard.path, offset)
+            if len(line) > max_bytes:
+                raise too_long(place, max_bytes)
+            if not line.strip():
+                continue
+            text = decode(place, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
+            try:
+                value = json.loads(text, object_pairs_hook=unique_keys)
+                if strict and (b"\\ud" in line or b"\\uD" in line):
+                    json.dumps(value, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                problem = f"{place}: {no_json(error)}"
+                raise XtokError(problem, hint=hint, parameter=parameter) from error
+            yield JsonLine(place, value, raw.tell())
+
+
+def too_long(place: object, max_bytes: int) -> XtokError:
+    """Return the error of a line, or document, of JSON that has more bytes."""
+    return XtokError(
+        f"{place}: more than {max_bytes >> 20} MiB",
+        hint="write one JSON value on each line, and split a longer one into several",
+    )
+
+
+def no_json(error: ValueError | RecursionError) -> str:
+    """Say in a few words why a line is no JSON: a number of 5,000 digits, endless brackets, too."""
+    if not isinstance(error, json.JSONDecodeError):
+        return f"no JSON: {error}"
+    if error.msg == "Extra data":
+        return "more than one JSON value"
+    return f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+
+
+def decode(place: LinePlace, data: bytes) -> str:
+    """Decode what begins somewhere in a file; a byte order mark at its beginning is no text.
+
+    Raises:
+        XtokError: if it is not UTF-8, or looks like UTF-16.
+    """
+    path, offset = place
+    encoding = "latin1"
+    if offset == 0:
+        encoding = {b"\xff\xfe": "UTF-16LE", b"\xfe\xff": "UTF-16BE"}.get(data[:2], encoding)
+    problem, text = "", ""
+    try:
+        text = data.decode()
+        if (zeros := data.count(0)) > max(1, len(data) // _ZEROS):
+            encoding = "UTF-16BE" if data.startswith(b"\0") else "UTF-16LE"
+            problem = f"{zeros:,} of {len(data):,} bytes at offset {offset} are zero"
+    except UnicodeDecodeError as error:
+        start = offset + error.start
+        problem = f"byte {data[error.start]:#04x} at offset {start}, "
+        problem += f"in line {line_number(path, start)}"
+    if problem:
+        raise XtokError(
+            f"{path} is not UTF-8: {problem}",
+            hint=f"convert it, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
+        )
+    return text if offset else text.removeprefix("\ufeff")
+
+
+def line_number(path: Path, offset: int) -> int:
+    """Return the line, from 1, that holds a byte of the (decompressed) file."""
+    with path.open("rb") as raw:
+        file, number = decompressed(raw, path), 1
+        while offset > 0 and (block := file.read(min(offset, _BLOCK))):
+            number += block.count(b"\n")
+            offset -= len(block)
+    return number

@@ -1,0 +1,17 @@
+"""Parts of different sizes, one after another in a flat array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def offsets_of(sizes: Any) -> NDArray[np.int64]:
+    """Return where parts of these sizes begin, and the last one ends, int64 `[parts + 1]`.
+
+    >>> offsets_of([2, 0, 3]).tolist()
+    [0, 2, 2, 5]
+    """
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

@@ -1,0 +1,35 @@
+"""What `xtok --version` prints: what a bug report needs, without importing any of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from xtok import __version__
+from xtok._lib.threads import available_cores
+
+_PACKAGES = (
+    *("filelock", "huggingface-hub", "numba", "numpy", "protobuf", "safetensors", "sentencepiece"),
+    *("tiktoken", "tokenizers", "torch", "transformers", "typer"),
+    *("pyarrow", "ray", "trl"),  # optional
+)
+
+
+def version_lines() -> Iterator[str]:
+    """Yield a line each for xtok, Python, the machine, and the packages that matter."""
+    yield f"xtok {__version__} ({Path(__file__).parent})"
+    yield f"Python {platform.python_version()} ({sys.executable})"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    yield f"{platform.platform()}, {available_cores()} cores, {memory:.1f} GB"
+    yield from (f"{name} {_installed(name)}" for name in _PACKAGES)
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "is not installed"

@@ -1,0 +1,160 @@
+"""Counted maps: on synthetic text, or on text, smoothed towards another map."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress, silent
+from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, pair_edges, unit_of
+from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.counting.smoothing import choose_alpha, smooth
+from xtok.building.counting.synthetic import synthetic_edges
+from xtok.building.matches import Matches, with_matches
+from xtok.config import BuildConfig
+from xtok.maps import file as mapfile
+from xtok.maps.edges import Edges, heaviest
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.recipe import recipe_of
+from xtok.maps.results import (
+    map_of_edges,
+    map_of_rows,
+    unspelled_note,
+)
+from xtok.tokenizers.display import plural
+from xtok.tokenizers.pairs import Pair
+
+
+def wanted_by(config: BuildConfig) -> Wanted:
+    """Return what is to be counted on text for a map."""
+    return Wanted(target=config.target, hold_out=config.alpha is None)
+
+
+def synthetic_map(
+    pair: Pair,
+    config: BuildConfig,
+    matches: Matches,
+    *,
+    only: NDArray[np.bool_] | None = None,
+    progress: Progress = silent,
+) -> tuple[ProjectionMap, list[str]]:
+    """Make a map of how likely teacher token t is where student token s begins.
+
+    It is counted on synthetic text, and has neither report nor recipe.
+
+    Args:
+        pair: with its tokenizers.
+        config: what `build` makes; the map is cut to `config.multitoken.top_k` entries.
+        matches: the pair's, by these options.
+        only: the rows to make, bool `[V_student]`; all if None.
+        progress: called with the number of synthetic texts.
+
+    Returns:
+        the map, and a sentence on the tokens that the teacher cannot spell.
+    """
+    options = config.multitoken
+    edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
+    edges, kind = with_matches(edges, RowKind.COUNTED, matches, options, only)
+    made = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
+    failures = unspelled_note(matches.pair, set(unspelled) - set(options.ignore_student_ids))
+    return made, failures
+
+
+def synthetic_base(
+    pair: Pair, config: BuildConfig, matches: Matches, progress: Progress = silent
+) -> tuple[ProjectionMap, list[str]]:
+    """Make the map that counts on a text are smoothed towards by default, with its recipe."""
+    made, failures = synthetic_map(pair, config, matches, progress=progress)
+    not_yet = replace(config, top_k=config.prep_top_k, exact_match=False)
+    return replace(made, recipe=recipe_of(not_yet)), failures
+
+
+def counted_map(
+    text: PairText, base: ProjectionMap, config: BuildConfig
+) -> tuple[ProjectionMap, list[str]]:
+    """Make a map of how likely teacher token t is where student token s begins.
+
+    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
+    is counted depends on `config.target`; within chunks, in a second step of EM. Counts
+    stay integers until all are added up, so the result depends on the texts alone, not on how they
+    were read or interrupted.
+
+    Args:
+        text: what was counted on a text, as `wanted_by` asks for it.
+        base: the map that the counts are smoothed towards.
+        config: what `build` makes.
+
+    Returns:
+        the map, without report and recipe, and notes on what was counted.
+
+    Raises:
+        ValueError: if the text was counted for other options.
+    """
+    if text.wanted != wanted_by(config):
+        raise ValueError(f"the text was counted as {text.wanted}, not as {wanted_by(config)}")
+    towards = base.edges.take(~base.is_slot).normalized()
+    edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config)
+    if config.target != "start":
+        first_map = edges._replace(weights=edges.weights.astype(np.float32))  # as a map has them
+        predicted = MapRows.of(first_map, base.shape[0])
+        edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config, predicted)
+    kind = base.row_kind.copy()
+    kind[rows] = RowKind.COUNTED
+    made = map_of_edges(
+        edges,
+        before=base,
+        row_kind=kind,
+        scale_slot=None,
+        method="count",
+        top_k=config.top_k,
+    ).after(
+        "count",
+        {"top_k": config.top_k, "target": config.target, "alpha": alpha},
+        initial_sha256=mapfile.sha256(base),
+        texts=[asdict(source) for source in text.sources],
+        counted=asdict(text.totals),
+    )
+    return made, _notes(text, alpha, config)
+
+
+def _edges_of_counts(
+    text: PairText,
+    towards: Edges,
+    shape: tuple[int, int],
+    config: BuildConfig,
+    predicted: MapRows | None = None,
+) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
+    """Return edges, their alpha, and the student ids that were counted.
+
+    Chunks are shared as `predicted` says, equally without.
+    """
+    unit = unit_of(config.target)
+    pairs, held = text.counts.pairs(predicted), text.held_out.pairs(predicted)
+    alpha = config.alpha
+    if alpha is None:
+        alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
+    keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
+    of_text = pair_edges(keys, amounts / unit)
+    edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
+    return edges, alpha, of_text.student_ids
+
+
+def _notes(text: PairText, alpha: float, config: BuildConfig) -> list[str]:
+    totals = text.totals
+    notes = [
+        f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
+        f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",
+        *text.notes,
+    ]
+    if config.alpha is None and 0 < totals.held_out < totals.documents:
+        notes.append(f"alpha {alpha:g}, chosen on {plural(totals.held_out, 'held-out document')}")
+    elif config.alpha is None:
+        notes.append(f"alpha {alpha:g}: the text has too few documents to choose it on")
+    if totals.skipped_chunks:
+        notes.append(
+            f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"
+        )
+    return notes

@@ -1,0 +1,97 @@
+"""Documents encoded by several tokenizers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise, repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.ragged import offsets_of
+from xtok._lib.threads import available_cores
+from xtok.alignment.sequences import FlatIds
+
+if TYPE_CHECKING:
+    from xtok.building.counting.texts import Batch
+    from xtok.tokenizers import Tokenizer
+
+_WAITING = 3
+"""Batches that are encoded while one is worked on."""
+
+
+class TextEncoder:
+    """Encodes documents with several tokenizers on all cores; as a context it ends its threads.
+
+    Args:
+        tokenizers: a pair's are the student's and the teacher's.
+        num_threads: one per available core if None.
+    """
+
+    def __init__(self, *tokenizers: Tokenizer, num_threads: int | None = None) -> None:
+        self.tokenizers = tokenizers
+        self.num_threads = num_threads or available_cores()
+        self._pool = ThreadPoolExecutor(self.num_threads)
+        for tokenizer in tokenizers:
+            tokenizer.library_arrays([""])  # its encoder is made here, not in each thread
+
+    def __enter__(self) -> TextEncoder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def read(
+        self,
+        batches: Iterable[Batch],
+        total: int,
+        advance: Callable[[int, int], object],
+    ) -> Iterator[tuple[Batch, list[FlatIds]]]:
+        """Encode batches of documents, the next ones while one is worked on; each side's ids.
+
+        Args:
+            batches: of documents.
+            total: bytes on disk.
+            advance: called with the bytes on disk and the first tokenizer's tokens of each batch.
+
+        Raises:
+            XtokError: as `texts.read_batches`.
+        """
+        consumed = 0
+        waiting: deque[tuple[Batch, Callable[[], list[FlatIds]]]] = deque()
+        for batch in chain(batches, repeat(None)):
+            if batch is not None:
+                waiting.append((batch, self.start_encoding(batch.texts)))
+            if not waiting:
+                break
+            if batch is None or len(waiting) > _WAITING:
+                done, encoded = waiting.popleft()
+                sides = encoded()
+                advance(done.consumed - consumed, sides[0].num_tokens)
+                consumed = done.consumed
+                yield done, sides
+        advance(total - consumed, 0)
+
+    def encode(self, texts: Sequence[str]) -> list[FlatIds]:
+        """Encode documents as in the middle of a text; control tokens in them are plain text."""
+        return self.start_encoding(texts)()
+
+    def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
+        """Encode documents in other threads; what is returned waits for the result of `encode`."""
+        ends = np.cumsum([len(text) for text in texts])
+        goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]
+        cuts = [0, *np.searchsorted(ends, goals).tolist(), len(texts)]
+        parts = [texts[a:b] for a, b in pairwise(cuts) if b > a]  # of about equal length
+        jobs = [
+            [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
+            for tokenizer in self.tokenizers
+        ]
+        return lambda: [_joined(row for job in side for row in job.result()) for side in jobs]
+
+
+def _joined(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
+    arrays = [*rows, np.zeros(0, np.int32)]  # the last, so that there is one to concatenate
+    return FlatIds(np.concatenate(arrays), offsets_of([*map(len, arrays[:-1])]))

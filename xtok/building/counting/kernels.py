@@ -1,0 +1,235 @@
+"""Numba kernels on flat arrays: where chunks lie, counts of pairs and chunks, losses of chunks.
+
+Documents of a side are `ids` (int32) and `bounds` (int64 `[documents + 1]`): document d is
+`ids[bounds[d]:bounds[d + 1]]`. The kernels are serial, release the GIL, and check nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xtok._lib.kernels import inner_kernel, kernel
+
+
+@kernel
+def chunk_spans(  # type: ignore[no-untyped-def]
+    ids, bounds, chunk_ids, num_chunks, lengths, starts, ends, is_chunk
+):
+    """Find where each chunk lies among the tokens of one side: a look or two at each token.
+
+    Args:
+        ids: int32 `[tokens]`, document after document.
+        bounds: int64 `[documents + 1]`.
+        chunk_ids: int32 `[tokens]`, the number of each token's chunk in its document; −1 for none.
+        num_chunks: int64 `[documents]`.
+        lengths: int64 `[V]`, the bytes of each token.
+        starts: int64 `[chunks]`, filled with each chunk's first token.
+        ends: int64 `[chunks]`, with its end.
+        is_chunk: bool `[chunks]`, set to False for one with a token that has no bytes.
+    """
+    chunk = np.int64(-1)  # of all documents
+    for d in range(len(num_chunks)):
+        before = np.int64(-1)  # the number of the last chunk
+        for i in range(bounds[d], bounds[d + 1]):
+            if chunk_ids[i] != before and chunk_ids[i] >= 0:
+                before = chunk_ids[i]
+                chunk += 1
+                starts[chunk] = ends[chunk] = i
+            if chunk_ids[i] >= 0:
+                is_chunk[chunk] &= ends[chunk] == i and lengths[ids[i]] > 0
+                ends[chunk] = i + 1
+
+
+@kernel
+def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[no-untyped-def]
+    """Add amounts to an open-addressed table, while there is room.
+
+    Args:
+        keys: int64, ≥ 0.
+        amounts: int64, as many, or one for all.
+        table_keys: int64 `[2**n]`, −1 where free.
+        table_counts: int64 `[2**n]`.
+        room: how many new keys may be added.
+
+    Returns:
+        How many keys were added until the room was used up, and how many of them were new.
+    """
+    mask = np.int64(len(table_keys) - 1)
+    new = 0
+    same = len(amounts) == 1
+    for x in range(len(keys)):
+        key = keys[x]
+        mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+        slot = np.int64(mixed >> np.uint64(32)) & mask
+        while table_keys[slot] != key:
+            if table_keys[slot] < 0:
+                if new == room:
+                    return x, new
+                table_keys[slot] = key
+                new += 1
+                break
+            slot = (slot + 1) & mask
+        table_counts[slot] += amounts[0] if same else amounts[x]
+    return len(keys), new
+
+
+@inner_kernel
+def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped-def]
+    """Return a row's weight for a column, 0 if it has no such entry; columns rise in a row."""
+    low, high = bounds[row], bounds[row + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if columns[middle] < column:
+            low = middle + 1
+        else:
+            high = middle
+    if low < bounds[row + 1] and columns[low] == column:
+        return weights[low]
+    return 0.0
+
+
+@kernel
+def add_chunks(  # type: ignore[no-untyped-def]
+    s_starts,
+    s_ends,
+    t_starts,
+    t_ends,
+    amounts,
+    s_ids,
+    t_ids,
+    ids,
+    bounds,
+    widths,
+    counts,
+    table,
+    size,
+    places,
+):
+    """Add amounts to chunks in an open-addressed table, while there is room.
+
+    A chunk costs a look at each of its tokens for its hash, another to compare or copy it, and,
+    most of all, the wait for the memory of its slot and its ids.
+
+    Args:
+        s_starts: int64 `[chunks]`, where a chunk's tokens begin in `s_ids` (int32).
+        s_ends: where they end.
+        t_starts: where those of the teacher begin in `t_ids` (int32).
+        t_ends: where they end.
+        amounts: int64, as many, or one for all.
+        s_ids: see above.
+        t_ids: see above.
+        ids: int32, the tokens of the different chunks, the student's first.
+        bounds: int64, where each of them begins in `ids`, and the last one ends.
+        widths: int64, how many of its tokens are the student's.
+        counts: int64, how often it occurs.
+        table: int64 `[2**n]`, places in these three, −1 where free.
+        size: how many different chunks there are.
+        places: int64, filled with each chunk's place among them.
+
+    Returns:
+        How many chunks were added until the room was used up, and the new size.
+    """
+    mask = np.int64(len(table) - 1)
+    for x in range(len(s_starts)):
+        i, i_end, j, j_end = s_starts[x], s_ends[x], t_starts[x], t_ends[x]
+        n, length = i_end - i, i_end - i + j_end - j
+        mixed = _mixed(_mixed(np.uint64(n), s_ids, i, i_end), t_ids, j, j_end)
+        slot = np.int64(mixed >> np.uint64(32)) & mask
+        while table[slot] >= 0:
+            place = table[slot]
+            start = bounds[place]
+            if (
+                widths[place] == n
+                and bounds[place + 1] - start == length
+                and _has(ids, start, s_ids, i, i_end)
+                and _has(ids, start + n, t_ids, j, j_end)
+            ):
+                break
+            slot = (slot + 1) & mask
+        if table[slot] < 0:
+            start = bounds[size]
+            if 4 * size >= 3 * len(table) or start + length > len(ids):
+                return x, size
+            _copy(ids, start, s_ids, i, i_end)
+            _copy(ids, start + n, t_ids, j, j_end)
+            table[slot], bounds[size + 1] = size, start + length
+            widths[size], counts[size] = n, 0
+            size += 1
+        places[x] = table[slot]
+        counts[places[x]] += amounts[0] if len(amounts) == 1 else amounts[x]
+    return len(s_starts), size
+
+
+@inner_kernel
+def _mixed(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
+    """Return a hash with some more ids in it, uint64."""
+    for a in range(start, stop):
+        mixed = (mixed ^ np.uint64(ids[a])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+@inner_kernel
+def _has(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
+    """Whether ids from a place on are some of the others."""
+    while start < stop and ids[place] == others[start]:
+        place, start = place + 1, start + 1
+    return start == stop
+
+
+@inner_kernel
+def _copy(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
+    """Put some of the others at a place of the ids."""
+    for a in range(start, stop):
+        ids[place + a - start] = others[a]
+
+
+@kernel
+def chunk_pairs(  # type: ignore[no-untyped-def]
+    ids, bounds, widths, counts, unit, row_bounds, columns, weights, keys, amounts
+):
+    """List the pairs of tokens within different chunks; those of a chunk share `unit` * its count.
+
+    Its teacher tokens have equal parts of `unit`. With empty `row_bounds`, so have the student
+    tokens of each part; else these share it in proportion to their weights for the teacher token,
+    where any has one, to the nearest integer. Entries of row s are `row_bounds[s]` to
+    `row_bounds[s + 1]`, with rising `columns`.
+    """
+    place = np.int64(0)
+    for c in range(len(widths)):
+        start, end = bounds[c], bounds[c + 1]
+        n = widths[c]
+        m = end - start - n
+        for b in range(start + n, end):
+            total = 0.0
+            if len(row_bounds):
+                for a in range(start, start + n):
+                    total += weight_of(row_bounds, columns, weights, ids[a], ids[b])
+            for a in range(start, start + n):
+                keys[place] = np.int64(ids[a]) << 32 | ids[b]
+                if total > 0.0:
+                    share = weight_of(row_bounds, columns, weights, ids[a], ids[b]) / total
+                    amounts[place] = np.int64(unit // m * share + 0.5) * counts[c]
+                else:
+                    amounts[place] = unit // (n * m) * counts[c]
+                place += 1
+
+
+@kernel
+def chunk_losses(  # type: ignore[no-untyped-def]
+    ids, bounds, widths, row_bounds, columns, weights, epsilon, uniform, losses
+):
+    """Fill in the cross-entropy of different chunks as P-KL averages it, float64 `[chunks]`.
+
+    A chunk's prediction is the mean of its student tokens' rows; its loss the mean over its teacher
+    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Arrays are those of `chunk_pairs`.
+    """
+    for c in range(len(widths)):
+        start, middle, end = bounds[c], bounds[c] + widths[c], bounds[c + 1]
+        loss = 0.0
+        for b in range(middle, end):
+            total = 0.0
+            for a in range(start, middle):
+                total += weight_of(row_bounds, columns, weights, ids[a], ids[b])
+            loss -= np.log((1 - epsilon) * total / (middle - start) + uniform)
+        losses[c] = loss / (end - middle)

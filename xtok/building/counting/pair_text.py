@@ -1,0 +1,419 @@
+"""`PairText`: all that is counted in one pass over the text of a pair."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import TextProgress, silent_texts
+from xtok._lib.shards import Paths, Source, shards, source_of
+from xtok.alignment.sequences import FlatIds
+from xtok.building.counting.aligned import AlignedTexts, Difference, TextAligner
+from xtok.building.counting.counts import (
+    ChunkCounts,
+    Counts,
+    DistinctChunks,
+    MapRows,
+    PairCounts,
+    Tally,
+    is_too_long,
+    pair_edges,
+)
+from xtok.building.counting.encode import TextEncoder
+from xtok.building.counting.smoothing import EPSILON
+from xtok.building.counting.texts import Batch, Columns, find_texts, little_text, read_batches
+from xtok.config import Target
+from xtok.errors import XtokError
+from xtok.maps.edges import Edges, heaviest
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.display import plural
+from xtok.tokenizers.pairs import Pair
+
+HELD_OUT = 16
+"""One document in this many is held out to choose alpha on."""
+
+EXCERPT = 2000
+"""Characters of a document, and documents of a shard, that excerpts have."""
+
+EXCERPTS = 1 << 25
+"""Characters that all excerpts together have."""
+
+
+@dataclass
+class TextTotals:
+    """What was read, and how much of it both sides spell alike; integers that add up."""
+
+    documents: int = 0
+    held_out: int = 0  # documents that alpha was chosen on
+    differing: int = 0  # documents that the sides do not spell with the same bytes
+    num_bytes: int = 0
+    lost_bytes: int = 0  # in no chunk, where the sides spell differently; they are not counted
+    student_tokens: int = 0
+    teacher_tokens: int = 0
+    starts: int = 0  # shared token boundaries
+    skipped_chunks: int = 0  # too long to count
+
+    def add(self, other: TextTotals) -> None:
+        """Add another's numbers to these."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Text that is not counted, because the two sides spell it differently."""
+
+    num_bytes: int
+    share: float  # of the text
+    documents: int  # that it is in
+    first: Difference
+
+    @property
+    def words(self) -> str:
+        """What follows the number of bytes in a sentence."""
+        share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
+        return (
+            f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "
+            f"{plural(self.documents, 'document')}): spelled differently, first in "
+            f"{self.first.group}, {self.first.student} by the student and {self.first.teacher} by "
+            "the teacher"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What every command that reads text says of it."""
+        return f"{self.num_bytes:,} {self.words}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is counted besides totals, tokens, and pairs at shared token boundaries."""
+
+    target: Target = "start"  # what `counts` has, as in `BuildConfig`
+    hold_out: bool = False  # count one document in sixteen, chosen by its content, apart
+    per_document: bool = False  # the chunks of each document, which take memory as text does
+    excerpts: bool = False  # beginnings of the text, to show
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PerDocument:
+    """The chunks of each document: entry e says that one has a chunk, and how often."""
+
+    groups: tuple[str, ...]  # of each document: its file's name, or what `group_by` names
+    documents: NDArray[np.int32]  # of each entry
+    places: NDArray[np.int32]  # of each entry, among the chunks
+    counts: NDArray[np.int32]  # of each entry
+    chunks: DistinctChunks  # different ones, and how often each occurs in all text
+
+    @property
+    def num_chunks(self) -> NDArray[np.float64]:
+        """How many chunks each document has, float64 `[documents]`."""
+        return self._sums(self.counts)
+
+    @cached_property
+    def keys(self) -> NDArray[np.int64]:
+        """The pairs at shared token boundaries, int64, in rising order."""
+        return self._pairs[0]
+
+    @cached_property
+    def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The pairs that chunks begin with, and the place among them of each chunk's."""
+        keys, places = np.unique(self.chunks.keys, return_inverse=True)
+        return keys, places
+
+    def amounts(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return how often each pair occurs in the chosen documents, float64 `[pairs]`."""
+        keys, of_chunks = self._pairs
+        return np.bincount(of_chunks, self._chunk_counts(chosen), len(keys)).astype(np.float64)
+
+    def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Add up a value of each pair over all boundaries of each document."""
+        return self._sums(self.counts * values[self._pairs[1]][self.places])
+
+    def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Add up a value of each chunk over all chunks of each document."""
+        return self._sums(self.counts * values[self.places])
+
+    def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
+        """Return the loss of each different chunk under a map, float64 `[chunks]`."""
+        from xtok.building.counting.kernels import chunk_losses
+
+        of_chunks = np.zeros(len(self.chunks.widths))
+        ids, bounds, widths, _ = self.chunks
+        rows = MapRows.of(edges, shape[0])
+        chunk_losses(ids, bounds, widths, *rows, EPSILON, EPSILON / shape[1], of_chunks)
+        return of_chunks
+
+    def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Add up a value of each entry over each document."""
+        return np.bincount(self.documents, values, len(self.groups)).astype(np.float64)
+
+    def _chunk_counts(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return how often each chunk occurs in the chosen documents."""
+        counts = np.bincount(
+            self.places, self.counts * chosen[self.documents], len(self.chunks.widths)
+        )
+        return counts.astype(np.int64)
+
+    def hindsight(self, chosen: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
+        """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
+
+        Counted within chunks, with one EM step. That is near the optimum for chunks, which has no
+        closed form.
+        """
+        amounts, widths = self._chunk_counts(chosen), self.chunks.widths
+        is_long = is_too_long(widths, np.diff(self.chunks.bounds) - widths)
+        chunks = self.chunks._replace(counts=amounts).take((amounts > 0) & ~is_long)
+        none = np.zeros(0, np.int64)
+        counts = Counts(none, none, chunks)
+
+        def cut_map(predicted: MapRows | None) -> Edges:
+            return heaviest(pair_edges(*counts.pairs(predicted)), top_k)
+
+        return cut_map(MapRows.of(cut_map(None), num_rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairText:
+    """The counts of one pass over the text of a pair."""
+
+    wanted: Wanted
+    sources: tuple[Source, ...]  # the files
+    totals: TextTotals
+    tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
+    counts: Counts
+    held_out: Counts  # of the documents that are held out, if they are
+    field: str = "text"  # of the files that holds the text
+    per_document: PerDocument | None = None
+    excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, with their file's name
+    first_difference: Difference | None = None  # where the sides first spell the text differently
+
+    @staticmethod
+    def read(
+        pair: Pair,
+        texts: Paths,
+        wanted: Wanted = Wanted(),
+        *,
+        field: str = "text",
+        group_by: str | None = None,
+        num_threads: int | None = None,
+        progress: TextProgress = silent_texts,
+    ) -> PairText:
+        """Read text once.
+
+        Args:
+            pair: with its tokenizers; of one that has one alone, only tokens are counted.
+            texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
+                included.
+            wanted: what to count.
+            field: the field of JSON lines, or column of Parquet, that holds the text.
+            group_by: a field or column by whose values documents are grouped; by file if None.
+            num_threads: threads that encode; one per available core if None.
+            progress: called with the bytes on disk.
+
+        Raises:
+            XtokError: if a text cannot be read, or the pair has nothing to count in it.
+        """
+        tokenizers = tokenizers_of(pair)
+        files, columns = find_texts(texts), Columns(field, group_by)
+        parts = [shard for path in files for shard in shards(path)]
+        size = sum(shard.size for shard in parts)
+        counter = TextCounter(pair, wanted)
+        with (
+            TextEncoder(*tokenizers, num_threads=num_threads) as encoder,
+            progress("counting", size) as advance,
+        ):
+            for batch, sides in encoder.read(read_batches(parts, columns), size, advance):
+                counter.add(batch, sides)
+        text = counter.result(tuple(map(source_of, files)), field)
+        if len(tokenizers) > 1:
+            text.require_starts()
+        return text
+
+    @property
+    def left_out(self) -> LeftOut | None:
+        """What is not counted because the sides spell it differently; None if nothing."""
+        totals = self.totals
+        if self.first_difference is None:
+            return None
+        return LeftOut(
+            num_bytes=totals.lost_bytes,
+            share=totals.lost_bytes / max(1, totals.num_bytes),
+            documents=totals.differing,
+            first=self.first_difference,
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the text leaves to wish for: it is short, or a part of it is left out."""
+        left_out = [] if self.left_out is None else [self.left_out.sentence]
+        return [*little_text(self.totals.num_bytes), *left_out]
+
+    def require_starts(self) -> None:
+        """Check that the text has a shared token boundary.
+
+        Raises:
+            XtokError: if it has none.
+        """
+        if not self.totals.starts:
+            documents = plural(self.totals.documents, "document")
+            raise XtokError(
+                f"nothing can be counted: {documents}, {self.totals.num_bytes:,} bytes of text",
+                hint="give text, not empty, that both tokenizers can spell; xtok align shows how "
+                "they differ",
+            )
+
+    @cached_property
+    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Pairs at shared token boundaries in rising order, and how often each occurs, int64."""
+        if self.wanted.target != "start":
+            raise ValueError(f"the text was counted for the target {self.wanted.target!r}")
+        pairs = PairCounts()
+        for part in (self.counts, self.held_out):
+            pairs.add(part.keys, part.counts)
+        return pairs.arrays()
+
+
+TextLike = Paths | PairText
+"""Text, or what was counted on it."""
+
+
+def counts_of(pair: Pair, texts: TextLike, wanted: Wanted = Wanted(), **options: Any) -> PairText:
+    """Return counts as they are, and read text as `PairText.read` does."""
+    return texts if isinstance(texts, PairText) else PairText.read(pair, texts, wanted, **options)
+
+
+def tokenizers_of(pair: Pair) -> list[Tokenizer]:
+    """Return the tokenizers that a pair has: both, or one."""
+    sides = pair.student_tokenizer, pair.teacher_tokenizer
+    return [side for side in sides if side is not None]
+
+
+class TextCounter:
+    """Counts that grow.
+
+    Args:
+        pair: as `PairText.read` takes it.
+        wanted: what to count.
+    """
+
+    def __init__(self, pair: Pair, wanted: Wanted) -> None:
+        self.wanted, self.totals = wanted, TextTotals()
+        self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers_of(pair)]
+        self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
+        self._first_difference: Difference | None = None
+        self.counts, self.held_out = Tally(wanted.target), Tally(wanted.target)
+        self._documents = DocumentCounter() if wanted.per_document else None
+        self._excerpts: list[tuple[str, str]] = []
+        self._characters, self._shard, self._of_shard = 0, -1, 0
+
+    def add(self, batch: Batch, sides: Sequence[FlatIds]) -> None:
+        """Count documents, as ids of each tokenizer."""
+        for count, side in zip(self.tokens, sides, strict=True):
+            count += np.bincount(side.ids, minlength=len(count))
+        if self.wanted.excerpts:
+            self._add_excerpts(batch)
+        if self._aligner is None:
+            return
+        aligned = self._aligner.align(*sides)
+        if self._documents is not None:
+            self._documents.add(aligned, batch.groups)
+        tables = self._aligner.tables
+        if self._first_difference is None and aligned.differs.any():
+            self._first_difference = aligned.first_difference(tables, batch.groups)
+        is_held = self._is_held_out(batch.texts)
+        skipped = self._add_chunks(aligned, is_held)
+        sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
+        self.totals.add(
+            TextTotals(
+                documents=len(batch.texts),
+                held_out=int(is_held.sum()),
+                differing=int(aligned.differs.sum()),
+                num_bytes=int(sizes.sum()),
+                lost_bytes=int(aligned.bytes_outside(sizes, tables[0]).sum()),
+                student_tokens=aligned.student.num_tokens,
+                teacher_tokens=aligned.teacher.num_tokens,
+                starts=len(aligned.documents),
+                skipped_chunks=skipped,
+            )
+        )
+
+    def _add_chunks(self, aligned: AlignedTexts, is_held: NDArray[np.bool_]) -> int:
+        """Count chunks, those of the held-out documents apart; return how many are too long."""
+        if not is_held.any():
+            return self.counts.add(aligned)
+        chosen = is_held[aligned.documents]
+        return self.counts.add(aligned, ~chosen) + self.held_out.add(aligned, chosen)
+
+    def _is_held_out(self, texts: Sequence[str]) -> NDArray[np.bool_]:
+        is_held = np.zeros(len(texts), np.bool_)
+        for place, text in enumerate(texts if self.wanted.hold_out else ()):
+            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
+        return is_held
+
+    def _add_excerpts(self, batch: Batch) -> None:
+        if batch.shard != self._shard:
+            self._shard, self._of_shard = batch.shard, 0
+        if self._characters >= EXCERPTS:
+            return
+        room = max(0, EXCERPT - self._of_shard)
+        for text, file in zip(batch.texts[:room], batch.groups, strict=False):
+            middle = max(0, len(text) - EXCERPT) // 2
+            excerpt = text[middle:][:EXCERPT]
+            self._excerpts.append((excerpt, file))
+            self._characters += len(excerpt)
+        self._of_shard += len(batch.texts)
+
+    def result(self, sources: tuple[Source, ...] = (), field: str = "text") -> PairText:
+        """Return all counts."""
+        documents = self._documents
+        return PairText(
+            wanted=self.wanted,
+            sources=sources,
+            totals=self.totals,
+            tokens=tuple(self.tokens),
+            counts=self.counts.counts(),
+            held_out=self.held_out.counts(),
+            field=field,
+            per_document=None if documents is None else documents.result(),
+            excerpts=tuple(self._excerpts),
+            first_difference=self._first_difference,
+        )
+
+
+class DocumentCounter:
+    """Chunks of documents, one batch after another."""
+
+    def __init__(self) -> None:
+        self._groups: list[str] = []
+        self._chunks = ChunkCounts()
+        self._entries = [np.zeros((3, 0), np.int32)]
+
+    def add(self, aligned: AlignedTexts, groups: Sequence[str]) -> None:
+        """Add documents."""
+        places = self._chunks.add(aligned.spans, aligned.student.ids, aligned.teacher.ids)
+        size = len(self._chunks)
+        entries, counts = np.unique(aligned.documents * size + places, return_counts=True)
+        documents, places = np.divmod(entries, max(1, size))
+        self._entries.append(
+            np.stack([documents + len(self._groups), places, counts]).astype(np.int32)
+        )
+        self._groups += groups
+
+    def result(self) -> PerDocument:
+        """Return the counts so far."""
+        documents, places, counts = np.concatenate(self._entries, axis=1)
+        return PerDocument(
+            groups=tuple(self._groups),
+            documents=documents,
+            places=places,
+            counts=counts,
+            chunks=self._chunks.chunks(),
+        )

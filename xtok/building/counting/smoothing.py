@@ -1,0 +1,86 @@
+"""Counts smoothed towards a map, and how well a map predicts counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.building.counting.counts import edge_keys, pair_edges
+from xtok.maps.edges import Edges, map_order, ranks, sum_duplicates
+
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""What alpha is chosen from."""
+
+EPSILON = 1e-3
+"""The share of a uniform distribution in a cross-entropy, so that it is finite."""
+
+
+def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
+    """Return `(counts + alpha * base) / (N + alpha)` for each row, N being the row's counts.
+
+    This is the posterior mean under a Dirichlet prior of strength alpha around the base row
+    (MacKay and Peto, Natural Language Engineering 1(3), 1995). Rows without counts are the base's.
+
+    Args:
+        counts: pairs, weighted by their counts.
+        base: a map's edges; each row sums to 1.
+        alpha: the pseudo-count: how many counts a base row weighs.
+    """
+    weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
+    return sum_duplicates(Edges.concatenate([counts, weighted])).normalized()
+
+
+def choose_alpha(
+    pairs: Pairs, held: Pairs, base: Edges, top_k: int, width: int, unit: int = 1
+) -> float:
+    """Return the alpha whose map, cut to `top_k`, predicts the held-out documents best.
+
+    The smallest of equally good ones; 4 where nothing was held out, or all. Pairs come with their
+    counts.
+    """
+    if not (len(held[0]) and len(pairs[0])):
+        return 4.0
+    # Only rows that the held-out documents have; in them, the counts and the base's weights of all
+    # pairs that have either.
+    rows = np.unique(held[0] >> 32)
+    counts = pair_edges(pairs[0], pairs[1] / unit)
+    counts, base = (e.take(np.isin(e.student_ids, rows)) for e in (counts, base))
+    no_base, no_counts = (e._replace(weights=0 * e.weights) for e in (counts, base))
+    counts = sum_duplicates(Edges.concatenate([counts, no_counts]))
+    weights = sum_duplicates(Edges.concatenate([no_base, base])).weights
+    keys = edge_keys(counts)
+    if not len(keys):
+        return ALPHAS[0]
+    places = np.searchsorted(keys, held[0]).clip(0, len(keys) - 1)
+    is_edge = keys[places] == held[0]
+    entropies = []
+    for alpha in ALPHAS:
+        edges = counts._replace(weights=counts.weights + alpha * weights).normalized()
+        order = map_order(edges)
+        kept = order[ranks(edges.student_ids) < top_k]  # rows lie where they lay
+        predicted = np.zeros(len(keys))
+        predicted[kept] = edges.take(kept).normalized().weights
+        surprise = losses(np.where(is_edge, predicted[places], 0.0), width)
+        entropies.append((surprise * held[1]).sum())
+    return ALPHAS[int(np.argmin(entropies))]
+
+
+def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Return `-ln((1 - eps) * weight + eps / width)` of each weight, in nats."""
+    nats: NDArray[np.float64] = -np.log((1 - EPSILON) * weights + EPSILON / width)
+    return nats
+
+
+def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the weight of each pair `student_id << 32 | teacher_id`; 0 if it is no edge."""
+    if not len(edges.weights):
+        return np.zeros(len(keys))
+    own = edge_keys(edges)
+    order = np.argsort(own)
+    own, weights = own[order], edges.weights[order].astype(np.float64)
+    places = np.searchsorted(own, keys).clip(0, len(own) - 1)
+    return np.where(own[places] == keys, weights[places], 0.0)

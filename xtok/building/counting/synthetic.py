@@ -1,0 +1,550 @@
+"""Vocabularies as a corpus: synthetic text from two vocabularies' tokens, and pairs counted on it.
+
+A vocabulary tells much about the text that it was trained on: its tokens are what occurs often, in
+order of frequency (byte-pair encoding merges the most frequent pair first; Sennrich et al., ACL
+2016). In the synthetic text, the kinds of tokens (a word, the continuation of one, a number, white
+space, …) are a Markov chain, and tokens of one kind are drawn by Zipf's law over their order. A
+word is continued the way other tokens with the same letters go on, the longest context first. Both
+tokenizers encode the text, and pairs are counted on it as on any other.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from itertools import compress, count, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress, silent
+from xtok.building.counting.aligned import TextAligner
+from xtok.building.counting.counts import Counts, MapRows, Tally, pair_edges, unit_of
+from xtok.building.counting.encode import TextEncoder
+from xtok.config import Target
+from xtok.maps.edges import Edges, ranks, sum_duplicates
+from xtok.tokenizers.table import TokenTable, TokenType
+
+if TYPE_CHECKING:
+    from xtok.tokenizers.pairs import Pair
+
+
+class Kind(IntEnum):
+    """What a token of a synthetic text is."""
+
+    WORD = 0  # a space and letters
+    CONTINUATION = 1  # letters alone
+    UNSPACED = 2  # of a script without spaces between words
+    NUMBER = 3
+    SPACE = 4
+    SYMBOL = 5
+
+
+# How often each kind follows each, in languages with spaces (English, French, German, Python) and
+# without (Chinese, Japanese); scripts/benchmark.py synthetic prints them, to within 0.03.
+_SPACED = np.array(
+    [
+        [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
+        [0.263, 0.375, 0.000, 0.023, 0.070, 0.270],
+        [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
+        [0.053, 0.103, 0.000, 0.305, 0.177, 0.362],
+        [0.196, 0.433, 0.000, 0.136, 0.104, 0.130],
+        [0.209, 0.377, 0.000, 0.077, 0.157, 0.180],
+    ]
+)
+_UNSPACED = np.array(
+    [
+        [0.484, 0.159, 0.030, 0.016, 0.113, 0.198],
+        [0.123, 0.261, 0.039, 0.026, 0.183, 0.367],
+        [0.021, 0.005, 0.825, 0.002, 0.038, 0.108],
+        [0.044, 0.113, 0.042, 0.275, 0.207, 0.318],
+        [0.045, 0.230, 0.415, 0.119, 0.058, 0.133],
+        [0.078, 0.308, 0.194, 0.087, 0.147, 0.186],
+    ]
+)
+_SHARE_UNSPACED = 0.33
+
+# A token's weight among its kind is 1 / (rank + shift) ** exponent; fitted a little flatter than
+# what scripts/benchmark.py synthetic prints, so that rare tokens are drawn, and counted, enough.
+_ZIPF = {
+    Kind.WORD: (1.0, 0.9),
+    Kind.CONTINUATION: (5.0, 0.8),
+    Kind.UNSPACED: (10.0, 0.7),
+    Kind.SYMBOL: (10.0, 0.95),
+}
+_SINGLE_SHARE = {Kind.CONTINUATION: 0.16, Kind.SYMBOL: 0.3}  # of single ASCII characters
+
+_CONTEXT = 6  # most bytes of a word by which a continuation is looked up; at least two are needed
+_LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
+_TOKENS_PER_TEXT = 24
+_LONGEST_TOKEN = 1024  # longer ones would fill the texts; the longest of Claude 2 has as many bytes
+_PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
+_GOLDEN = 0.6180339887498949
+_TEXTS_AT_ONCE = 12_500
+_TEXTS_PER_DOCUMENT = 25  # encoded as one, which is faster
+
+NUM_TEXTS = 50_000
+MANY_TEXTS = 150_000
+"""Where less than half of all tokens are both sides': more chunks have several tokens, and their
+counts scatter (scripts/benchmark.py chunks)."""
+
+FIRST_PIECE = 1 / 3
+"""The pseudo-count of a token's first piece, or, split among them, of all the pieces."""
+
+FALLBACK = 0.02
+"""The pseudo-count, per row, of the pairs in which one token's bytes begin the other's."""
+
+Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def synthetic_edges(
+    pair: Pair,
+    target: Target = "start",
+    *,
+    num_texts: int | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuple[Edges, list[int]]:
+    """Count pairs of tokens on synthetic text.
+
+    Every text token of the student also has pseudo-counts: of the first piece that the teacher
+    spells it with, and of the teacher tokens whose bytes begin with its own or the other way round.
+    Where chunks are counted, of all its pieces, and of the teacher tokens that it helps to spell.
+
+    Args:
+        pair: the two tokenizers, with their own tables.
+        target: what is counted, as in `MultitokenConfig`.
+        num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000,
+            or 150,000 where less than half of all tokens are both sides'.
+        seed: the same seed gives the same edges.
+        progress: called with the number of texts.
+
+    Returns:
+        Edges with float64 weights, in which a pair may occur twice; and the student ids whose bytes
+        the teacher cannot spell.
+    """
+    student, teacher = pair.tokenizers
+    counts = _count(pair, target, num_texts, seed, progress)
+
+    def occurrences(predicted: MapRows | None = None) -> Edges:
+        keys, amounts = counts.pairs(predicted)
+        return pair_edges(keys, amounts / unit_of(target))
+
+    pieces = _pieces(pair)
+    unspelled: list[int] = np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
+    parts: list[Edges] = []
+    if target in ("start", "both"):
+        first = pieces.take(ranks(pieces.student_ids) == 0)
+        parts.append(first._replace(weights=np.full(len(first.weights), FIRST_PIECE)))
+    if target in ("chunk", "both"):
+        t, s, weights = _pieces(pair.reversed)
+        parts += [pieces, Edges(s, t, weights)]
+    parts.append(_prefixes(student.table.canonical_ids(), teacher.table.canonical_ids()))
+    predicted = None
+    if target != "start":
+        equal_shares = sum_duplicates(Edges.concatenate([occurrences(), *parts]))
+        predicted = MapRows.of(equal_shares.normalized(), len(student.table))
+    return Edges.concatenate([occurrences(predicted), *parts]), unspelled
+
+
+def _count(
+    pair: Pair, target: Target, num_texts: int | None, seed: int, progress: Progress
+) -> Counts:
+    """Draw texts, and count them; texts are drawn while those before are encoded."""
+    tables = [side.table for side in pair.tokenizers]
+    if num_texts is None:
+        ours, theirs = (table.canonical_ids().keys() for table in tables)
+        most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
+        num_texts = min(most, 2 * sum(map(len, tables)))
+    source = _SyntheticSource(tables, seed)
+    tally, aligner = Tally(target), TextAligner(pair)
+    left = num_texts  # to draw
+    waiting = 0  # texts that are being encoded
+    with (
+        TextEncoder(*pair.tokenizers) as encoder,
+        progress("counting synthetic texts", num_texts) as advance,
+    ):
+        encoded = encoder.start_encoding([])
+        while left or waiting:
+            texts = source.texts(min(left, _TEXTS_AT_ONCE)) if left else []
+            sides, done = encoded(), waiting
+            starts = range(0, len(texts), _TEXTS_PER_DOCUMENT)
+            documents = ["".join(texts[i : i + _TEXTS_PER_DOCUMENT]) for i in starts]
+            encoded, waiting = encoder.start_encoding(documents), len(texts)
+            left -= len(texts)
+            tally.add(aligner.align(*sides))
+            advance(done)
+    return tally.counts()
+
+
+def _pieces(pair: Pair) -> Edges:
+    """Spell each text token of the student in the teacher's, where it lacks the token itself.
+
+    The pieces of one token weigh the same.
+    """
+    own = np.flatnonzero(pair.equal_bytes >= 0)
+    ids = np.setdiff1d(pair.tables[0].text_ids, own)
+    pieces, counts = pair.pieces(ids)
+    s_ids = np.concatenate([own, np.repeat(ids, counts)]).astype(np.int32)
+    t_ids = np.concatenate([pair.equal_bytes[own].astype(np.int32), pieces])
+    shares = FIRST_PIECE / np.repeat(counts, counts)
+    return Edges(s_ids, t_ids, np.concatenate([np.full(len(own), FIRST_PIECE), shares]))
+
+
+def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
+    """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law.
+
+    A row has its token's beginnings, the shortest first, then the tokens that it begins.
+    """
+    tokens = sorted(rows.keys() | columns.keys())
+    # Of each token: its row and its column, or −1.
+    row, column = (np.array([of.get(t, -1) for t in tokens], np.int64) for of in (rows, columns))
+    order = np.zeros(max(columns.values(), default=0) + 1, np.int64)  # of each column among all
+    order[list(columns.values())] = np.arange(len(columns))
+    longer = np.arange(len(tokens))
+    shorter, before = longer, _longest_beginnings(tokens)
+    pairs = []
+    for depth in count():  # tokens and themselves, the longest that begins them, the next one …
+        forward = (row[longer] >= 0) & (column[shorter] >= 0)
+        rank = np.full(int(forward.sum()), -1 - depth)
+        pairs.append((row[longer[forward]], column[shorter[forward]], rank))
+        if depth:
+            reverse = (row[shorter] >= 0) & (column[longer] >= 0)
+            t = longer[reverse]
+            pairs.append((row[shorter[reverse]], column[t], order[column[t]]))
+        more = before[shorter] >= 0
+        longer, shorter = longer[more], before[shorter[more]]
+        if not len(longer):
+            break
+    s_ids, t_ids, rank = map(np.concatenate, zip(*pairs, strict=True))
+    first = np.argsort((s_ids << 32) + rank)  # no two are equal
+    first = first[ranks(s_ids[first]) < _PREFIXES_PER_ROW]
+    s_ids, t_ids = s_ids[first].astype(np.int32), t_ids[first].astype(np.int32)
+    edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
+    return edges._replace(weights=FALLBACK * edges.weights)
+
+
+def _longest_beginnings(tokens: Sequence[bytes]) -> NDArray[np.int64]:
+    """Return, for each of some sorted tokens, the place of the longest that begins it, or −1.
+
+    Linear in the tokens' bytes: those that begin a token are among those that begin the one before.
+    """
+    before: list[int] = []
+    begun: list[int] = []  # places of tokens that begin one another
+    for place, token in enumerate(tokens):
+        while begun and not token.startswith(tokens[begun[-1]]):
+            begun.pop()
+        before.append(begun[-1] if begun else -1)
+        begun.append(place)
+    return np.array(before, np.int64)
+
+
+class _EvenNumbers:
+    """Numbers in [0, 1) to draw with, spread more evenly than random ones: fewer texts do.
+
+    Each kind of decision has a sequence of its own: multiples of the golden ratio, modulo 1, any
+    stretch of which is spread evenly. It is dealt out in the order of what the decisions depend on,
+    so that the draws after one token are spread evenly too (array-RQMC: L'Ecuyer, Lécot and Tuffin,
+    Operations Research 56(4), 2008).
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._next: dict[object, float] = {}
+
+    def in_any_order(self, decision: object, number: int) -> NDArray[np.float64]:
+        """Return numbers for a decision that depends on nothing."""
+        return self(decision, self._rng.permutation(number))
+
+    def __call__(self, decision: object, causes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return a number for each of the integers that a decision depends on."""
+        first = self._next.get(decision)
+        if first is None:
+            first = self._rng.random()
+        sequence = first + _GOLDEN * np.arange(len(causes) + 1)
+        sequence -= np.floor(sequence)
+        self._next[decision] = float(sequence[-1])
+        numbers = np.empty(len(causes))
+        bits = len(causes).bit_length()  # sorting places with what they are sorted by is faster
+        order = np.sort(causes << bits | np.arange(len(causes))) & (1 << bits) - 1
+        numbers[order] = sequence[:-1]
+        return numbers
+
+
+class _SyntheticSource:
+    """The tokens of several vocabularies by kind, with their weights, and how words continue."""
+
+    def __init__(self, tables: Sequence[TokenTable], seed: int) -> None:
+        self.draw = _EvenNumbers(seed)
+        parts: list[tuple[Kind, list[bytes], NDArray[np.float64]]] = []
+        for table in tables:
+            of_kind: dict[Kind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
+            # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
+            normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
+            for token in compress(table.tokens(), normal):
+                is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
+                if is_drawn and (kind := kind_of(token)) in of_kind:
+                    of_kind[kind].append(token)
+            parts += [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
+        for kind, fixed in (
+            (Kind.NUMBER, _numbers()),
+            (Kind.SPACE, _spaces()),
+            (Kind.UNSPACED, _characters()),
+        ):
+            parts.append((kind, [t.encode() for t in fixed], np.array(list(fixed.values()))))
+        tokens = [token for _, members, _ in parts for token in members]
+        kinds = np.repeat([part[0] for part in parts], [len(part[1]) for part in parts])
+        self.weights = np.concatenate([part[2] for part in parts])
+        padded = np.frombuffer(bytes(8) + b"".join(tokens), np.uint8)
+        self.data = padded[8:]
+        # The eight bytes before each place, the last one as the highest.
+        self.last_bytes = np.ndarray(len(self.data) + 1, "<u8", padded, strides=(1,))
+        self.ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
+        self.starts = np.append(np.int32(0), self.ends[:-1])
+        self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in Kind}
+        unspaced = np.flatnonzero(kinds == Kind.UNSPACED)
+        scripts = np.array([_block(tokens[i]) for i in unspaced], np.int64)
+        self.scripts = {s: self._pool(unspaced[scripts == s]) for s in np.unique(scripts).tolist()}
+        self._index(kinds)
+
+    def _pool(self, ids: NDArray[np.int64]) -> Pool:
+        return ids, np.cumsum(self.weights[ids])
+
+    def _index(self, kinds: NDArray[np.int64]) -> None:
+        """Index the places in tokens where a letter follows, by the bytes before them.
+
+        The key of a place has the byte before it first, so that places with the same last bytes are
+        neighbours, however many bytes are compared.
+        """
+        ids = np.arange(len(self.ends), dtype=np.int32)
+        token_at = np.repeat(ids, self.ends - self.starts)
+        lower = self.data | 32
+        begins_letter = (self.data >= 0xC0) | ((lower >= ord("a")) & (lower <= ord("z")))
+        spelled = np.isin(kinds, [Kind.WORD, Kind.CONTINUATION, Kind.SYMBOL])
+        places = np.flatnonzero(begins_letter & spelled[token_at]).astype(np.int32)
+        token_at = token_at[places]
+        behind = places - self.starts[token_at]
+        keys = np.zeros(len(places), np.int64)
+        for back in range(1, _CONTEXT + 1):
+            keys = keys << 8 | np.where(behind >= back, self.data[places - back], 0)
+        order = np.argsort(keys, kind="stable")
+        order = order[behind[order] >= 2]
+        self.keys = np.append(keys[order], np.iinfo(np.int64).max)  # beyond all contexts
+        self.places, token_at = places[order], token_at[order]
+        self.place_ends = self.ends[token_at]
+        self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
+
+    def texts(self, number: int) -> list[str]:
+        """Draw texts."""
+        starts, stops = self._spans(number)
+        lengths = stops - starts
+        ends = np.cumsum(lengths.sum(axis=1))
+        # How far what a token's bytes are copied from lies behind where they go to.
+        shifts = (starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])).astype(np.int32)
+        places = np.arange(ends[-1], dtype=np.int32) + np.repeat(shifts, lengths.ravel())
+        drawn = self.data[places].tobytes()
+        return [
+            drawn[start:stop].decode("utf-8", "ignore")
+            for start, stop in pairwise([0, *ends.tolist()])
+        ]
+
+    def _spans(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where each token of each text lies in the joined tokens, int64 `[number, 24]`."""
+        unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
+        unspaced &= len(self.scripts) > 0
+        script = self._draw_scripts(number)
+        # What a kind's number must pass for each next one, after each kind in both sorts of texts.
+        chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(Kind), -1).T
+        kind = np.where(unspaced, Kind.UNSPACED, Kind.WORD)
+        indented = np.zeros(number, np.bool_)
+        # The last bytes of each text, the very last one first; and how many there are.
+        tail, tail_length = np.zeros((2, number), np.int64)
+        starts, stops = np.zeros((2, number, _TOKENS_PER_TEXT), np.int64)
+        start = np.zeros(number, np.int64)
+        for step in range(_TOKENS_PER_TEXT):
+            before, last = kind, start
+            if step:
+                numbers = self.draw("kind", 2 * last + unspaced)
+                kind = (numbers > chain[:, before + len(Kind) * unspaced]).sum(0)
+                kind[indented & (kind == Kind.SPACE)] = Kind.WORD
+            start, stop = self._draw_tokens(kind, script, last)
+            if step:
+                rows = np.flatnonzero((kind == Kind.CONTINUATION) & (before <= Kind.CONTINUATION))
+                rows = rows[self.draw("look up", last[rows]) < _LOOK_UP]
+                self._continue_words(rows, tail, tail_length, start, stop)
+            starts[:, step], stops[:, step] = start, stop
+            length = np.minimum(stop - start, _CONTEXT)
+            bits = 8 * (_CONTEXT - length)  # of the tail that stay
+            before_stop = (self.last_bytes[stop] >> 64 - 8 * _CONTEXT).astype(np.int64)
+            tail = before_stop >> bits << bits | tail >> 8 * length
+            tail_length = np.minimum(tail_length + length, _CONTEXT)
+            indented = (kind == Kind.SPACE) & (tail >> 8 * (_CONTEXT - 1) == ord(" "))
+        return starts, stops
+
+    def _draw_scripts(self, number: int) -> NDArray[np.int64]:
+        """Return a script for each text: Chinese, Japanese, or another by its tokens' weight."""
+        language = self.draw.in_any_order("language", number)
+        others = sorted(set(self.scripts) - {_HAN, _KANA})
+        mass = np.cumsum([self.scripts[s][1][-1] for s in others])
+        script = np.where(language < 0.45, _HAN, _JAPANESE)
+        if others:
+            numbers = self.draw.in_any_order("script", number)
+            place = np.searchsorted(mass, numbers * mass[-1], side="right")
+            chosen = np.array(others)[place.clip(0, len(others) - 1)]
+            script = np.where(language > 0.8, chosen, script)
+        return script
+
+    def _draw_tokens(
+        self, kind: NDArray[np.int64], script: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw tokens of the given kinds; `last` says which token each stands after."""
+        start, stop = np.zeros((2, len(kind)), np.int64)
+        kana = self.draw("kana", last) < 0.6
+        script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
+        groups: list[tuple[object, NDArray[np.bool_], Pool]]
+        groups = [(k, kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
+        drawn = np.bincount(script[kind == Kind.UNSPACED] - _JAPANESE)  # how often each script is
+        for s in (np.flatnonzero(drawn) + _JAPANESE).tolist():
+            pool = self.scripts.get(s, self.pools[Kind.UNSPACED])
+            groups.append(((Kind.UNSPACED, s), (kind == Kind.UNSPACED) & (script == s), pool))
+        for group, chosen, (ids, cumulated) in groups:
+            rows = np.flatnonzero(chosen)
+            if len(rows) and len(ids):
+                goal = self.draw(group, last[rows]) * cumulated[-1]
+                order = np.argsort(goal)  # neighbours are looked up together
+                rows, goal = rows[order], goal[order]
+                tokens = ids[np.searchsorted(cumulated, goal, "right").clip(0, len(ids) - 1)]
+                start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
+        return start, stop
+
+    def _continue_words(
+        self,
+        rows: NDArray[np.int64],
+        tail: NDArray[np.int64],
+        tail_length: NDArray[np.int64],
+        start: NDArray[np.int64],
+        stop: NDArray[np.int64],
+    ) -> None:
+        """Replace drawn tokens, in place, by what follows a text's last letters in some token."""
+        rows = rows[np.argsort(tail[rows], kind="stable")]  # neighbours are looked up together
+        for length in range(_CONTEXT, 1, -1):
+            bits = 8 * (_CONTEXT - length)
+            context = tail[rows] >> bits
+            low = np.searchsorted(self.keys, context << bits)
+            serves = self.keys[low] >> bits == context
+            serves &= tail_length[rows] >= length
+            serves &= self.draw(("serves", length), context) < _SERVES
+            low, chosen = low[serves], rows[serves]
+            high = np.searchsorted(self.keys, context[serves] + 1 << bits)
+            below, above = self.cumulated[low], self.cumulated[high]
+            goal = below + self.draw(("continuation", length), low) * (above - below)
+            drawn = (np.searchsorted(self.cumulated, goal, side="right") - 1).clip(low, high - 1)
+            start[chosen], stop[chosen] = self.places[drawn], self.place_ends[drawn]
+            rows = rows[~serves]
+
+
+# What follows chooses what is drawn together, by code points that never change; it is no class of
+# `vocab.classes`, which follows Unicode's names, and a map must not.
+_HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8
+_UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
+
+
+def kind_of(token: bytes) -> Kind | None:
+    """Return what a token is in a synthetic text; None if it is not text on its own."""
+    try:
+        text = token.decode()
+    except UnicodeDecodeError:
+        return None
+    body = text.removeprefix(" ")
+    if text.isascii() and body.isalpha():  # most of them
+        return Kind.WORD if text[0] == " " else Kind.CONTINUATION
+    if not text:
+        return None
+    if text.isspace():
+        return Kind.SPACE
+    if body.isdigit():
+        return Kind.NUMBER
+    if not text.isascii() and any(c.isalpha() for c in "".join(_UNSPACED_BLOCKS.findall(text))):
+        return Kind.UNSPACED
+    if body.isalpha() or all(c.isalpha() or unicodedata.combining(c) for c in body):
+        return Kind.WORD if text[0] == " " else Kind.CONTINUATION
+    return Kind.SYMBOL
+
+
+def _block(token: bytes) -> int:
+    for char in token.decode():
+        code = ord(char)
+        if 0x3040 <= code < 0x3100:
+            return _KANA
+        if 0x3400 <= code < 0xA000 or code >= 0x20000:
+            return _HAN
+        if code >= 0xE00 and char.isalpha():
+            return 0xAC if 0xAC00 <= code < 0xD7A4 else code >> 8
+    return 0
+
+
+def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
+    """Weigh tokens by rank; single ASCII characters, whose rank says nothing, by their use."""
+    shift, exponent = _ZIPF[kind]
+    lengths = np.array([len(token) for token in tokens], np.int64)
+    single = lengths == 1
+    weights = np.asarray((np.cumsum(~single) + shift) ** -exponent, np.float64)
+    if kind not in _SINGLE_SHARE or not single.any() or single.all():
+        weights /= max(weights.sum(), 1.0)
+        return weights
+    weights[single] = 0
+    weights /= weights.sum()
+    data = np.frombuffer(b"".join(tokens), np.uint8)
+    within = np.bincount(data, np.repeat(weights, lengths), 256)
+    share = np.zeros(len(tokens))
+    share[single] = within[data[np.cumsum(lengths)[single] - 1]] + 1e-6
+    share *= _SINGLE_SHARE[kind] / share.sum()
+    weights *= 1 - _SINGLE_SHARE[kind]
+    weights += share
+    return weights
+
+
+def _numbers() -> dict[str, float]:
+    """Return numbers and their weights: small ones, round ones, years, powers of two."""
+    weights = {str(n): 1 / n for n in range(1, 10)} | {str(n): 0.6 / n for n in range(10, 100)}
+    weights |= {str(n): 0.3 / n for n in range(100, 1000)}
+    weights |= {str(n): 0.2 / 700 for n in range(1000, 10000, 13)}
+    weights |= {f"0{n}": 0.03 for n in range(1, 10)}
+    extra = {str(n): 0.7 / 40 if n >= 1990 else 0.1 / 90 for n in range(1900, 2030)}
+    extra |= {"0": 0.6, "00": 0.08, "000": 0.06, "10": 0.1, "20": 0.05, "100": 0.05, "1000": 0.03}
+    extra |= {"200": 0.03, "999": 0.01, "255": 0.03, "16": 0.04, "32": 0.04, "64": 0.04}
+    extra |= {"128": 0.02, "256": 0.03, "512": 0.02, "1024": 0.02, "4096": 0.01}
+    for number, weight in extra.items():
+        weights[number] = weights.get(number, 0.0) + weight
+    return weights
+
+
+def _spaces() -> dict[str, float]:
+    """Return white space and its weights: line ends, and indentation, mostly by fours."""
+    weights = {"\n": 0.4, "\n\n": 0.12, "\n\n\n": 0.01, "\t": 0.05, "\t\t": 0.02, "\n\t": 0.01}
+    weights |= {" ": 0.1, "\r\n": 0.005}
+    runs = {" " * n: 0.03 * (4 if n % 4 in (0, 3) else 1) / n for n in range(2, 25)}
+    return weights | runs
+
+
+# National standards list the characters in common use: GB 2312 and JIS X 0208 their first levels
+# (the rows of a 94 by 94 table), KS X 1001 the syllables of Korean; and the kana.
+_STANDARDS = (("gb2312", 16, 56, 0.1), ("euc_jp", 16, 48, 0.1), ("euc_kr", 16, 41, 0.1))
+_KANA_SHARE = 0.1
+
+
+def _characters() -> dict[str, float]:
+    """Return common characters of scripts without spaces, which a vocabulary may lack."""
+    weights: dict[str, float] = defaultdict(float)
+    for codec, first, end, share in _STANDARDS:
+        places = [(row, cell) for row in range(first, end) for cell in range(1, 95)]
+        decoded = [bytes([0xA0 + r, 0xA0 + c]).decode(codec, "ignore") for r, c in places]
+        characters = [c for c in decoded if len(c) == 1]
+        for c in characters:
+            weights[c] += share / len(characters)
+    kana = [chr(code) for code in (*range(0x3041, 0x3094), *range(0x30A1, 0x30F5), 0x30FC)]
+    return weights | dict.fromkeys(kana, _KANA_SHARE / len(kana))

@@ -1,0 +1,289 @@
+"""`generate`: a map by the similarity of tokens: of their spelling, or of their embeddings."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress, silent
+from xtok._lib.threads import one_thread_each
+from xtok.building.embeddings.own import fitted_embeddings, lacking_weights
+from xtok.building.embeddings.similarity import Cosine, Vectors
+from xtok.building.embeddings.sources import open_source, require_finite
+from xtok.building.embeddings.spelling import most_similar
+from xtok.config import POWER_OF_LARGEST, GenerateConfig
+from xtok.errors import EmbeddingError, XtokError
+from xtok.maps.edges import Edges
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.results import examples_of, map_of_edges, undecodable_tokens, with_report
+from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.relaxed import relaxed_form
+from xtok.tokenizers.table import TokenTable, TokenType
+
+if TYPE_CHECKING:
+    from xtok.building.embeddings.sources import InputLayer, SentenceModel
+
+OWN = "own"
+"""The embedding model that stands for the two models' own input-embedding layers."""
+
+SPELLING = "spelling"
+"""What stands for no embedding model: tokens are compared by their bytes."""
+
+CHUNK_SIZE = 8192
+"""Student vectors that are prepared at once: bounds the memory, changes nothing else."""
+
+
+def generate(
+    pair: Pair,
+    embedding_model: str | None = None,
+    config: GenerateConfig | None = None,
+    *,
+    offline: bool = False,
+    cache_dir: Path | None = None,
+    force_recompute: bool = False,
+    progress: Progress = silent,
+) -> ProjectionMap:
+    """Map each student token to the teacher tokens that are most similar to it.
+
+    Control and unused ids have empty rows; with embeddings, parts of characters have them, too.
+    Weights are by NeMo-RL's rule: |cosine| to the power of 10 times the row's largest, over the
+    row's sum.
+
+    >>> xtok.generate(xtok.pair("bytes", "bytes"), "spelling")["a"].entries[0]
+    RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)
+
+    Args:
+        pair: the models of the rows and the columns, with their tokenizers.
+        embedding_model: `own`, the two models' own input embeddings, fitted to each other on the
+            tokens that both have; `spelling`, byte n-grams, without a model; `sentence:MODEL`, a
+            model that sentence-transformers runs; `input:MODEL`, the mean of a language model's
+            input embeddings over the token's pieces. None is `own` if both models have
+            safetensors weights, else `spelling`; a note says which.
+        config: the options; the defaults if None.
+        offline: take models from the local cache only, as with `HF_HUB_OFFLINE=1`.
+        cache_dir: where sentence embeddings are kept; xtok's cache folder if None.
+        force_recompute: embed again, and replace what is kept.
+        progress: called for each pass.
+
+    Raises:
+        EmbeddingError: if an embedding model, or a model's weights, are unusable.
+        TokenizerError: if a tokenizer is.
+        XtokError: if `top_k` is more than the teacher's tokens.
+    """
+    config = config or GenerateConfig()
+    _check_device(config.device)
+    source = None
+    if embedding_model not in (None, OWN, SPELLING):  # a mistake shows before tokenizers take time
+        source = open_source(
+            embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
+        )
+    if config.top_k > pair.shape[1]:
+        raise XtokError(
+            f"top_k {config.top_k} is more than the {pair.shape[1]} tokens of the teacher",
+            hint="give a smaller {option}",
+            parameter="top_k",
+        )
+    if embedding_model is None:
+        cause = lacking_weights(pair, offline=offline)
+        embedding_model = SPELLING if cause else OWN
+        notes = [f"compared by spelling: {cause}" if cause else "compared by own embeddings"]
+    else:
+        notes = [f"compared by {embedding_model}"]
+    options = asdict(config)
+    if embedding_model == SPELLING:
+        edges, counts, more = _edges_by_spelling(pair, config, progress)
+        for name in ("device", "dtype"):
+            del options[name]
+    else:
+        edges, counts, more = _edges_by_embedding(
+            pair, source, config, offline=offline, progress=progress
+        )
+        options["device"] = config.device.partition(":")[0]
+    kind = np.zeros(pair.shape[0], np.uint8)
+    kind[edges.student_ids] = RowKind.SIMILAR
+    options["embedding_model"] = source.key if source else {"kind": embedding_model}
+    projection = map_of_edges(
+        edges,
+        student=pair.sides[0],
+        teacher=pair.sides[1],
+        row_kind=kind,
+        scale_slot=None,
+        method=embedding_model.partition(":")[0],
+        top_k=config.top_k,
+    ).after("generate", options)
+    return with_report(projection, notes + more, undecodable_tokens(pair), counts)
+
+
+def _check_device(device: str) -> None:
+    kind = device.partition(":")[0]
+    problem = "" if kind in ("cpu", "cuda") else "there is no such device"
+    if not problem and device != "cpu":
+        import torch
+
+        try:
+            torch.zeros(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # the latter of a PyTorch without CUDA
+            problem = str(error).splitlines()[0]
+    if problem:
+        raise EmbeddingError(
+            f"the device {device} cannot be used: {problem}",
+            hint="give cpu, cuda or cuda:0 with {option}",
+            parameter="device",
+        )
+
+
+def _edges_by_spelling(
+    pair: Pair, config: GenerateConfig, progress: Progress
+) -> tuple[Edges, dict[str, float], list[str]]:
+    """Return the edges, counts and notes."""
+    student, teacher = pair.tables
+    row_ids, column_ids = student.text_ids, np.sort(list(teacher.canonical_ids().values()))
+    rows, columns = (
+        [tokens[i] for i in ids.tolist()]
+        for ids, tokens in ((row_ids, student.tokens()), (column_ids, teacher.tokens()))
+    )
+    if config.canonicalization == "relaxed":
+        rows, columns = list(map(relaxed_form, rows)), list(map(relaxed_form, columns))
+    values, places = most_similar(rows, columns, config.top_k, progress)
+    weights = _weights(values, values[:, :1], config, power=_power)
+    weights = np.where(places >= 0, weights, 0)
+    edges, counts = _kept(row_ids, column_ids, places, weights, weights.sum(axis=1), config)
+    alone = row_ids[places[:, 0] < 0].tolist()
+    return edges, counts, [f"no byte in common: {examples_of(alone, student)}"] if alone else []
+
+
+def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Raise to the exponent in whole eighths, by operations that every machine rounds alike."""
+    eighths = np.rint(exponent * 8).astype(np.int64)
+    factor, result = np.sqrt(np.sqrt(np.sqrt(base))), np.ones_like(base)
+    while eighths.any():
+        result *= np.where(eighths & 1, factor, 1)
+        factor, eighths = factor * factor, eighths >> 1
+    return result
+
+
+def _weights(
+    cosines: Any, largest: Any, config: GenerateConfig, *, power: Any = pow, exp: Any = np.exp
+) -> Any:
+    """Return weights `[n, k]` that are not normalized yet, of arrays or tensors.
+
+    `largest` is the largest cosine of each row, `[n, 1]`.
+    """
+    if config.transform == "softmax":
+        return exp((cosines - largest) / config.temperature)
+    return power(abs(cosines), POWER_OF_LARGEST * largest)
+
+
+def _kept(
+    row_ids: NDArray[np.int64],
+    column_ids: NDArray[np.int64],
+    places: NDArray[np.int32],
+    weights: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    config: GenerateConfig,
+) -> tuple[Edges, dict[str, float]]:
+    """Return the edges that have a weight and the threshold's share of their row's sum."""
+    kept = weights > 0
+    counts: dict[str, float] = {}
+    if config.weight_threshold > 0:
+        had = kept.any(axis=1)
+        below = kept & (weights < config.weight_threshold * sums[:, None])
+        kept &= ~below
+        counts["entries below the threshold"] = int(below.sum())
+        counts["rows emptied by the threshold"] = int((had & ~kept.any(axis=1)).sum())
+    rows, ranks = np.nonzero(kept)
+    edges = Edges(row_ids[rows], column_ids[places[rows, ranks]], weights[rows, ranks])
+    return edges.normalized(), counts
+
+
+def _edges_by_embedding(
+    pair: Pair,
+    source: SentenceModel | InputLayer | None,
+    config: GenerateConfig,
+    *,
+    offline: bool,
+    progress: Progress,
+) -> tuple[Edges, dict[str, float], list[str]]:
+    """Return the edges, counts and notes; without a source by the models' own embeddings."""
+    tables, relaxed = pair.tables, config.canonicalization == "relaxed"
+    counts: dict[str, float] = {}
+    (row_ids, row_texts), (column_ids, column_texts) = (_texts(table, relaxed) for table in tables)
+    notes = [
+        note
+        for side, table, ids in zip(SIDES, tables, (row_ids, column_ids), strict=True)
+        for note in _notes_of_textless(table, side, len(ids))
+    ]
+    if source is not None:
+        x, y = source.embed(row_texts, progress), source.embed(column_texts, progress)
+        notes += source.notes
+        for vectors, ids, table in ((x, row_ids, tables[0]), (y, column_ids, tables[1])):
+            require_finite(vectors, ids, table, source.model_id)
+    else:
+        if relaxed:
+            notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
+        x, y, counts = fitted_embeddings(
+            pair, row_ids, column_ids, offline=offline, progress=progress
+        )
+    # Of teacher ids with equal bytes, one stands for all. Zero vectors are similar to nothing.
+    single = np.isin(column_ids, list(tables[1].canonical_ids().values()))
+    rows, columns = x.any(axis=1), single & y.any(axis=1)
+    for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
+        if zeros.any():
+            notes.append(f"{side} tokens whose embedding is zero: {zeros.sum():,}")
+    edges, dropped = _similar(
+        row_ids[rows], x[rows], column_ids[columns], y[columns], config, progress
+    )
+    return edges, {**counts, **dropped}, notes
+
+
+def _texts(table: TokenTable, relaxed: bool) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the ids whose bytes are UTF-8, and their texts."""
+    tokens = table.tokens()
+    texts: dict[int, str] = {}
+    for i in table.text_ids.tolist():
+        with suppress(UnicodeDecodeError):
+            texts[i] = (relaxed_form(tokens[i]) if relaxed else tokens[i]).decode()
+    return np.array(list(texts), np.int64), list(texts.values())
+
+
+def _notes_of_textless(table: TokenTable, side: str, num_texts: int) -> list[str]:
+    """Return a note that counts the ids without a text; none if there are none."""
+    counts = {
+        "partial UTF-8": len(table.text_ids) - num_texts,
+        "control": len(table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)),
+        "unused": len(table.ids_of_type(TokenType.UNUSED)),
+    }
+    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return [f"{side} tokens without a text to embed: {listed}"] if listed else []
+
+
+def _similar(
+    row_ids: NDArray[np.int64],
+    x: Vectors,
+    column_ids: NDArray[np.int64],
+    y: Vectors,
+    config: GenerateConfig,
+    progress: Progress,
+) -> tuple[Edges, dict[str, float]]:
+    """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
+    k = min(config.top_k, len(column_ids))
+    if not (len(row_ids) and k):
+        return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)), {}
+    import torch
+
+    # A threshold is on a share of the whole row, of which the `top_k` are the largest.
+    weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
+    with one_thread_each() as pool, progress("comparing", len(x)) as advance:
+        cosine = Cosine(
+            y, device=config.device, dtype=config.dtype, chunk_size=CHUNK_SIZE, pool=pool
+        )
+        absolute = config.transform == "power"
+        values, places, sums = cosine.top_k(x, k, absolute=absolute, advance=advance, weigh=weigh)
+    weights = _weights(values.astype(np.float64), values[:, :1], config)
+    return _kept(row_ids, column_ids, places, weights, sums, config)

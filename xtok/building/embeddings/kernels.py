@@ -1,0 +1,104 @@
+"""Numba kernels of `similarity` and `spelling`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xtok._lib.kernels import kernel
+
+STRIDE = 64  # similarities that are compared at once, before any is looked at alone
+
+
+@kernel
+def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: ignore[no-untyped-def]
+    """Merge a tile of similarities into each row's `k` largest so far.
+
+    Args:
+        tile: float32 `[rows, columns]`, no NaN.
+        num_columns: how many of the tile's columns count.
+        first_id: the id of the first column; every id so far is smaller.
+        absolute: compare absolute values.
+        values: float32 `[rows, k]`, falling in each row; ties stay in the order of ids.
+        ids: int32 `[rows, k]`, beside the values.
+    """
+    k = values.shape[1]
+    for row in range(tile.shape[0]):
+        floor = values[row, k - 1]
+        for start in range(0, num_columns, STRIDE):
+            stop = min(start + STRIDE, num_columns)
+            above = 0
+            for column in range(start, stop):
+                x = tile[row, column]
+                above += (x > floor) | (absolute & (x < -floor))
+            if above == 0:
+                continue
+            for column in range(start, stop):
+                x = tile[row, column]
+                if absolute:
+                    x = abs(x)
+                if x > floor:
+                    place = k - 1
+                    while place > 0 and values[row, place - 1] < x:
+                        values[row, place] = values[row, place - 1]
+                        ids[row, place] = ids[row, place - 1]
+                        place -= 1
+                    values[row, place] = x
+                    ids[row, place] = first_id + column
+                    floor = values[row, k - 1]
+
+
+@kernel
+def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
+    row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_places,
+    values, places,
+):  # fmt: skip
+    """Fill the rows that are empty with the `k` columns of the largest cosines.
+
+    A product is the sum of `squares` of the n-grams that a row and a column both have.
+
+    Args:
+        row_starts: int64 `[rows + 1]`; row r has `row_grams[row_starts[r]:row_starts[r + 1]]`.
+        row_grams: int32.
+        row_lengths: float64 `[rows]`.
+        squares: int32 `[grams]`.
+        starts: int64 `[grams + 1]`; n-gram g is in `columns[starts[g]:starts[g + 1]]`.
+        columns: int32.
+        per_length: float64 `[columns]`, 1 / length.
+        column_places: int64 `[columns]`, what is written for a column; ties go to the lower one.
+        values: float64 `[rows, k]`, falling in each row, 0 behind the last column.
+        places: int32 `[rows, k]`, beside the values; -1 in rows that are empty.
+    """
+    k = values.shape[1]
+    sums = np.zeros(len(per_length), np.int32)
+    touched = np.empty(len(per_length) + 1, np.int32)
+    for row in range(values.shape[0]):
+        if places[row, 0] >= 0:
+            continue
+        num_touched = 0
+        for i in range(row_starts[row], row_starts[row + 1]):
+            gram = row_grams[i]
+            for j in range(starts[gram], starts[gram + 1]):
+                column = columns[j]
+                touched[num_touched] = column  # stays only if it is new
+                num_touched += sums[column] == 0
+                sums[column] += squares[gram]
+        for i in range(num_touched):
+            column = touched[i]
+            x = sums[column] * per_length[column]
+            sums[column] = 0
+            if x < values[row, k - 1]:
+                continue
+            id = column_places[column]
+            place = k
+            while place > 0 and (
+                values[row, place - 1] < x
+                or (values[row, place - 1] == x and places[row, place - 1] > id)
+            ):
+                place -= 1
+                if place + 1 < k:
+                    values[row, place + 1] = values[row, place]
+                    places[row, place + 1] = places[row, place]
+            if place < k:
+                values[row, place], places[row, place] = x, id
+        for place in range(k):
+            values[row, place] = min(values[row, place] / row_lengths[row], 1.0)

@@ -1,0 +1,146 @@
+"""The two models' own input embeddings, and a linear map from the student's to the teacher's."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress
+from xtok._lib.threads import one_thread_each
+from xtok.building.embeddings.checkpoint import Model, input_layer
+from xtok.building.embeddings.similarity import Vectors
+from xtok.building.embeddings.sources import require_finite, require_rows
+from xtok.errors import EmbeddingError
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import SIDES, Pair
+
+if TYPE_CHECKING:
+    import torch
+
+_HELD_OUT = 10  # every tenth anchor is not fitted on
+_FEWEST_ANCHORS = 20
+_RIDGE = 0.01  # penalty, as a share of the mean variance
+
+
+def lacking_weights(pair: Pair, *, offline: bool) -> str:
+    """Return which model has no safetensors weights here; "" if both have them."""
+    for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
+        name = f"the {side} {tokenizer.vocabulary.model_id}"
+        model = _own_model(tokenizer, offline)
+        try:
+            has_weights = model is not None and model.has_checkpoint()
+        except EmbeddingError as error:  # no network, or no access
+            return f"whether {name} has weights is unknown ({error.message})"
+        if has_weights is None:
+            return f"the weights of {name} are not in the local cache"
+        if not has_weights:
+            return f"{name} has no safetensors weights"
+    return ""
+
+
+def _own_model(tokenizer: Tokenizer, offline: bool) -> Model | None:
+    """Return the folder or repo of a tokenizer; None for a file."""
+    location = tokenizer.location
+    if location is None or (isinstance(location, Path) and not location.is_dir()):
+        return None
+    return Model(location, revision=tokenizer.vocabulary.revision, offline=offline)
+
+
+def fitted_embeddings(
+    pair: Pair,
+    row_ids: NDArray[np.int64],
+    column_ids: NDArray[np.int64],
+    *,
+    offline: bool,
+    progress: Progress,
+) -> tuple[Vectors, Vectors, dict[str, float]]:
+    """Return both models' vectors in the teacher's space, and counts with the error of the fit.
+
+    Both sides are centred on the means of the anchors, the exactly equal tokens. Every tenth anchor
+    is held out, and the error is on these. The map is a ridge regression.
+
+    Raises:
+        EmbeddingError: if a model has no such layer, or they cannot be fitted.
+    """
+    import torch
+
+    x, y = (
+        _own_embeddings(tokenizer, ids, offline)
+        for tokenizer, ids in zip(pair.tokenizers, (row_ids, column_ids), strict=True)
+    )
+    anchors = _anchors(pair, row_ids, column_ids)
+    held_out = np.arange(len(anchors[0])) % _HELD_OUT == _HELD_OUT - 1
+    fit, test = ([side[chosen] for side in anchors] for chosen in (~held_out, held_out))
+    x_mean = x[fit[0]].mean(axis=0, dtype=np.float64).astype(np.float32)
+    y_mean = y[fit[1]].mean(axis=0, dtype=np.float64).astype(np.float32)
+    x, y = x - x_mean, y - y_mean
+    with one_thread_each() as pool, progress("fitting", len(fit[0])) as advance:
+        xx = _product(x[fit[0]], x[fit[0]], pool)
+        xy = _product(x[fit[0]], y[fit[1]], pool)
+        penalty = _RIDGE * float(xx.diagonal().mean()) * torch.eye(len(xx)).double()
+        right = torch.linalg.solve(xx + penalty, xy).float()
+        blocks = [torch.from_numpy(x[start : start + 4096]) for start in range(0, len(x), 4096)]
+        parts = pool.map(lambda block: torch.mm(block, right), blocks)
+        mapped = torch.cat(list(parts)).numpy()
+        advance(len(fit[0]))
+    ours, truth = mapped[test[0]].astype(np.float64), y[test[1]].astype(np.float64)
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
+    cosines = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-30)
+    error = np.square(ours - truth).sum() / max(np.square(truth).sum(), 1e-30)
+    return mapped, y, {
+        "anchors fitted on": len(fit[0]),
+        "anchors held out": len(test[0]),
+        "mean cosine of held-out anchors": float(cosines.mean()),
+        "squared error of held-out anchors, relative": float(error),
+    }  # fmt: skip
+
+
+def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool) -> Vectors:
+    """Return rows of a model's input-embedding layer, float32 `[n, d]`."""
+    model_id, model = tokenizer.vocabulary.model_id, _own_model(tokenizer, offline)
+    if model is None:
+        raise EmbeddingError(
+            f"{model_id} is a tokenizer file: it has no embeddings of its own",
+            hint="give the model's folder or repo id, or another {option}",
+            parameter="embedding_model",
+        )
+    name, matrix = input_layer(model)
+    require_rows(tokenizer, len(matrix), name)
+    vectors: Vectors = matrix[ids]
+    require_finite(vectors, ids, tokenizer.table, model_id)
+    return vectors
+
+
+def _anchors(
+    pair: Pair, row_ids: NDArray[np.int64], column_ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of exactly equal tokens among the embedded ids, in order of student id."""
+    places = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
+    if len(places) < _FEWEST_ANCHORS:
+        raise EmbeddingError(
+            f"only {len(places)} tokens are exactly equal on both sides, too few to fit "
+            "one model's embeddings to the other's",
+            hint="give spelling, sentence:MODEL or input:MODEL with {option}",
+            parameter="embedding_model",
+        )
+    return places, np.searchsorted(column_ids, pair.equal_bytes[row_ids[places]])
+
+
+def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:
+    """Return xᵀy in float64, summed over blocks of rows in their order."""
+    import torch
+
+    def work(start: int) -> torch.Tensor:
+        left, right = (torch.from_numpy(v[start : start + 8192]).double() for v in (x, y))
+        return left.T @ right
+
+    total = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64)
+    starts = range(0, len(x), 8192)
+    for first in range(0, len(starts), 4):  # few at a time: each is a whole matrix
+        for part in pool.map(work, starts[first : first + 4]):
+            total += part
+    return total

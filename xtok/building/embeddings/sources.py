@@ -1,0 +1,226 @@
+"""Models that embed tokens as text: sentence models, and input-embedding layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.io import atomic_path, cache_folder
+from xtok._lib.progress import Progress
+from xtok._lib.threads import one_thread_each
+from xtok.building.embeddings.checkpoint import Model, input_layer
+from xtok.building.embeddings.similarity import Vectors
+from xtok.config import GenerateConfig
+from xtok.errors import EmbeddingError, install_hint
+from xtok.maps.results import examples_of
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.table import TokenTable
+
+_BATCH = 256  # texts; fixed, because what they are padded to changes the last bits
+
+
+def open_source(
+    embedding_model: str,
+    config: GenerateConfig,
+    cache_dir: Path | None,
+    *,
+    force_recompute: bool,
+    offline: bool,
+) -> SentenceModel | InputLayer:
+    """Return the source that `sentence:MODEL` or `input:MODEL` names, fetched but not loaded.
+
+    Raises:
+        EmbeddingError: if it is neither, cannot be found, or lacks what it needs.
+    """
+    kind, colon, location = embedding_model.partition(":")
+    if not (colon and location and kind in ("sentence", "input")):
+        raise EmbeddingError(
+            f"the embedding model {embedding_model} does not say what to take of it",
+            hint="give sentence:MODEL for its sentence embeddings, input:MODEL for its "
+            "input-embedding layer, own for the two models' own layers, or spelling for none",
+        )
+    path = Path(location).expanduser()
+    if not path.is_dir() and (path.exists() or location.count("/") > 1 or location[0] in "./~"):
+        raise EmbeddingError(
+            f"no such folder: {location}", hint="give the path of a model's folder, or a repo id"
+        )
+    repo, _, revision = location.partition("@")
+    model = Model(repo, revision=revision or None, offline=offline)
+    if path.is_dir():
+        model = Model(path.resolve(), offline=offline)
+    if kind == "input":
+        return InputLayer(model)
+    folder = cache_dir or cache_folder()
+    return SentenceModel(model, config, folder, force_recompute=force_recompute)
+
+
+class SentenceModel:
+    """A sentence-transformers model, which that library runs.
+
+    It takes minutes, so vectors are kept in a folder, by what they depend on; several processes may
+    share it.
+
+    Raises:
+        EmbeddingError: without the library, or for a model that is none of its own.
+    """
+
+    def __init__(
+        self, model: Model, config: GenerateConfig, cache: Path, *, force_recompute: bool = False
+    ) -> None:
+        try:
+            import sentence_transformers as library
+        except ImportError as error:
+            raise EmbeddingError(
+                "sentence embeddings need sentence-transformers",
+                hint=install_hint("sentence-transformers"),
+            ) from error
+        if model.find("modules.json", required=True) is None:
+            raise EmbeddingError(
+                f"{model} has no modules.json, so it is no sentence-transformers model",
+                hint=f"give input:{model} for its input-embedding layer, or another model",
+            )
+        self._library, self._folder, self.model_id = library, model.folder(), model.model_id
+        self._config, self._cache, self._recompute = config, cache, force_recompute
+        self.notes: list[str] = []
+        self.key = {
+            "kind": "sentence", "model": self.model_id, "revision": model.revision,
+            "sha256": _folder_sha256(self._folder),
+            "device": config.device.partition(":")[0], "dtype": config.dtype,
+        }  # fmt: skip
+
+    def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
+        """Embed the texts, or take what the cache folder has of them."""
+        digest = hashlib.sha256(json.dumps([self.key, *texts], sort_keys=True).encode())
+        path = self._cache / f"{digest.hexdigest()}.npy"
+        if not self._recompute:
+            with suppress(OSError, ValueError):  # missing or damaged
+                vectors = np.load(path)
+                if vectors.dtype == np.float32 and vectors.shape[:-1] == (len(texts),):
+                    self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
+                    return np.asarray(vectors)
+        vectors = self._computed(texts, progress)
+        if np.isfinite(vectors).all():
+            try:
+                self._cache.mkdir(parents=True, exist_ok=True)
+                with atomic_path(path) as temporary, temporary.open("wb") as file:
+                    np.save(file, vectors)
+            except OSError as error:  # better no cache than minutes of work lost
+                self.notes.append(f"embeddings are not kept in {self._cache}: {error.strerror}")
+        return vectors
+
+    def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:
+        """Embed batches of texts of like length, on one thread: others may round otherwise."""
+        order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
+        result: Vectors = np.zeros((len(texts), 0), np.float32)
+        with one_thread_each(), progress(f"embedding with {self.model_id}", len(texts)) as advance:
+            for start in range(0, len(texts), _BATCH):
+                batch = order[start : start + _BATCH]
+                vectors = self._model.encode(
+                    [texts[i] for i in batch], batch_size=_BATCH, show_progress_bar=False
+                )
+                if not start:
+                    result = np.empty((len(texts), vectors.shape[1]), np.float32)
+                result[batch] = vectors
+                advance(len(batch))
+        return result
+
+    @cached_property
+    def _model(self) -> Any:
+        import torch
+
+        try:
+            return self._library.SentenceTransformer(
+                str(self._folder), device=self._config.device, local_files_only=True,
+                model_kwargs={"dtype": getattr(torch, self._config.dtype)},
+            )  # fmt: skip
+        except Exception as error:
+            raise EmbeddingError(
+                f"the sentence model {self.model_id} cannot be loaded: {error}",
+                hint="check its modules.json and config.json, or fetch it again",
+            ) from error
+
+
+class InputLayer:
+    """The input-embedding layer of a language model: the mean over a text's pieces."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._name, self._matrix = input_layer(model)
+        tokenizer = model.find("tokenizer.json", required=True)
+        if tokenizer is None:
+            raise EmbeddingError(
+                f"{model} has no tokenizer.json to cut tokens into its pieces with",
+                hint="give a folder that holds the model's tokenizer as well",
+            )
+        self.model_id, self.notes = model.model_id, list[str]()
+        digest = hashlib.sha256(tokenizer.read_bytes())
+        digest.update(self._matrix.data)
+        self.key = {
+            "kind": "input", "model": self.model_id, "revision": model.revision,
+            "sha256": digest.hexdigest(), "pooling": "mean",
+        }  # fmt: skip
+
+    def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
+        """Cut the texts as in the middle of a longer one, and take the mean of their rows."""
+        at = f"@{self._model.revision}" if self._model.revision else ""
+        tokenizer = load_tokenizer(f"hf:{self._model}{at}", offline=self._model.offline)
+        require_rows(tokenizer, len(self._matrix), self._name)
+        result = np.zeros((len(texts), self._matrix.shape[1]), np.float32)
+        with progress(f"embedding with {self.model_id}", len(texts)) as advance:
+            for start in range(0, len(texts), 8192):
+                part = texts[start : start + 8192]
+                spelled = tokenizer.segment_batch([text.encode() for text in part])
+                pieces = {start + i: ids for i, ids in enumerate(spelled) if ids}
+                if pieces:
+                    # All texts' pieces one after the other; reduceat sums each text's stretch.
+                    lengths = np.array([len(ids) for ids in pieces.values()])
+                    flat = self._matrix[np.concatenate(list(pieces.values()))]
+                    sums = np.add.reduceat(flat, np.cumsum(lengths) - lengths, axis=0)
+                    result[list(pieces)] = sums / lengths[:, None].astype(np.float32)
+                advance(len(part))
+        return result
+
+
+def require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
+    """Check that a layer has a row for every id of a tokenizer."""
+    needed = tokenizer.vocabulary.tokenizer_vocab_size or 0
+    if num_rows < needed:
+        raise EmbeddingError(
+            f"{name} of {tokenizer.vocabulary.model_id} has {num_rows} rows, and its tokenizer "
+            f"{needed} ids",
+            hint="give a checkpoint and a tokenizer that belong together",
+        )
+
+
+def require_finite(
+    vectors: Vectors, ids: NDArray[np.int64], table: TokenTable, model_id: str
+) -> None:
+    """Check that no embedding holds NaN or infinity; the error names the tokens."""
+    bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
+    if bad:
+        raise EmbeddingError(
+            f"embeddings by {model_id} are not finite: of {examples_of(bad, table)}",
+            hint="check the checkpoint, or give float32 with {option}",
+            parameter="dtype",
+        )
+
+
+def _folder_sha256(folder: Path) -> str:
+    """Return a digest of a folder's files, by name and content; hidden ones and .md apart."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not name.startswith(".") and path.suffix != ".md":
+            digest.update(f"{name}\n".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()

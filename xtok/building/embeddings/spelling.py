@@ -1,0 +1,202 @@
+"""Similarity of spelling: cosines of vectors of byte n-grams, which need no model.
+
+A token's n-grams are the stretches of 1 to 4 of its bytes, a mark before the first byte and one
+behind the last included, and the token as a whole. The second occurrence of an n-gram in a token is
+an n-gram of its own, and so on, so that 8 spaces are nearest to 9 and 7. Each n-gram weighs
+16 · log2((N + 1) / how many of both vocabularies' N tokens have it), as a whole number: sums are
+exact, and the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress
+from xtok._lib.threads import available_cores
+
+MOST_COLUMNS = 1000
+"""N-grams that more columns have are left out: with 3,000, the search of Llama 3 → Qwen takes three
+times as long, and the first entries stay the same."""
+
+_LONGEST = 2048  # bytes of a token that are cut into n-grams: sums of squares stay below 2**31
+_TOKEN_BITS, _TIMES_BITS = 25, 12
+_BLOCK = 4096  # rows
+_PARTS = 4  # of the n-grams of one length
+
+Ints = NDArray[np.int32]
+
+
+def most_similar(
+    rows: Sequence[bytes],
+    columns: Sequence[bytes],
+    top_k: int,
+    progress: Progress,
+    most_columns: int = MOST_COLUMNS,
+) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """Return each row's largest cosines and the places of their columns, both `[rows, top_k]`.
+
+    They are sorted by falling cosine, then rising place; behind the last similar column, cosines
+    are 0 and places -1. A row without similar columns is compared again with no n-gram left out.
+    """
+    values = np.zeros((len(rows), top_k))
+    places = np.full((len(rows), top_k), -1, np.int32)
+    if not (rows and columns):
+        return values, places
+    # Neighbours in the alphabet share n-grams, whose columns are in the processor's cache then.
+    row_order, column_order = (
+        np.array(sorted(range(len(side)), key=side.__getitem__)) for side in (rows, columns)
+    )
+    tokens = [rows[i] for i in row_order.tolist()] + [columns[i] for i in column_order.tolist()]
+    for limit in (most_columns, len(columns)):
+        is_empty = places[:, 0] < 0
+        if is_empty.any():
+            _fill(values, places, _shared_ngrams(tokens, is_empty, limit), column_order, progress)
+    in_order = np.argsort(row_order)
+    return values[in_order], places[in_order]
+
+
+class _SharedGrams(NamedTuple):
+    """The n-grams that a row and a column have, and the length of every token's vector."""
+
+    row_starts: NDArray[np.int64]  # [rows + 1], where each row's n-grams begin
+    row_grams: Ints
+    starts: NDArray[np.int64]  # [n-grams + 1], where each n-gram's columns begin
+    columns: Ints
+    squares: Ints  # [n-grams], the squared weight of each
+    lengths: NDArray[np.float64]  # [tokens]
+
+
+def _shared_ngrams(
+    tokens: list[bytes], is_wanted: NDArray[np.bool_], most_columns: int
+) -> _SharedGrams:
+    """Return the n-grams of the wanted rows that up to so many columns have.
+
+    The rows come before the columns in `tokens`; all of them count for an n-gram's weight.
+    """
+    num_rows, sums = len(is_wanted), np.zeros(len(tokens))
+    entries: list[NDArray[np.int64]] = []  # a row, and in the low half its n-gram
+    columns: list[Ints] = []
+    sizes, weights = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
+    size = 0
+    for grams, owners in _ngrams(tokens):
+        of_column = owners >= num_rows
+        of_row = ~of_column
+        of_row[of_row] = is_wanted[owners[of_row]]
+        counts = np.bincount(grams)
+        in_rows, in_columns = (
+            np.bincount(grams[of_side], minlength=len(counts)) for of_side in (of_row, of_column)
+        )
+        squares = np.square(np.rint(16 * np.log2((len(tokens) + 1) / counts) + 1).astype(np.int32))
+        squares[in_columns > most_columns] = 0
+        sums += np.bincount(owners, squares[grams], minlength=len(tokens))
+        is_shared = (squares > 0) & (in_rows > 0) & (in_columns > 0)
+        number = np.cumsum(is_shared) - 1 + size
+        kept = is_shared[grams]
+        of_row &= kept
+        entries.append(owners[of_row].astype(np.int64) << 32 | number[grams[of_row]])
+        columns.append(owners[kept & of_column] - np.int32(num_rows))
+        sizes.append(in_columns[is_shared])
+        weights.append(squares[is_shared])
+        size += len(weights[-1])
+    by_row = np.concatenate(entries)
+    entries.clear()
+    by_row.sort()
+    return _SharedGrams(
+        np.searchsorted(by_row, np.arange(num_rows + 1) << 32), by_row.astype(np.int32),
+        np.cumsum(np.concatenate(sizes)), np.concatenate(columns),
+        np.concatenate(weights), np.sqrt(sums),
+    )  # fmt: skip
+
+
+def _fill(
+    values: NDArray[np.float64],
+    places: NDArray[np.int32],
+    shared: _SharedGrams,
+    column_places: NDArray[np.int64],
+    progress: Progress,
+) -> None:
+    """Fill the rows that are empty, in the order of `values` and `column_places`."""
+    from xtok.building.embeddings.kernels import add_up_and_keep_largest
+
+    num_rows, lengths = len(values), shared.lengths
+    with progress("comparing spellings", num_rows) as advance:
+
+        def work(first: int) -> None:
+            part = slice(first, min(first + _BLOCK, num_rows))
+            add_up_and_keep_largest(
+                shared.row_starts[part.start : part.stop + 1], shared.row_grams, lengths[part],
+                shared.squares, shared.starts, shared.columns, 1 / lengths[num_rows:],
+                column_places, values[part], places[part],
+            )  # fmt: skip
+            advance(part.stop - part.start)
+
+        with ThreadPoolExecutor(available_cores()) as pool:
+            list(pool.map(work, range(0, num_rows, _BLOCK)))
+
+
+def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
+    """Give the n-grams of all tokens, numbered from 0, and beside each its token's place.
+
+    First whole tokens, then n-grams of one symbol, of two, three and four, in parts by the last
+    symbol: a part at a time takes little memory. Each is sorted by n-gram, then token.
+    """
+    number: dict[bytes, int] = {}
+    whole = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
+    del number
+    yield _numbered(whole, np.arange(len(tokens), dtype=np.int32))
+    cut = [token[:_LONGEST] for token in tokens]
+    sizes = np.fromiter(map(len, cut), np.int64, len(cut)) + 2
+    owners = np.repeat(np.arange(len(cut), dtype=np.int32), sizes)
+    ends = np.cumsum(sizes)
+    # Symbols of 9 bits: 1 and 2 are the marks, 3 to 258 the bytes.
+    is_byte = np.ones(len(owners), np.bool_)
+    is_byte[ends - sizes] = is_byte[ends - 1] = False
+    symbols = np.zeros(len(owners), np.int16)
+    symbols[is_byte] = np.frombuffer(b"".join(cut), np.uint8)
+    symbols += 3
+    symbols[ends - sizes], symbols[ends - 1] = 1, 2
+    for n in range(1, 5):
+        is_within = is_byte if n == 1 else owners[n - 1 :] == owners[: len(owners) - n + 1]
+        for part in range(_PARTS):
+            places = np.flatnonzero(is_within & (symbols[n - 1 :] % _PARTS == part))
+            codes = np.zeros(len(places), np.int64)
+            for place in range(n):
+                codes <<= 9
+                codes |= symbols[place:][places]
+            yield _numbered(codes, owners[places])
+
+
+def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
+    """Return n-grams, given as numbers below 2**38, as numbers from 0; sorted with their tokens.
+
+    Of equal ones in a token, each is an n-gram of its own.
+    """
+    codes <<= _TOKEN_BITS  # one integer for an n-gram and its token, so that one sort groups them
+    codes |= owners
+    codes.sort()
+    repeated = np.flatnonzero(~_is_first(codes))
+    begins = np.flatnonzero(np.diff(repeated, prepend=-2) != 1)
+    times = 1 + np.arange(len(repeated)) - np.repeat(begins, np.diff(begins, append=len(repeated)))
+    owners = (codes & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
+    codes >>= _TOKEN_BITS
+    codes = np.cumsum(_is_first(codes), out=codes)
+    codes <<= _TIMES_BITS
+    codes[repeated] |= times
+    codes <<= _TOKEN_BITS
+    codes |= owners
+    codes.sort()
+    owners = (codes & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
+    codes >>= _TOKEN_BITS
+    return np.cumsum(_is_first(codes), dtype=np.int32) - np.int32(1), owners
+
+
+def _is_first(values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of sorted values are not the same as the one before."""
+    is_first = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=is_first[1:])
+    return is_first

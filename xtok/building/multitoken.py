@@ -1,0 +1,136 @@
+"""`multitoken`: each side's tokens spelled in the other's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress, silent
+from xtok.building.matches import Matches, find_matches, with_matches, without_ignored
+from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
+from xtok.maps import file as mapfile
+from xtok.maps.binding import at_map_widths, bind_map, name_notes
+from xtok.maps.edges import Edges, ranks
+from xtok.maps.map_like import MapLike, as_map
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.recipe import recipe_of_stage
+from xtok.maps.results import (
+    check_ignored,
+    map_of_rows,
+    report_of_pair,
+    unspelled_note,
+)
+from xtok.tokenizers.pairs import Pair
+
+
+def multitoken(
+    pair: Pair,
+    config: MultitokenConfig | None = None,
+    *,
+    initial: MapLike | None = None,
+    progress: Progress = silent,
+) -> ProjectionMap:
+    """Map each student token to the teacher tokens that spell it, and the other way round.
+
+    Forward, a student token's bytes are segmented by the teacher's tokenizer; its first
+    `max_pieces` pieces have the weights 0.9·0.1^i, normalized. In reverse, each teacher token is
+    segmented by the student's, and its weights are added into (student piece, teacher token).
+    Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
+
+    >>> projection = xtok.multitoken(xtok.pair("bytes", "bytes"))
+    >>> projection["a"].entries
+    (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
+
+    Args:
+        pair: the models of the rows and the columns, with their tokenizers.
+        config: the options; the defaults if None.
+        initial: a map of the same pair, or its path, whose weights (but for slots) are added in.
+        progress: called for each pass over a vocabulary.
+
+    Raises:
+        XtokError: if `initial` is of other tokenizers.
+    """
+    config = MultitokenConfig.or_default(config)
+    earlier = None if initial is None else as_map(initial)
+    pair = pair if earlier is None else at_map_widths(pair, earlier)
+    check_ignored(pair, config)
+    made, failures = spelled_map(
+        pair, config, find_matches(pair, config), earlier=earlier, progress=progress
+    )
+    notes = [] if earlier is None else name_notes(pair, earlier)
+    report = report_of_pair("multitoken", pair, made, config, notes=notes, failures=failures)
+    recipe = recipe_of_stage(config) if earlier is None else None
+    return replace(made, reports=(*made.reports, report), recipe=recipe)
+
+
+def spelled_map(
+    pair: Pair,
+    config: MultitokenConfig,
+    matches: Matches,
+    *,
+    earlier: ProjectionMap | None = None,
+    only: NDArray[np.bool_] | None = None,
+    progress: Progress = silent,
+) -> tuple[ProjectionMap, list[str]]:
+    """Make the map of `multitoken` without its report and recipe; return it and the failures.
+
+    Args:
+        pair: with its tokenizers.
+        config: the options.
+        matches: the pair's, by these options.
+        earlier: a map of the pair whose weights are added in.
+        only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
+        progress: called for each pass over a vocabulary.
+    """
+    spelled, failures = _spelled_edges(matches.pair, config, only, progress)
+    edges, kind = with_matches(spelled, RowKind.PIECES, matches, config, only)
+    details: dict[str, Any] = {}
+    if earlier is not None:
+        details["initial_sha256"] = mapfile.sha256(earlier)
+        earlier = bind_map(pair, earlier)
+        before = without_ignored(earlier.edges.take(~earlier.is_slot), config).normalized()
+        edges = Edges.concatenate([before, edges])
+        others = earlier.row_kind
+        differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
+        kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
+    made = map_of_rows(pair, edges, kind, config, "multitoken", earlier)
+    return made.after("multitoken", config.options, **details), failures
+
+
+def _spelled_edges(
+    in_form: Pair,
+    config: MultitokenConfig,
+    only: NDArray[np.bool_] | None,
+    progress: Progress,
+) -> tuple[Edges, list[str]]:
+    """Return the edges that text tokens have, of the wanted rows at least, and failures."""
+    rows, columns = in_form.tables
+    open_ids = rows.text_ids if only is None else rows.text_ids[only[rows.text_ids]]
+    forward, failures = _spell(in_form, open_ids, config.max_pieces, progress)
+    parts = [forward]
+    if config.reverse_pass:
+        reverse, more = _spell(in_form.reversed, columns.text_ids, config.max_pieces, progress)
+        parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
+        failures += more
+    return Edges.concatenate(parts), failures
+
+
+def _spell(
+    pair: Pair, ids: NDArray[np.int64], max_pieces: int, progress: Progress
+) -> tuple[Edges, list[str]]:
+    """Return edges from tokens of the student to the first pieces of each, and failures."""
+    pieces, counts = pair.pieces(ids, progress)
+    owner = np.repeat(np.arange(len(ids)), counts)  # the token of each piece
+    place = ranks(owner)
+    first = place < max_pieces
+    decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
+    total = np.concatenate([[1.0], np.cumsum(decay)])
+    edges = Edges(
+        ids[owner[first]].astype(np.int32),
+        pieces[first],
+        decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
+    )
+    return edges, unspelled_note(pair, ids[counts == 0].tolist())

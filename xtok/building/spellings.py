@@ -1,0 +1,77 @@
+"""`spellings`: each token of two vocabularies, spelled in the other side's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress, silent
+from xtok.maps.parts import StageReport, history_step
+from xtok.maps.results import examples_of, tokenizer_notes
+from xtok.maps.spellings import UNUSED, SpellingMap
+from xtok.tokenizers.pairs import SIDES, Pair
+from xtok.tokenizers.pieces import Pieces
+
+Ids = NDArray[np.int64]
+
+
+def spellings_of_pair(pair: Pair, progress: Progress = silent) -> SpellingMap:
+    """Spell the tokens of a pair, with its tokenizers, in each other's tokens.
+
+    Tokens of the same bytes are shared, then special tokens of the same role, one to one. All other
+    text is spelled as the other side's tokenizer does it in the middle of a text.
+
+    >>> m = spellings_of_pair(xtok.pair("bytes", "bytes"))
+    >>> m
+    SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
+
+    Args:
+        pair: the pair, with its tokenizers.
+        progress: called for each pass over a vocabulary.
+    """
+    student, teacher = pair.shared
+    of_student = _spelled(pair, student, progress)
+    of_teacher = _spelled(pair.reversed, teacher, progress)
+    result = SpellingMap(
+        student=pair.sides[0],
+        teacher=pair.sides[1],
+        student_pieces=of_student.ids,
+        student_counts=of_student.counts.astype(np.int32),
+        teacher_pieces=of_teacher.ids,
+        teacher_counts=of_teacher.counts.astype(np.int32),
+        history=(history_step("spellings", {}),),
+    )
+    result.check()
+    return replace(result, reports=(_report(result, pair),))
+
+
+def _spelled(pair: Pair, partners: Ids, progress: Progress) -> Pieces:
+    """Return the spelling of every token of the student in order, those left out with 0 pieces."""
+    counts = np.zeros(len(partners), np.int64)
+    canonical = np.fromiter(pair.tables[0].canonical_ids().values(), np.int64)
+    ids = np.sort(canonical[partners[canonical] < 0])
+    spelled = pair.pieces(ids, progress)
+    counts[ids] = spelled.counts
+    counts[partners >= 0] = 1
+    pieces = np.empty(int(counts.sum()), np.int32)
+    is_shared = np.repeat(partners >= 0, counts)
+    pieces[is_shared], pieces[~is_shared] = partners[partners >= 0], spelled.ids
+    return Pieces(pieces, counts)
+
+
+def _report(result: SpellingMap, pair: Pair) -> StageReport:
+    counts: dict[str, float] = {"shared tokens": len(result.shared[0])}
+    notes = tokenizer_notes(pair)
+    for side, table in zip(SIDES, pair.tables, strict=True):
+        pieces = getattr(result, f"{side}_counts")
+        counts[f"{side} tokens spelled"] = int((pieces > 1).sum())
+        left_out = {why: ids for why, ids in result.left_out(side).items() if why != UNUSED}
+        counts[f"{side} tokens left out"] = sum(map(len, left_out.values()))
+        notes += [
+            f"{side}, {why}: {examples_of(ids.tolist(), table)}"
+            for why, ids in left_out.items()
+            if len(ids)
+        ]
+    return StageReport("spellings", counts, tuple(notes))

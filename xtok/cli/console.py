@@ -1,0 +1,142 @@
+"""Reports for people: lines on stderr, progress bars, JSON; the modules here print tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from xtok.cli.stdout import safe_json
+from xtok.tokenizers.display import printable
+
+if TYPE_CHECKING:
+    from xtok.maps.projection_map import StageReport
+
+
+EVERY = 10.0
+"""Seconds from line to line where there is no room for a bar."""
+
+
+@contextmanager
+def progress_bar(label: str, total: int = 0, unit: str = "") -> Iterator[Callable[..., object]]:
+    """Show a bar on stderr, or only the label of a step without a total.
+
+    Where there is no room for one, the step tells a line every ten seconds how far it is.
+    """
+    if _columns():
+        with _new_bar(label, total, unit) as bar:
+            yield bar.advance
+    else:
+        yield _new_lines(label, total)
+
+
+def _new_lines(label: str, total: int) -> Callable[..., object]:
+    start, done = time.monotonic(), 0
+    told = start
+
+    def advance(size: int, tokens: int = 0) -> None:
+        nonlocal done, told
+        done += size
+        now = time.monotonic()
+        if total and now - told >= EVERY:
+            told = now
+            left = (now - start) * max(total - done, 0) / max(done, 1)
+            share = f"{min(done / total, 1):.0%}, about {_duration(left)} left"
+            with suppress(OSError, ValueError):  # nobody reads it
+                print(f"{printable(label)}: {share}", file=sys.stderr, flush=True)  # noqa: T201
+
+    return advance
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+text_progress_bar = partial(progress_bar, unit="B")
+"""Show a bar of the bytes of text with tokens per second."""
+
+
+def _columns() -> int:
+    """Return the width of stderr's terminal: 0 for none, and in a pty whose size nobody set."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    return 0
+
+
+def _new_bar(label: str, total: int, unit: str) -> Any:
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        tokens = 0
+
+        def advance(self, size: int, tokens: int = 0) -> None:
+            self.tokens += tokens
+            if self.tokens and (elapsed := self.format_dict["elapsed"]):
+                self.set_postfix_str(f"{self.tokens / elapsed:,.0f} student tok/s", refresh=False)
+            self.update(size)
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            """As wide as the terminal is now, less the ^C that it may show behind the bar."""
+            is_label = not (self.total or self.n)
+            bar = "{desc} …" if is_label else None
+            return {**super().format_dict, "ncols": max(_columns() - 3, 1), "bar_format": bar}
+
+    return Bar(total=total, desc=label, unit=unit, unit_scale=True, leave=False)
+
+
+def to_json(result: object) -> str:
+    """Return a result, dataclasses in it or itself one, as JSON; tokens are escaped."""
+    return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
+
+
+def print_reports(reports: Iterable[StageReport]) -> None:
+    """Print what the stages did and left out on stderr, a line each."""
+    for report in reports:
+        counts = ", ".join(_counted(n, what) for what, n in report.counts.items() if n)
+        print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
+        print_notes((*report.failures, *report.notes))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes on stderr, a line each."""
+    for note in notes:
+        print_note(note)
+
+
+def print_note(note: str) -> None:
+    """Print a note on stderr; if nobody reads it, work goes on."""
+    with suppress(OSError):
+        print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def print_error(message: str, hint: str, stderr: TextIO) -> None:
+    """Print an error that does not end the command, in its usual two lines."""
+    lines = f"error: {printable(message)}\nhint: {printable(hint)}"
+    print(lines, file=stderr, flush=True)
+
+
+def print_failed(what: Iterable[str], stderr: TextIO) -> None:
+    """Print which checks failed, a line each."""
+    for one in what:
+        print(f"failed: {printable(one)}", file=stderr)
+
+
+def _counted(value: float, what: str) -> str:
+    if not isinstance(value, int):
+        return f"{value:.2g} {what}"
+    return f"{value:,} {what if value != 1 else _PLURALS.sub(_singular, what, count=1)}"
+
+
+_PLURALS = re.compile(r"\b(rows|entries|weights|slots)\b")
+
+
+def _singular(noun: re.Match[str]) -> str:
+    return "entry" if noun[0] == "entries" else noun[0][:-1]

@@ -1,0 +1,113 @@
+"""A page to look at: one HTML file with its style, script and data inside, and nothing outside.
+
+The content security policy lets the browser load nothing and run only this style and script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from math import log1p
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from xtok.cli.page import pictures
+from xtok.cli.page.search import cut_sizes, pack
+from xtok.cli.tables._tables import spread, visible, weight
+from xtok.cli.tables.alignment import chunks
+from xtok.inspection.bootstrap import LOSS_NAMES, Interval
+from xtok.maps.projection_map import RowKind
+from xtok.tokenizers.display import plural, printable, shortened
+
+if TYPE_CHECKING:
+    from xtok.inspection.evaluate import MapMeasures
+    from xtok.inspection.report import PageData
+
+_LOSSES = {**LOSS_NAMES, "event-kl": "event KL"}
+_MARKS = {
+    "good": ("✓", "fits", "good"),
+    "note": ("i", "note", "note"),
+    "care": ("!", "with care", "check"),
+    "bad": ("✕", "does not fit", "bad"),
+}
+"""By level: a sign, and the words for a loss and for a finding."""
+
+
+def render(examined: PageData) -> bytes:
+    """Return the page of one map, or of two."""
+    report = examined.report
+    columns, left_out = pack(examined)
+    data = {
+        "columns": columns,
+        "long": [cut_sizes(table) for table in examined.pair.tables],
+        "kinds": [[kind.name.lower() for kind in RowKind]] * len(examined.maps),
+        "sides": [_name(name) for name in (report.pair.student, report.pair.teacher)],
+    }
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True)  # ASCII
+    measured = () if report.evaluation is None else report.evaluation.classes
+    html = _template().render(
+        report=report,
+        left_out=left_out,
+        on_text={(one.name, one.token_class): one for one in measured},
+        data=Markup(text.replace("<", "\\u003c")),  # it stands in a script element
+    )
+    return html.encode("utf-8", "backslashreplace")
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("xtok.cli.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    folder = files("xtok.cli.page")
+    for name, file in (("style", "page.css"), ("script", "page.js")):
+        content = (folder / file).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        environment.globals |= {name: Markup(content), f"{name}_hash": f"sha256-{digest}"}
+    environment.globals |= {
+        "losses": _LOSSES,
+        "marks": _MARKS,
+        "pictures": pictures,
+        "groupby": groupby,
+        "by_group": attrgetter("group"),
+        "largest_of": _largest,
+        "chunks": chunks,
+    }
+    environment.filters |= {
+        "count": lambda number: f"{number:,}",
+        "percent": lambda share, digits=1: f"{round(share, digits + 2) + 0.0:.{digits}%}",
+        "magnitude": log1p,
+        "safe_text": printable,
+        "token": lambda token: visible(shortened(token)),
+        "name": _name,
+        "plural": plural,
+        "spread": spread,
+        "weight": weight,
+        "shell": lambda words: shlex.join([printable(word) for word in words]),
+    }
+    return environment.get_template("page.html.jinja")
+
+
+def _name(text: str) -> str:
+    return shortened(printable(text))
+
+
+def _largest(measures: Sequence[MapMeasures], of: str) -> float:
+    """Return the largest value of a picture; `of` is `chunk_` or nothing, as the fields begin."""
+    fields = f"{of}cross_entropy", f"{of}recipe", f"{of}floor"
+    values = [getattr(m, field) for m in measures for field in fields]
+    return max(v.value if isinstance(v, Interval) else v for v in values)

@@ -1,0 +1,122 @@
+"""Stdout belongs to the result: while a command works, nothing else reaches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from xtok.tokenizers.display import printable, shortened
+
+_MAX_LINES = 20  # of what libraries print: 100,000 unknown keys in a file give as many lines
+
+_NOT_ASCII = re.compile(r"[^\n -~]+")
+
+_result: TextIO | None = None
+
+
+def result_stream() -> TextIO:
+    """Return the stream that results are printed on."""
+    return _result or sys.stdout
+
+
+def print_result(text: str, end: str = "\n") -> None:
+    """Print a result, or a part of one."""
+    print(text, end=end, file=result_stream())
+
+
+def print_path(path: Path) -> None:
+    """Print the path of a file that was written: its own bytes, but on a terminal escaped."""
+    stream = result_stream()
+    if stream.isatty():
+        print_result(printable(os.fspath(path)))
+    else:
+        stream.flush()
+        stream.buffer.write(os.fsencode(path) + b"\n")
+        stream.flush()
+
+
+@contextmanager
+def reserved_stdout() -> Iterator[None]:
+    """Keep stdout for `result_stream`; what libraries print there is shown on stderr at the end.
+
+    The tokenizers library prints keys that it does not know, from Rust, and the code of a model's
+    folder may print as well. What libraries log is escaped.
+    """
+    global _result
+    try:
+        stdout = sys.stdout.fileno()
+    except (OSError, ValueError):  # replaced in Python, by a test
+        yield
+        return
+    _escape_log_messages()
+    sys.stdout.flush()
+    result = open(  # noqa: SIM115 - closed below, after stdout is what it was
+        os.dup(stdout), "w", encoding=sys.stdout.encoding, errors="backslashreplace"
+    )
+    with _scratch_file() as others, result:
+        _result = result
+        os.dup2(others.fileno(), stdout)
+        try:
+            yield
+        finally:
+            _result = None
+            sys.stdout.flush()
+            os.dup2(result.fileno(), stdout)
+            _show_printed(others)
+
+
+def _scratch_file() -> IO[bytes]:
+    import tempfile
+
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:  # no folder can be written
+        return open(os.devnull, "w+b")
+
+
+def _show_printed(file: IO[bytes]) -> None:
+    file.seek(0)
+    lines = [line for line in file.read(100_000).decode(errors="replace").split("\n") if line]
+    more = [f"and {len(lines) - _MAX_LINES} lines or more"] if len(lines) > _MAX_LINES else []
+    for line in lines[:_MAX_LINES] + more:
+        print(f"note: a library printed: {shortened(printable(line))}", file=sys.stderr)  # noqa: T201
+
+
+def _escape_log_messages() -> None:
+    """Escape control characters in what libraries log and warn of."""
+    import logging
+    import warnings
+
+    warning = warnings.formatwarning
+
+    def format_warning(*args: Any, **kwargs: Any) -> str:
+        return printable_lines(warning(*args, **kwargs))
+
+    class SafeRecord(logging.LogRecord):
+        def getMessage(self) -> str:
+            return printable_lines(super().getMessage())
+
+    warnings.formatwarning = format_warning
+    logging.setLogRecordFactory(SafeRecord)
+    # It says "You are using a model of type …" where a config and its model go by two names.
+    logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)
+
+
+def printable_lines(text: str) -> str:
+    """Return any text safe to print, with its line breaks kept."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def safe_json(text: str) -> str:
+    r"""Escape the characters of JSON that a terminal might obey, direction marks say, as \uXXXX."""
+    return _NOT_ASCII.sub(_escaped, text)
+
+
+def _escaped(characters: re.Match[str]) -> str:
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in characters[0])

@@ -1,0 +1,1 @@
+"""Dataclasses as tables, lines and JSON."""

@@ -1,0 +1,140 @@
+"""An alignment on a terminal: the two rows of tokens over one another, chunk by chunk."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from xtok.cli.stdout import print_result
+from xtok.cli.tables._tables import new_console, visible
+
+if TYPE_CHECKING:
+    from xtok.alignment.aligner import TextAlignment
+
+_COLOURS = ("cyan", "green", "magenta", "blue")
+_BETWEEN = "¦"  # between the tokens of one chunk
+_AROUND = "│"  # between chunks
+_LABELS = ("student", "teacher")
+_WIDTH = 1 + max(map(len, _LABELS))
+
+
+_KINDS = {"different": ("≠", "bold red"), "alone": ("-", "dim")}
+"""The mark and style of what is not a correct chunk."""
+
+
+class Chunk(NamedTuple):
+    """What stands over one another: the ids and escaped tokens of a chunk, or one in none."""
+
+    kind: str  # `same`: one token each; `split`; `different`: unequal bytes; `alone`
+    student: Sequence[tuple[int, str]]
+    teacher: Sequence[tuple[int, str]]
+
+
+class _Block(NamedTuple):
+    lines: tuple[str, str, str]  # the student's, the teacher's, and a mark
+    style: str
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, self.lines))
+
+
+def print_alignment(alignment: TextAlignment) -> None:
+    """Print both rows of tokens, wrapped to the console, and the statistics."""
+    print_result(draw(alignment, new_console()), end="")
+
+
+def draw(alignment: TextAlignment, console: Console) -> str:
+    """Return what `print_alignment` prints on a console.
+
+    A third line marks what is not a correct chunk: `≠` where the two sides differ, `-` where a
+    token has no counterpart. `¦` divides the tokens of a chunk; a space is shown as `␣`.
+    """
+    with console.capture() as captured:
+        for row in _wrapped(list(_blocks(alignment)), console.width - _WIDTH):
+            marked = any(block.lines[2] for block in row)
+            for line, label in enumerate((*_LABELS, "")[: 2 + marked]):
+                text = Text()
+                text.append(label.ljust(_WIDTH), style="dim")
+                for block in row:
+                    content = block.lines[line]
+                    padding = " " * (block.width - cell_len(content))
+                    text.append(_AROUND, style="dim")
+                    text.append(content + padding, style=block.style)
+                text.append(_AROUND, style="dim")
+                console.print(text, soft_wrap=True)
+            console.print()
+        for sentence in statistics(alignment):
+            console.print(Text(sentence), soft_wrap=True)
+    return captured.get()
+
+
+def statistics(alignment: TextAlignment) -> list[str]:
+    """Return an alignment's statistics, a line each."""
+    n, chunks = len(alignment.student_tokens), len(alignment.pairs)
+    correct = sum(len(p.student_ids) for p in alignment.pairs if p.is_correct)
+    return [
+        f"{n:,} student tokens ({alignment.student}), "
+        f"{len(alignment.teacher_tokens):,} teacher tokens ({alignment.teacher})",
+        f"{chunks:,} chunks, {alignment.num_correct:,} of them correct, "
+        f"{alignment.num_one_to_one:,} of one token on each side",
+        f"{correct / n if n else 0:.2%} of the student tokens in correct chunks; in none: "
+        f"{alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher tokens",
+    ]
+
+
+def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
+    """Yield the chunks of an alignment, and the tokens that are in none, in their order."""
+    student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
+    teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
+    s_done = t_done = 0
+
+    def alone(s_end: int, t_end: int) -> Iterator[Chunk]:
+        yield from (Chunk("alone", [token], []) for token in student[s_done:s_end])
+        yield from (Chunk("alone", [], [token]) for token in teacher[t_done:t_end])
+
+    for pair in alignment.pairs:
+        yield from alone(pair.student_tokens[0], pair.teacher_tokens[0])
+        is_same = len(pair.student_ids) == len(pair.teacher_ids) == 1
+        kind = "different" if not pair.is_correct else "same" if is_same else "split"
+        yield Chunk(
+            kind, student[slice(*pair.student_tokens)], teacher[slice(*pair.teacher_tokens)]
+        )
+        s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
+    yield from alone(len(student), len(teacher))
+
+
+def _blocks(alignment: TextAlignment) -> Iterator[_Block]:
+    number = 0
+    for kind, student, teacher in chunks(alignment):
+        mark, style = _KINDS.get(kind, ("", _COLOURS[number % len(_COLOURS)]))
+        number += kind != "alone"
+        upper, lower = (_BETWEEN.join(_shown(t) for _, t in side) for side in (student, teacher))
+        yield _Block((upper, lower, mark), style)
+
+
+def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
+    """Fill lines of the width; a block that is wider has a line of its own."""
+    row: list[_Block] = []
+    used = 1
+    for block in blocks:
+        if row and used + block.width + 1 > width:
+            yield row
+            row, used = [], 1
+        row.append(block)
+        used += block.width + 1
+    if row:
+        yield row
+
+
+def _shown(token: str) -> str:
+    """Return an escaped token so that it stays in its cell, whatever script it is of."""
+    token = visible(token)
+    if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):
+        return f"\u2068{token}\u2069"  # isolated, so that its neighbours keep their places
+    return token

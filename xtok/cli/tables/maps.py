@@ -1,0 +1,247 @@
+"""`inspect` and `verify` as tables that fit 80 columns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing, weight
+from xtok.maps.nemo_tables import N_MAX
+from xtok.tokenizers.display import plural, quoted, shortened
+
+if TYPE_CHECKING:
+    from xtok.inspection.compare import Comparison
+    from xtok.inspection.describe import (
+        Coverage,
+        Description,
+        SideDescription,
+        SpellingDescription,
+    )
+    from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
+    from xtok.inspection.verify import Verification
+
+
+def print_description(d: Description) -> None:
+    """Print what a map holds."""
+    parts: list[RenderableType] = [_sides(d), _kinds(d), _columns(d)]
+    if d.coverage is not None:
+        parts.append(_classes(d.coverage))
+    if d.examples:
+        parts.append(_rows(d.examples))
+    with printing() as console:
+        for part in parts:
+            console.print(part)
+
+
+def print_spellings(d: SpellingDescription) -> None:
+    """Print what a spelling map holds."""
+    sides = d.student, d.teacher
+    rows = [(label, *map(show, sides)) for label, show in _SIDE_ROWS.items()]
+    spelled = d.spelled["student"], d.spelled["teacher"]
+    rows.append(("shared", *(f"{one.shared:,}" for one in spelled)))
+    for number in range(2, N_MAX + 1):
+        counts = (d.pieces[side].get(number, 0) for side in d.spelled)
+        rows.append((f"{number} pieces", *(f"{count:,}" for count in counts)))
+    more = (sum(n for size, n in sizes.items() if size > N_MAX) for sizes in d.pieces.values())
+    rows.append(("more, which NeMo-RL leaves out", *(f"{count:,}" for count in more)))
+    reasons = dict.fromkeys(why for one in spelled for why in one.left_out)
+    rows += [
+        (f"left out: {why}", *(f"{one.left_out.get(why, 0):,}" for one in spelled))
+        for why in reasons
+    ]
+    with printing() as console:
+        console.print(new_table("spellings", "student", "teacher", rows=rows))
+        if d.examples:
+            shown = [
+                (one.side, quoted(one.token), str(one.token_id), " ".join(map(quoted, one.pieces)))
+                for one in d.examples
+            ]
+            console.print(new_table("of", "token", "id", "pieces", rows=shown))
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Print the rows of tokens in full, or a list of the worst rows."""
+    rows, matching = explanation.rows, explanation.rows_matching
+    with printing() as console:
+        for row in rows if matching is None else ():
+            console.print(_about(row))
+        console.print(_rows(rows, matching))
+
+
+def print_examples(rows: Sequence[ExplainedRow]) -> None:
+    """Print rows on stderr, beside the path of their map on stdout; if nobody reads them, fine."""
+    with suppress(OSError), printing(sys.stderr.write) as console:
+        console.print(_rows(rows))
+
+
+_MOST_STEPS = 10
+
+
+def _sides(d: Description) -> Table:
+    rows = [(label, show(d.student), show(d.teacher)) for label, show in _SIDE_ROWS.items()]
+    table = new_table("map", "student (rows)", "teacher (columns)", rows=rows)
+    table.add_section()
+    for step in d.history[:_MOST_STEPS]:
+        options = shortened(", ".join(f"{k}={v}" for k, v in sorted(step["options"].items())))
+        table.add_row("made by", cell(shortened(str(step["stage"]))), cell(options))
+    if len(d.history) > _MOST_STEPS:
+        table.add_row("", f"and {plural(len(d.history) - _MOST_STEPS, 'stage')} more")
+    table.add_row("entries", f"{d.nnz:,}", f"at most {d.top_k} per row")
+    return table
+
+
+_SIDE_ROWS: Mapping[str, Callable[[SideDescription], str]] = {
+    "model": lambda s: s.model_id + (f" @ {s.revision}" if s.revision else ""),
+    "read as": lambda s: s.backend or "unknown",
+    "width": lambda s: f"{s.vocab_size:,} (from the {s.width_source})",
+    "tokens": lambda s: (
+        ", ".join(f"{n:,} {kind}" for kind, n in s.token_types.items()) or "unknown"
+    ),
+}
+
+
+def _kinds(d: Description) -> Columns:
+    kinds = dict(d.rows_by_kind)
+    if d.enable_scale_trick:
+        kinds["with a scale slot"] = d.rows_with_slot
+    sizes = {str(size): n for size, n in d.rows_by_entries.items()}
+    if len(sizes) > 8:
+        first, rest = list(sizes.items())[:7], list(sizes.items())[7:]
+        sizes = {**dict(first), f"{rest[0][0]} or more": sum(n for _, n in rest)}
+    total = sum(d.rows_by_kind.values())
+    tables = []
+    for heading, counts in (("rows by kind", kinds), ("rows by entries", sizes)):
+        rows = [(label, f"{n:,}", f"{n / total:.2%}") for label, n in counts.items()]
+        tables.append(new_table(heading, "rows", "share", rows=rows, right=(1, 2)))
+    return Columns(tables)
+
+
+def _classes(coverage: Coverage) -> Table:
+    rows = []
+    for c in coverage.classes:
+        of_rows = f"{c.exact / max(1, c.rows):.1%}", f"{c.mean_entries:.2f}", f"{c.slot_share:.1%}"
+        unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
+        shown = of_rows if c.rows else "-" * 3
+        rows.append((c.label, f"{c.rows:,}", *shown, f"{c.teacher_ids:,}", unused))
+    heads = "class", "rows", "exact", "entries", "slot", "teacher", "unused"
+    caption = (
+        "entries: per row with any, without its slot; slot: weight on slots; unused: teacher "
+        "tokens that no row leads to"
+    )
+    return new_table(*heads, rows=rows, right=range(1, 7), caption=caption)
+
+
+def _columns(d: Description) -> Table:
+    used, width = d.columns_used, d.teacher.vocab_size
+    caption = f"{used:,} of {width:,} columns in use ({used / width:.1%})"
+    if d.enable_scale_trick:
+        caption += f"; {d.slot_share:.2%} of all weight is on scale slots"
+    rows = [
+        (quoted(c.token, c.teacher_id), str(c.teacher_id), f"{c.rows:,}", f"{c.weight:,.2f}")
+        for c in d.largest_columns
+    ]
+    heads = "largest columns", "id", "rows", "weight"
+    return new_table(*heads, rows=rows, right=(1, 2, 3), caption=caption)
+
+
+def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Table:
+    rows = []
+    for row in explained:
+        token, lines = quoted(row.token, row.student_id), "\n".join(map(_entry, row.entries))
+        rows.append((token, str(row.student_id), row.kind, lines or "(nothing)"))
+    caption = None
+    if matching is not None:
+        caption = (
+            f"{len(rows):,} of {plural(matching, 'row')}; first those with the least weight on "
+            "their heaviest entry"
+        )
+    return new_table("token", "id", "kind", "entries", rows=rows, right=(1,), caption=caption)
+
+
+def _entry(e: ExplainedEntry) -> str:
+    relation = f" ({e.relation})" if e.relation else ""
+    return f"{weight(e.weight)} {quoted(e.token, e.teacher_id)}{relation}"
+
+
+def _about(row: ExplainedRow) -> Table:
+    is_text = [row.token_class] if row.bytes else []
+    rows = [
+        ("bytes", shortened(row.bytes) or "none"),
+        ("type", "; ".join([row.type.replace("_", " "), *is_text]) or "unknown"),
+        *([("roles", ", ".join(row.roles))] if row.roles else []),
+        (row.kind, row.why),
+    ]
+    if row.forward is not None:
+        rows.append(("forward", _pieces(row.forward) or "the teacher cannot spell it"))
+    if row.reverse is not None:
+        more = f" and {row.reverse_count or 0:,} in all" if (row.reverse_count or 0) > 10 else ""
+        rows.append(("reverse", (_pieces(row.reverse) or "no teacher token") + more))
+    for stage in row.stages:
+        name, _, what = stage.partition(": ")
+        rows.append((name, what))
+    token = header(quoted(row.token, row.student_id))
+    return new_table(f"student id {row.student_id}", token, rows=rows)
+
+
+def _pieces(pieces: Sequence[SpelledPiece]) -> str:
+    shown = [f"{quoted(p.token)} {weight(p.weight) if p.weight else '-'}" for p in pieces[:10]]
+    return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
+
+
+def print_comparison(c: Comparison) -> None:
+    """Print how many rows differ, and examples."""
+    with printing() as console:
+        for table in _comparison(c):
+            console.print(table)
+
+
+def _comparison(c: Comparison) -> Iterator[Table]:
+    weighed = ", weighted by the text" if c.weighted_by_text else ""
+    counts = {
+        "rows that differ": c.rows_that_differ,
+        "rows whose heaviest entry is another": c.rows_of_other_top,
+    }
+    shares = [(label, f"{n:,} ({n / max(1, c.rows):.1%})") for label, n in counts.items()]
+    distance = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"
+    rows = [("rows", f"{c.rows:,}"), *shares, distance]
+    yield new_table(header(f"{c.student} → {c.teacher}"), "", rows=rows, right=(1,))
+    if c.examples:
+        examples = [
+            (
+                f"{quoted(row.token)} #{row.student_id}",
+                f"{row.distance:.3f}",
+                *([f"{row.share:.3%}"] if c.weighted_by_text else []),
+                _weights(row.first),
+                _weights(row.second),
+            )
+            for row in c.examples
+        ]
+        share = ["share of text"] if c.weighted_by_text else []
+        heads = "row", "distance", *share, "first map", "second map"
+        yield new_table(*heads, rows=examples, right=(1,))
+
+
+def _weights(entries: Sequence[tuple[str, float]]) -> str:
+    return "\n".join(f"{weight(w)} {quoted(token)}" for token, w in entries[:4]) or "(nothing)"
+
+
+def print_verification(verification: Verification) -> None:
+    """Print a line per check, and a summary."""
+    widest = max(len(check.name) for check in verification.checks)
+    failed = f"failed: {', '.join(verification.failed)}"
+    with printing() as console:
+        for check in verification.checks:
+            line = Text()
+            line.append(check.level.ljust(8), style=STYLES.get(check.level, "dim"))
+            line.append(check.name.ljust(widest + 2))
+            line.append_text(cell(check.message))
+            console.print(line, soft_wrap=True)
+        summary = failed if verification.failed else "every check holds"
+        console.print(cell(f"{verification.path}: {summary}"), soft_wrap=True)

@@ -1,0 +1,153 @@
+"""`evaluate` as tables that fit 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from xtok.cli.tables._tables import cell, new_table, printing, spread, weight
+from xtok.tokenizers.display import quoted
+
+if TYPE_CHECKING:
+    from xtok.inspection.evaluate import Evaluation, EventMapMeasures, MapMeasures
+
+
+def print_evaluation(evaluation: Evaluation) -> None:
+    """Print the maps side by side for each group of text, then classes and worst rows."""
+    measured = (*evaluation.measures, *evaluation.event_measures)
+    names = dict.fromkeys(m.name for m in measured)
+    numbers = {name: str(n) for n, name in enumerate(names, start=1)}
+    with printing() as console:
+        console.print(_measures(evaluation, numbers, wraps=console.width < 78))
+        for name, number in numbers.items():
+            console.print(cell(f"map {number}: {name}"))
+        console.print(_classes(evaluation, numbers))
+        if evaluation.worst_rows:
+            console.print(_worst(evaluation, numbers))
+        for note in evaluation.notes:
+            console.print(cell(f"note: {note}"))
+        if evaluation.ranking is not None:
+            console.print(cell(evaluation.ranking.verdict), soft_wrap=True)
+
+
+_MAPS = (
+    "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): for "
+    "gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's, without a slot; floor: a map counted "
+    "on this text. Closed: how much of the gap from the recipe to the floor the map removes."
+)
+
+_EVENTS = (
+    "leak: how often the two tokens at a shared boundary are in different events. Student, "
+    "teacher: entropy of the tokens and of the events there, in bits. Kept: the smaller entropy of "
+    "events, as a share of the smaller one of tokens."
+)
+
+
+def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
+    """Return the table of measures; with a ranking, what decides comes first, best map first."""
+    ranking, of_events = evaluation.ranking, bool(evaluation.event_measures)
+    is_p_kl = ranking is not None and ranking.loss == "p-kl"
+    order = ("chunk_", "") if is_p_kl else ("", "chunk_")
+    heads, about = ["leak", "student", "teacher", "kept"], _EVENTS
+    if not of_events:
+        heads, about = [], _MAPS
+        for of in order:
+            heads += ["over chunks" if of else "at starts", "closed"]
+        heads += ["coverage", "top-1"]
+    caption = f"{about} {evaluation.num_bytes:,} bytes of text"
+    table = new_table("text, map", *heads, right=range(1, 1 + len(heads)), caption=caption)
+    table.columns[0].min_width = 8
+    for column in table.columns[1:]:
+        column.no_wrap = not wraps
+    measured = (*evaluation.measures, *evaluation.event_measures)
+    for group, grouped in groupby(measured, key=attrgetter("group")):
+        measures: list[Any] = list(grouped)
+        if ranking is not None:
+            of_loss = attrgetter(ranking.measure)
+            measures.sort(key=lambda m: of_loss(m).value)
+        table.add_section()
+        table.add_row(cell(group))
+        rows = _events(measures, numbers) if of_events else _maps(measures, numbers, order)
+        for row in rows:
+            table.add_row(*row)
+    return table
+
+
+def _maps(
+    measures: Sequence[MapMeasures], numbers: Mapping[str, str], order: Sequence[str]
+) -> Iterator[Sequence[str]]:
+    for label in ("recipe", "floor"):
+        maps_of: dict[tuple[str, ...], list[str]] = {}  # several where the maps' cuts differ
+        for m in measures:
+            values = tuple(f"{getattr(m, of + label):.3f}" for of in order)
+            maps_of.setdefault(values, []).append(numbers[m.name])
+        for values, of_maps in maps_of.items():
+            which = f" of {', '.join(of_maps)}" if len(maps_of) > 1 else ""
+            yield f"  {label}{which}", *(word for value in values for word in (value, ""))
+    for m in measures:
+        cells = []
+        for of in order:
+            cells.append(spread(getattr(m, f"{of}cross_entropy")))
+            closed = getattr(m, f"{of}closed")
+            cells.append("–" if closed is None else f"{closed.value:.2f}")
+        coverage = f"{m.coverage.value:.2%}", f"{m.top_1.value:.1%}"
+        yield f"  map {numbers[m.name]}", *cells, *coverage
+
+
+def _events(
+    measures: Sequence[EventMapMeasures], numbers: Mapping[str, str]
+) -> Iterator[Sequence[str]]:
+    first = measures[0]
+    yield "  tokens", "", f"{first.student_token_bits:.2f}", f"{first.teacher_token_bits:.2f}"
+    yield "  shared vocabulary", f"{first.shared_leak:.2%}"
+    for m in measures:
+        bits = f"{m.student_bits:.2f}", f"{m.teacher_bits:.2f}"
+        yield f"  map {numbers[m.name]}", f"{m.leak:.2%}", *bits, f"{m.kept:.1%}"
+
+
+def _where(evaluation: Evaluation) -> str:
+    return "over chunks" if evaluation.by_chunk else "at starts"
+
+
+def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
+    """One row per class; a column per map, at most four of them."""
+    names, of_events = list(numbers)[:4], bool(evaluation.event_measures)
+    measure, reference = ("leak", "shared") if of_events else ("cross-entropy", "floor")
+    digits = ".2%" if of_events else ".3f"
+    losses = {(c.name, c.token_class): f"{c.loss:{digits}}" for c in evaluation.classes}
+    rows = []
+    for c in (c for c in evaluation.classes if c.name == names[0]):
+        of_maps = (losses[name, c.token_class] for name in names)
+        rows.append((c.token_class, f"{c.starts:,}", f"{c.reference:{digits}}", *of_maps))
+    heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
+    caption = f"cross-entropy {_where(evaluation)}, by class of the student's token"
+    if of_events:
+        caption = "leak by class of the student's token; shared: of a shared vocabulary"
+    return new_table(
+        "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
+        caption=caption,
+    )  # fmt: skip
+
+
+def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
+    of_events = bool(evaluation.event_measures)
+    heads = "worst rows", "map", "excess", "wanted, its share, and the map's weight"
+    caption = "excess: what the row adds to the cross-entropy above the floor, "
+    caption, digits = caption + _where(evaluation), ".4f"
+    if of_events:
+        heads = "worst tokens", "map", "leak", "teacher tokens there, their share"
+        caption = "leak: at this token, as a share of all boundaries; leaks: in another event"
+        digits = ".2%"
+    rows = []
+    for row in evaluation.worst_rows:
+        lines = []
+        for token, share, own in row.wanted:
+            apart = " leaks" if own == 0 else ""
+            lines.append(f"{quoted(token)} {share:.1%}{apart if of_events else f', {weight(own)}'}")
+        name, excess = f"{quoted(row.token)} #{row.student_id}", f"{row.excess:{digits}}"
+        rows.append((name, numbers[row.name], excess, "\n".join(lines)))
+    return new_table(*heads, rows=rows, right=(1, 2), caption=caption)

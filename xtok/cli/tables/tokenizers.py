@@ -1,0 +1,98 @@
+"""`doctor` as tables that fit 80 columns."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from xtok.building.counting.texts import little_text
+from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing
+
+if TYPE_CHECKING:
+    from xtok.inspection import Check
+    from xtok.inspection.doctor import Diagnosis, TokenizerDiagnosis
+    from xtok.inspection.pair_facts import EventFacts, PairFacts, TextFacts
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print the verdict, a table per tokenizer, and what to do with two."""
+    with printing() as console:
+        console.print(cell(diagnosis.verdict))
+        for one in diagnosis.tokenizers:
+            console.print(_checks(one))
+        pair, advice = diagnosis.pair, diagnosis.advice
+        if pair is not None:
+            console.print(_pair(pair, diagnosis.pair_checks))
+            if pair.text is not None and pair.events is not None:
+                console.print(_on_text(pair.text, pair.events))
+        for command in () if advice is None else advice.commands:
+            console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
+        for other in () if advice is None else advice.others:
+            console.print(cell(f"also: {other}"))
+        if advice is not None and advice.note:
+            console.print(cell(advice.note))
+        if diagnosis.failed:
+            console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
+
+
+def _checks(one: TokenizerDiagnosis) -> Table:
+    table = new_table(header(one.model_id), "", "finding")
+    for name, checks in groupby(one.checks, key=attrgetter("name")):
+        for number, check in enumerate(checks):
+            level = Text(check.level, STYLES[check.level])
+            table.add_row(cell("" if number else name), level, cell(check.message))
+    return table
+
+
+def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
+    share = f"{pair.shared:,} of the student's ids, {pair.student_share:.1%}; "
+    share += f"{pair.vocabulary.both:,} different byte strings"
+    ids = "every id is the same token"
+    if pair.differing:
+        ids = f"{pair.differing:,} are not the same token: {', '.join(pair.differing_examples)}"
+    of_one_family = pair.differing < pair.num_ids / 2
+    numbers = pair.numbers
+    rows = [
+        ("role in the map", "student (rows)", "teacher (columns)"),
+        ("shared tokens", share),
+        *([("ids", f"{ids}; {pair.num_ids:,} in all")] if of_one_family else []),
+        ("digits in a token", *(f"at most {n}" for n in pair.digits)),
+        (
+            "numbers, 2+ ASCII digits",
+            f"{numbers.student:,}",
+            f"{numbers.teacher:,}, {numbers.both:,} same",
+        ),
+        ("spaces in a token", *(f"at most {n}" for n in pair.spaces)),
+        *([("in the other's tokens", *map(str, pair.spellings))] if pair.spellings else []),
+        ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
+    ]
+    heads = "a map between them", header(pair.student), header(pair.teacher)
+    table = new_table(*heads, rows=rows)
+    for check in checks:
+        table.add_row(check.name, cell(check.message), Text(check.level, STYLES[check.level]))
+    return table
+
+
+def _on_text(text: TextFacts, events: EventFacts) -> Table:
+    """Show the uncertainty in either direction of a map on the text, and what the events do."""
+    caption = (
+        "Uncertainty: the conditional entropy of the other side's token where both begin; no map "
+        "in that direction has less. Leak: how often the two tokens are in different events."
+        + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
+    )
+    known, (forward, backward) = text.known, text.conditional_entropy
+    rows = [
+        ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
+        ("tokens that both have", f"{known[0]:.1%} of these", f"{known[1]:.1%} of these"),
+        ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
+        ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
+        ("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits"),
+        ("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits"),
+    ]
+    return new_table("on the text", "", "", rows=rows, caption=caption)

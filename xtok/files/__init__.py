@@ -1,1 +1,0 @@
-"""Input files: what is found, cut into shards, decompressed, and read line by line."""

@@ -1,0 +1,430 @@
+"""`project`: files of a teacher's predictions in, a file of a student's out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xtok._lib.io import atomic_output, write
+from xtok._lib.opening import need
+from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
+from xtok._lib.ragged import offsets_of
+from xtok.building.build import map_of_pair
+from xtok.config import ProjectConfig
+from xtok.errors import OutputError, XtokError
+from xtok.maps import file as mapfile
+from xtok.maps.map_like import MapLike
+from xtok.teachers.back_map import BACK_MAP, bind_back_map
+from xtok.teachers.checkpoint import (
+    PartSummary,
+    ProjectJob,
+    Totals,
+    Worker,
+    folder_of,
+    holding,
+    identity_of,
+    make_part,
+    one_schema,
+    tables_of,
+)
+from xtok.teachers.formats import distillkit, neutral
+from xtok.teachers.formats.caches import (
+    PROJECTED,
+    WRITERS,
+    Cache,
+    FoundCaches,
+    find_caches,
+    open_cache,
+    read_cache,
+)
+from xtok.teachers.formats.checks import is_renormalized
+from xtok.teachers.formats.columns import Target
+from xtok.teachers.formats.topk import Documents, cache_error
+from xtok.teachers.rows import notes_on, project_rows
+from xtok.teachers.shared_text import Templates
+from xtok.teachers.translator import Translator
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.roles import slot_candidates
+
+if TYPE_CHECKING:
+    from xtok.teachers.ray import TokenizerSource
+
+_FIRST_LOOK = 1 << 16
+"""Candidates of each file that are checked before any work."""
+
+_CANDIDATES_PER_GROUP = 1 << 20
+"""Candidates of a row group whose rows are padded to one width: some 40 MB while it is made."""
+
+_MAX_LIST_LENGTH = (1 << 31) - 1
+"""What a list of Arrow holds at most."""
+
+_PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
+"""Dictionaries of ids and log-probabilities make files no smaller, and take half the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projected:
+    """What `project` did: the file that it wrote, and what the predictions in it are worth."""
+
+    paths: tuple[str, ...]
+    student: str
+    teacher: str
+    documents: int
+    teacher_tokens: int
+    student_tokens: int
+    first_tokens: int  # of them those that begin a text, which nothing predicts
+    targets: int  # student tokens with a prediction
+    mean_rest: float | None  # of them; None where the teacher's candidates were renormalized
+    teacher_bits_per_byte: float | None  # of the text
+    teacher_is_bound: bool  # whether that is at least so much: some tokens were no candidates
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> list[str]:
+        """The report for people, a line each."""
+        tokens = self.student_tokens - self.first_tokens
+        rest = "not known" if self.mean_rest is None else f"{self.mean_rest:.1%}"
+        lines = [
+            f"{self.documents:,} documents; {self.targets:,} of {tokens:,} student tokens have a "
+            f"target ({self.targets / max(1, tokens):.1%}), not counting {self.first_tokens:,} "
+            f"that begin a text; mean rest: {rest}"
+        ]
+        if self.teacher_bits_per_byte is not None:
+            least = "at least " * self.teacher_is_bound
+            lines.append(
+                f"bits per byte of this text, by the teacher: {least}"
+                f"{self.teacher_bits_per_byte:.3f}"
+            )
+        return lines
+
+
+def project(
+    teacher_topk: str | Path | Sequence[str | Path] | FoundCaches,
+    pair: Pair,
+    output: str | Path,
+    config: ProjectConfig | None = None,
+    *,
+    back_map: MapLike | None = None,
+    student_template: str | Path | None = None,
+    teacher_template: str | Path | None = None,
+    sources: Sequence[TokenizerSource] = (),
+    address: str | None = "auto",
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+    note: Note = silent_note,
+) -> Projected:
+    """Turn stored predictions of a teacher into predictions of a student, on the same text.
+
+    Memory does not depend on the size of the files. Parts are kept in a folder beside the output
+    until it is written; a run that failed or was killed goes on from them, and gives the same
+    bytes.
+
+    Args:
+        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed. Or what
+            `find_caches` found of them and the output.
+        pair: the student and the teacher whose ids the files have, with their tokenizers.
+        output: `.parquet`, or `.jsonl` for vLLM's answers.
+        config: the options; the defaults if None.
+        back_map: a map from the teacher (rows) to the student (columns), or its path; by default
+            one is built.
+        student_template: of conversations, as `conversation.render` takes it.
+        teacher_template: the same for the teacher's side.
+        sources: what the nodes of a Ray cluster load both tokenizers from; then they do the work.
+        address: the cluster's, as `ray.init` takes it.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the files.
+        note: called with a sentence on what was assumed, and on what was there already.
+
+    Raises:
+        XtokError: if a file cannot be read, is of another tokenizer, or holds what is no
+            prediction; if the map is of another pair; if the output cannot be written, or another
+            run writes it.
+    """
+    config = ProjectConfig.or_default(config)
+    found = teacher_topk
+    if not isinstance(found, FoundCaches):
+        found = find_caches(found, output, config)
+    target, paths = found.target, found.paths
+    pair, given = bind_back_map(pair, back_map)
+    side_file = _side_file(target, pair, config)
+    for path in side_file:
+        if path.exists() and path.read_bytes() != side_file[path]:
+            raise OutputError(
+                f"{path} is of other predictions, and would be replaced",
+                hint="give an output in a folder of its own",
+            )
+    templates = student_template, teacher_template
+    inputs = _opened(paths, config, pair, templates, note)
+    projection = given or map_of_pair(pair.reversed, BACK_MAP, progress=progress)
+    stamps = _stamps(paths)
+    job = ProjectJob(
+        identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
+        caches=inputs,
+        shards=tuple((n, shard) for n, cache in enumerate(inputs) for shard in cache.shards),
+        back_map=projection,
+        config=config,
+        templates=templates,
+        folder=folder_of(target),
+    )
+    with holding(job, target, note):
+        if sources:
+            from xtok.teachers.ray import make_parts_on_ray
+
+            parts = make_parts_on_ray(job, _worker_of, sources, address, text_progress)
+        else:
+            parts = _make_parts(job, pair, text_progress)
+        for path, stamp in _stamps(paths).items():
+            if stamp != stamps[path]:
+                hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
+                raise cache_error(path, "it changed while it was read", hint)
+        _write(job, target, pair, one_schema([part.schema for part in parts]))
+        for path, content in side_file.items():
+            write(path, [content])
+    totals = Totals()
+    for part in parts:
+        totals.add(part.totals)
+    return _projected(target, pair, totals)
+
+
+def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    """Return what changes when files are written: their sizes and times."""
+    stats = {path: path.stat() for path in paths}
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+def _opened(
+    paths: Sequence[Path],
+    config: ProjectConfig,
+    pair: Pair,
+    templates: Templates,
+    note: Note,
+) -> tuple[Cache, ...]:
+    """Open caches, and check them, as far as their first rows tell."""
+    opened, columns = [], []
+    for path in paths:
+        cache = open_cache(path, config.source)
+        _check_digest(cache, pair)
+        pieces = (rows for s in cache.shards for rows, _ in read_cache(cache, s, _FIRST_LOOK))
+        first = next(pieces, None)
+        if first is not None:
+            _check_first(cache, first, pair)
+            if "normalized" not in cache.about and is_renormalized(first.topk, pair.teacher):
+                note(
+                    f"{path}: its probabilities sum to 1 in each row, so they are renormalized "
+                    "over the candidates: the rest is not known, and none is written"
+                )
+                cache = replace(cache, looks_renormalized=True)
+            for text in notes_on(first, pair, templates):
+                note(f"{path}: {text}")
+            columns.append(neutral.table(first).schema)
+            if config.to == "vllm":
+                _check_json(path, columns[-1])
+        opened.append(cache)
+    if not columns:
+        raise XtokError("the files hold no rows", hint="give a cache that has some")
+    if len({(cache.temperature, cache.renormalized) for cache in opened}) > 1:
+        raise XtokError(
+            "the files differ in temperature, or only some are renormalized",
+            hint="project them one by one",
+        )
+    one_schema(columns)
+    return tuple(opened)
+
+
+def _check_digest(cache: Cache, pair: Pair) -> None:
+    """Check the digest of a cache's tokenizer, if it has one."""
+    digest, (student, teacher) = cache.about.get("tokenizer_sha256"), pair.tables
+    if digest in (None, teacher.sha256()):
+        return
+    if digest == student.sha256():
+        raise _swapped(cache.path, pair)
+    raise cache_error(
+        cache.path,
+        f"its ids are of {cache.about.get('tokenizer', 'another tokenizer')}, whose tokens are not "
+        f"those of {pair.teacher.model_id}",
+        "give the model whose predictions these are",
+    )
+
+
+def _check_first(cache: Cache, rows: Documents, pair: Pair) -> None:
+    """Check the first rows of a cache, and whether they are the student's."""
+    student, teacher = pair.tokenizers
+    if _spells(student, rows) and not _spells(teacher, rows):
+        raise _swapped(cache.path, pair)
+    try:
+        cache.check(rows, teacher.vocabulary)
+    except XtokError as error:
+        if _has_ids(teacher, rows) or not _has_ids(student, rows):
+            raise
+        hint = "give the student first, then the teacher whose predictions these are: "
+        hint += f"{pair.student.model_id} has all their ids"
+        raise XtokError(error.message, hint=hint) from error
+
+
+def _has_ids(tokenizer: Tokenizer, rows: Documents) -> bool:
+    width = len(tokenizer.table)
+    return all(((ids >= 0) & (ids < width)).all() for ids in (rows.topk.token_ids, rows.topk.ids))
+
+
+def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
+    """Whether the first row's ids are a tokenizer's, and spell its text."""
+    [text, *_] = rows.values("text")
+    if text is None or not _has_ids(tokenizer, rows):
+        return False
+    ids = rows.topk.token_ids[: rows.topk.bounds[1]]
+    spelled = b"".join(tokenizer.table[i] for i in ids.tolist())
+    return spelled.strip() == str(text).encode("utf-8", "replace").strip()
+
+
+def _swapped(path: Path, pair: Pair) -> XtokError:
+    student, teacher = pair.student.model_id, pair.teacher.model_id
+    return cache_error(
+        path,
+        f"the sides are swapped: its ids are those of {student}, and {teacher} was given as the "
+        "teacher",
+        "give the student first, then the teacher whose predictions these are",
+    )
+
+
+def _check_json(path: Path, schema: Any) -> None:
+    """Check that lines of JSON can hold all columns."""
+    for column in schema:
+        if not _is_json(column.type):
+            raise XtokError(
+                f"{path}: the column {column.name!r} is of the type {column.type}, which JSON does "
+                "not have",
+                hint="leave out the column, or write it as a string or a number",
+            )
+
+
+def _is_json(kind: Any) -> bool:
+    import pyarrow
+
+    of = pyarrow.types
+    if of.is_struct(kind):
+        return all(_is_json(field.type) for field in kind)
+    if of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind):
+        return _is_json(kind.value_type)
+    plain = of.is_null, of.is_boolean, of.is_integer, of.is_floating, of.is_string
+    return any(is_of(kind) for is_of in (*plain, of.is_large_string))
+
+
+def _worker_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Worker:
+    translator = Translator(pair, job.back_map, templates=job.templates, num_threads=num_threads)
+    project_some = partial(project_rows, translator, top_k=job.config.top_k)
+    return Worker(translator.teacher, project_some)
+
+
+def _make_parts(job: ProjectJob, pair: Pair, progress: TextProgress) -> list[PartSummary]:
+    worker = _worker_of(job, pair)
+    with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
+        return [make_part(job, n, worker, advance) for n in range(len(job.shards))]
+
+
+def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
+    """Join all parts, whose tables have columns of this schema, to the output."""
+    meaningless = slot_candidates(pair.tables[0])
+    of_student = Target(
+        model=pair.student.model_id,
+        width=job.config.top_k,
+        pad_id=meaningless[0] if meaningless else 0,
+    )
+    arrow = need("pyarrow", target)
+    parts = chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards)))
+    tables = (
+        arrow.concat_tables([schema.empty_table(), table], promote_options="default")
+        for table in parts
+    )
+    if job.config.to == "neutral":
+        _write_tables(target, tables, _about(job, pair))
+        return
+    width = 1 if job.config.to == "vllm" else job.config.top_k
+    some = chain.from_iterable(_bounded(table, width) for table in tables)
+    made = (WRITERS[job.config.to](rows, of_student) for rows in some)
+    if job.config.to == "vllm":
+        write(target, chain.from_iterable(made))
+        return
+    _write_tables(target, made, _about(job, pair))
+
+
+def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
+    """Return what DistillKit wants beside an output, and with which content."""
+    if config.to != "distillkit":
+        return {}
+    content = distillkit.config_for(pair.student.vocab_size, config.top_k)
+    return {target.with_name(distillkit.CONFIG): content.encode()}
+
+
+def _bounded(table: Any, width: int) -> Iterator[Documents]:
+    """Cut rows so that their candidates, padded to one width, take bounded memory."""
+    [batch] = table.combine_chunks().to_batches()
+    sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
+    if sizes.max(initial=0) * width > _MAX_LIST_LENGTH:
+        raise XtokError(
+            f"a text of {sizes.max():,} tokens with {width:,} candidates each is more than a row "
+            "of Parquet holds",
+            hint="lower {option}",
+            parameter="top_k",
+        )
+    group = offsets_of(sizes)[:-1] * width // _CANDIDATES_PER_GROUP
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    for start, stop in pairwise([*starts.tolist(), len(sizes)]):
+        yield neutral.read(batch.slice(start, stop - start))
+
+
+def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
+    parquet = need("pyarrow.parquet", target)
+    with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
+        writer: Any = None
+        for one in tables:
+            table = one.replace_schema_metadata(about)
+            if writer is None:
+                made = parquet.ParquetWriter(file, table.schema, **_PARQUET)
+                writer = stack.enter_context(made)
+            writer.write_table(table, row_group_size=len(table) or None)
+
+
+def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
+    """Return the footer of the output."""
+    cache, (student, teacher) = job.caches[0], pair.tables
+    return {
+        "format_version": str(neutral.FORMAT_VERSION),
+        "convention": "T" if job.config.to == "neutral" else "N",
+        "k": str(job.config.top_k),
+        "temperature": cache.temperature,
+        "log_base": "e",
+        "normalized": "topk" if cache.renormalized or job.config.to == "axolotl" else "false",
+        "tokenizer": pair.student.model_id,
+        "tokenizer_sha256": student.sha256(),
+        "vocab_size": str(pair.student.vocab_size),
+        "teacher": pair.teacher.model_id,
+        "teacher_sha256": teacher.sha256(),
+        "map_sha256": job.identity["map"],
+        "source": PROJECTED,
+    }
+
+
+def _projected(target: Path, pair: Pair, totals: Totals) -> Projected:
+    return Projected(
+        paths=(os.fspath(target),),
+        student=pair.student.model_id,
+        teacher=pair.teacher.model_id,
+        documents=totals.documents,
+        teacher_tokens=totals.teacher_tokens,
+        student_tokens=totals.positions,
+        first_tokens=totals.firsts,
+        targets=totals.targets,
+        mean_rest=totals.rest / totals.rests if totals.rests else None,
+        teacher_bits_per_byte=totals.bits / totals.num_bytes if totals.num_bytes else None,
+        teacher_is_bound=totals.bounded > 0,
+        notes=() if totals.targets else ("no student token has a prediction",),
+    )

@@ -1,0 +1,39 @@
+"""axolotl's prepared columns, which are written: row i is of token i + 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from xtok.teachers.formats.columns import Target, list_array, next_tokens
+from xtok.teachers.formats.topk import Documents
+
+
+def table(documents: Documents, target: Target) -> Any:
+    """Return the columns of axolotl 0.19 as `DataCollatorForKD` reads them.
+
+    Renormalized over the candidates. Its loss counts padding in the student's normalizer, so the
+    padding is an id that a student gives next to nothing.
+    """
+    import pyarrow
+
+    topk = documents.topk
+    ids, logprobs, is_real = next_tokens(topk, target)
+    logprobs = logprobs - logprobs.max(axis=1, keepdims=True)  # exp is 0 below −104
+    with np.errstate(divide="ignore"):
+        sums = np.where(is_real, np.exp(logprobs), 0).sum(axis=1, keepdims=True)
+        logprobs = np.where(is_real, logprobs - np.log(sums), np.float32(-1e9))
+    mask = documents.loss_mask
+    mask = np.ones(len(topk.token_ids), np.bool_) if mask is None else mask
+    is_target = is_real & np.append(mask[1:], False)[:, None]
+    columns = {
+        "input_ids": topk.token_ids,
+        "attention_mask": np.ones(len(topk.token_ids), np.int8),
+        "labels": np.where(mask, topk.token_ids, -100).astype(np.int32),
+        "target_token_ids": ids,
+        "target_logprobs": logprobs.astype(np.float32),
+        "target_mask": is_target.astype(np.int8),
+    }
+    made = {name: list_array(topk.bounds, values) for name, values in columns.items()}
+    return pyarrow.table({**documents.columns, **made})

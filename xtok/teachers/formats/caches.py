@@ -1,0 +1,252 @@
+"""Caches of predictions as files: which format one is of, and what is read of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xtok._lib.io import check_output
+from xtok._lib.opening import need, parquet_file, reading
+from xtok._lib.shards import Shard, find_files, shards
+from xtok.config import CacheFormat, CacheKind, ProjectConfig
+from xtok.errors import OutputError, XtokError
+from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
+from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
+from xtok.teachers.formats.checks import check_predictions
+from xtok.teachers.formats.columns import Target
+from xtok.teachers.formats.topk import AGAIN, Documents, cache_error, masses
+from xtok.tokenizers.table import Vocabulary
+
+CANDIDATES = 1 << 20
+"""Candidates of the rows that are worked on at a time, about: 8 MB of them."""
+
+_COLUMNS: Mapping[CacheKind, Sequence[tuple[str, ...]]] = {
+    "neutral": [neutral.COLUMNS],
+    "distillkit": distillkit.COLUMNS,
+}
+"""The columns that tell a format of Parquet, any one of the sets."""
+
+_FOOTER = {
+    "format_version": (str(neutral.FORMAT_VERSION),),
+    "log_base": ("e",),
+    "normalized": ("false", "topk"),
+}
+"""What a footer may say, if it does."""
+
+PROJECTED = "xtok project"
+"""The source of a cache that `project` wrote."""
+
+
+_CACHES = (
+    "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
+    "glob in quotes: 'cache/*.parquet'"
+)
+
+
+@dataclass(frozen=True)
+class FoundCaches:
+    """The files that are projected, and where the output goes: found before models are loaded."""
+
+    paths: tuple[Path, ...]
+    target: Path
+
+
+def find_caches(
+    teacher_topk: str | Path | Sequence[str | Path], output: str | Path, config: ProjectConfig
+) -> FoundCaches:
+    """Find the teacher's caches, and check the path of the output, before any work.
+
+    Raises:
+        XtokError: if there is no such file, the output is one of them or cannot be written, or
+            pyarrow is not installed.
+    """
+    target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
+    paths = find_files(teacher_topk, _CACHES)
+    for path in paths:
+        if not path.is_file():
+            hint = "write it to a file first: it is read more than once"
+            raise XtokError(f"{path} is not a regular file", hint=hint)
+        if target.exists() and path.samefile(target):
+            raise OutputError(f"the output {target} is an input", hint="give another path")
+    need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out
+    return FoundCaches(tuple(paths), target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """A file of stored predictions, and what it says of itself."""
+
+    path: Path
+    kind: CacheKind
+    about: Mapping[str, Any] = field(default_factory=dict)  # the footer; DistillKit's config
+    looks_renormalized: bool = False  # by its first rows, where the footer does not say
+
+    @property
+    def renormalized(self) -> bool:
+        """Whether probabilities were made to sum to 1 over the candidates: the rest is unknown."""
+        return self.looks_renormalized or self.about.get("normalized") == "topk"
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether `project` wrote it."""
+        return bool(self.about.get("source") == PROJECTED)
+
+    @property
+    def temperature(self) -> str:
+        """The temperature of the predictions, as the file has it; 1 if it does not say."""
+        return str(self.about.get("temperature", "1.0"))
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that its predictions depend on."""
+        config = [self.path.with_name(distillkit.CONFIG)] * ("compression" in self.about)
+        return [self.path, *config]
+
+    @functools.cached_property
+    def shards(self) -> list[Shard]:
+        """Its shards: row groups, or ranges of lines, whatever its name ends in."""
+        is_parquet = self.kind in _COLUMNS
+        return shards(self.path, "parquet" if is_parquet else "jsonl")
+
+    def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
+        """Check documents of it, by what it says of itself; see `checks.check_predictions`."""
+        found = check_predictions(
+            documents,
+            vocabulary,
+            renormalized=self.renormalized,
+            is_answer=self.kind in ("vllm", "sglang"),
+            is_projected=self.is_projected,
+        )
+        self._check_about(found)
+        return found
+
+    def _check_about(self, documents: Documents) -> None:
+        """Raise an error where the footer of a neutral cache contradicts its rows."""
+        topk, about = documents.topk, self.about
+        sums = masses(topk)
+        is_off = topk.valid & (np.abs(sums - 1) > 0.01)
+        if about.get("normalized") != "topk" or self.is_projected:
+            is_off[:] = False
+        counts, most, width = np.diff(topk.starts), *(self._number(n) for n in ("k", "vocab_size"))
+        for key, wrong, problem, values in (
+            ("k", counts > most, "a row has {} candidates", counts),
+            ("vocab_size", topk.token_ids >= width, "it has the id {}", topk.token_ids),
+            ("normalized", is_off, "its probabilities sum to {:.4g}", sums),
+        ):
+            if wrong.any():
+                index = int(np.argmax(wrong))
+                value = problem.format(values[index])
+                raise cache_error(
+                    documents.place(index),
+                    f"{value}, and the footer has {key}={about[key]}",
+                    "write a footer that is true, or none",
+                )
+
+    def _number(self, key: str) -> float:
+        """Return a number of a neutral cache's footer; infinite if it has none."""
+        value = self.about.get(key) if self.kind == "neutral" else None
+        if value is None:
+            return np.inf
+        if not (value.isascii() and value.isdecimal()):
+            problem = f"its footer has {key}={value}, which is no number"
+            raise cache_error(self.path, problem, "write a footer that is true, or none")
+        return int(value)
+
+
+def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
+    """Tell the format of a file from its contents, if it is not given, and read what it says.
+
+    Raises:
+        XtokError: if it cannot be read, is of no known format, or says that it holds what is not
+            read: another base of the logarithms, rows of the next token, a newer version.
+    """
+    with reading(path, "the cache"):
+        with path.open("rb") as raw:
+            is_parquet = raw.read(4) == b"PAR1"
+        if kind and is_parquet != (kind in _COLUMNS):
+            what = "is Parquet" if is_parquet else "is no Parquet"
+            raise cache_error(path, f"the file {what}, so it is no {kind} cache", FORMATS)
+        if not is_parquet:
+            return Cache(path=path, kind=kind or kind_of_answers(path))
+        schema = parquet_file(path).schema_arrow
+        kind = _kind_of_columns(path, schema.names, kind)
+        about: dict[str, Any] = {
+            key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+            for key, value in (schema.metadata or {}).items()
+            if key not in (b"ARROW:schema", b"pandas", b"huggingface")
+        }
+    known = {**_FOOTER, "convention": ("T" if kind == "neutral" else "N",)}
+    for key, values in known.items():
+        if about.get(key, values[0]) not in values:
+            problem = f"its footer has {key}={about[key]}, and {' or '.join(values)} is read"
+            raise cache_error(path, problem, "write it as this version of xtok does")
+    if kind == "distillkit" and not {"token_ids", "top_values"} <= {*schema.names}:
+        about["compression"] = distillkit.compression_of(path)
+    return Cache(path=path, kind=kind, about=about)
+
+
+def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
+    """Tell a format of Parquet from the names of its columns."""
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise cache_error(path, f"two of its columns have the name {twice}", AGAIN)
+    for known in [kind] if kind else _COLUMNS:
+        if any({*columns} <= {*names} for columns in _COLUMNS[known]):
+            return known
+    logits = "; its logits tell no rest" if "packed_indices" in names else ""
+    problem = f"no cache of a known format, its columns are: {', '.join(names)}{logits}"
+    raise cache_error(path, problem, FORMATS)
+
+
+def read_cache(
+    cache: Cache, shard: Shard, candidates: int = CANDIDATES
+) -> Iterator[tuple[Documents, int]]:
+    """Read a shard of a cache, rows of about so many candidates at a time; nothing is checked.
+
+    The cut depends on the file alone.
+
+    Yields:
+        rows, and the bytes on disk that they took, about.
+
+    Raises:
+        XtokError: if the file is damaged, or not what its format demands.
+    """
+    with reading(cache.path, "the cache"):
+        if shard.format == "parquet":
+            yield from _parquet(cache, shard, candidates)
+        else:
+            yield from read_answers(shard, cache.kind, candidates)
+
+
+def _parquet(cache: Cache, shard: Shard, candidates: int) -> Iterator[tuple[Documents, int]]:
+    file = parquet_file(shard.path, buffer_size=1 << 20)
+    about = file.metadata
+    stop = about.num_row_groups if shard.stop is None else shard.stop
+    for group in range(shard.start, stop):
+        first = sum(about.row_group(before).num_rows for before in range(group))
+        # Of a damaged footer, `column` below ends the process (pyarrow 26); reading is an error.
+        next(file.iter_batches(1, row_groups=[group], use_threads=False), None)
+        part = about.row_group(group)
+        values = max(part.column(i).num_values for i in range(part.num_columns))
+        at_once = max(1, part.num_rows * candidates // max(1, values))
+        for batch in file.iter_batches(at_once, row_groups=[group], use_threads=False):
+            places = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
+            if cache.kind == "neutral":
+                documents = neutral.read(batch, places)
+            else:
+                documents = distillkit.read(batch, places, cache.about.get("compression"))
+            yield documents, shard.size * len(batch) // max(1, part.num_rows)
+            first += len(batch)
+
+
+WRITERS: Mapping[CacheFormat, Callable[[Documents, Target], Any]] = {
+    "axolotl": axolotl.table,
+    "distillkit": distillkit.table,
+    "vllm": lambda documents, target: vllm.lines(documents, target.model),
+}
+"""What makes a table, or lines, of documents."""

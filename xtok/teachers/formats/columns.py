@@ -1,0 +1,162 @@
+"""Columns of Parquet files: what all formats of predictions read and write alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.ragged import offsets_of
+from xtok.teachers.formats.flat_values import Bounds, flat_lists, place_of
+from xtok.teachers.formats.topk import AGAIN, PER_TOKEN, Documents, TopK, cache_error, candidates_of
+
+PAD = -1e4
+"""What fills a row for readers that want rows of one width, and make NaN of −inf."""
+
+CANDIDATES = (
+    *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit's
+    *PER_TOKEN,
+)
+"""Columns of a value or a list per token, which a student has its own of."""
+
+
+class CacheColumns:
+    """A record batch of documents, whose columns are lists; nothing is checked but their types.
+
+    Attributes:
+        bounds: int64 `[documents + 1]`.
+        token_ids: int32 `[tokens]`, all documents' one after another.
+
+    Args:
+        batch: of pyarrow.
+        places: the documents', as errors name them; by default their numbers.
+    """
+
+    def __init__(self, batch: Any, places: Sequence[object] = ()) -> None:
+        self.batch, self.places = batch, places or [f"row {i}" for i in range(len(batch))]
+        [self.bounds], self.token_ids = self.flat_lists("input_ids", 1, np.int32)
+
+    def flat_lists(
+        self, name: str, depth: int, dtype: type, *, optional: bool = False
+    ) -> tuple[list[Bounds], NDArray[Any]]:
+        """Return a column as `flat_values.flat_lists` does."""
+        return flat_lists(
+            self.batch.column(name), name, depth, dtype, self.places, optional=optional
+        )
+
+    def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
+        """Return an optional column of a value per token; None if there is none.
+
+        Documents may be without, if `absent` is what they have then.
+        """
+        names = self.batch.schema.names
+        if name not in names or str(self.batch.column(name).type) == "null":
+            return None
+        [of], values = self.flat_lists(name, 1, dtype, optional=dtype is np.float32)
+        is_null = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        if absent is not None and is_null.any():
+            sizes = np.where(is_null, np.diff(self.bounds), np.diff(of))
+            told, of = values, offsets_of(sizes)
+            values = np.full(of[-1], absent, told.dtype)
+            values[np.repeat(~is_null, sizes)] = told
+        self.check_lengths(self.bounds, of, ("tokens", name))
+        return values
+
+    def candidates(
+        self, ids_name: str, logprobs_name: str
+    ) -> tuple[Bounds, Bounds, NDArray[np.int32], NDArray[np.float32]]:
+        """Return the bounds of documents and of rows, candidates, and their log-probabilities."""
+        names = ids_name, logprobs_name
+        [rows, starts], ids = self.flat_lists(ids_name, 2, np.int32)
+        [others, other_starts], logprobs = self.flat_lists(logprobs_name, 2, np.float32)
+        self.check_lengths(rows, others, names)
+        self.check_lengths(
+            starts, other_starts, names, lambda row: place_of(row, self.places, [rows])
+        )
+        return rows, starts, ids, logprobs
+
+    def check_lengths(
+        self,
+        a: Bounds,
+        b: Bounds,
+        what: tuple[str, str],
+        place: Callable[[int], object] | None = None,
+    ) -> None:
+        """Raise an error where lists of two columns, one list per document, differ in length."""
+        differs = np.flatnonzero(np.diff(a) != np.diff(b))
+        if len(differs):
+            index = int(differs[0])
+            sizes = [int(bounds[index + 1] - bounds[index]) for bounds in (a, b)]
+            problem = f"{sizes[0]} {what[0]}, and {sizes[1]} {what[1]}"
+            raise cache_error((place or self.places.__getitem__)(index), problem, AGAIN)
+
+    def documents(self, topk: TopK) -> Documents:
+        """Return predictions with the columns that are carried through, and the loss mask."""
+        mask = self.per_token("loss_mask", np.bool_, absent=True)
+        labels = None if mask is not None else self.per_token("labels", np.int64, absent=0)
+        mask = mask if labels is None else labels != -100
+        return Documents(topk, self._others(), self.places, mask)
+
+    def _others(self) -> dict[str, Any]:
+        """Return the columns that are carried through; Parquet does not check what is a string."""
+        import pyarrow
+
+        names = self.batch.schema.names
+        others = self.batch.select([name for name in names if name not in CANDIDATES])
+        if "text" in others.schema.names:
+            kind = others.schema.field("text").type
+            if str(kind) not in ("string", "large_string", "null"):
+                problem = f"its text is {kind}, not a string"
+                raise cache_error(self.places[0], problem, "leave it out")
+        try:
+            others.validate(full=True)
+        except pyarrow.ArrowInvalid:
+            for i, place in enumerate(self.places):
+                try:
+                    others.slice(i, 1).validate(full=True)
+                except pyarrow.ArrowInvalid as error:
+                    raise cache_error(place, f"it is damaged: {error}", AGAIN) from error
+            raise
+        return dict(zip(others.schema.names, others.columns, strict=True))
+
+
+# What is written
+
+
+class Target(NamedTuple):
+    """What a format is told of the student."""
+
+    model: str
+    width: int  # K
+    pad_id: int  # fills rows; one that a student gives next to nothing
+
+
+def next_tokens(
+    topk: TopK, target: Target
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
+    """Return ids, log-probabilities and which are real, `[N, K]`; row i is of token i + 1."""
+    lengths = np.diff(topk.bounds)
+    rows = np.arange(1, len(topk.token_ids) + 1)
+    rows[topk.bounds[1:][lengths > 0] - 1] = -1  # the last token's
+    starts, kept = candidates_of(topk.starts, rows)
+    counts = np.diff(starts)
+    is_real = np.arange(target.width) < counts[:, None]
+    ids = np.full(is_real.shape, target.pad_id, np.int32)
+    logprobs = np.full(is_real.shape, PAD, np.float32)
+    within = np.arange(starts[-1]) - np.repeat(starts[:-1], counts) < target.width
+    ids[is_real], logprobs[is_real] = topk.ids[kept][within], topk.logprobs[kept][within]
+    return ids, logprobs, is_real
+
+
+def list_array(bounds: NDArray[np.int64], values: Any) -> Any:
+    """Return a pyarrow array of lists with these bounds; of a matrix, lists of its rows."""
+    import pyarrow
+
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        values = list_array(np.arange(len(values) + 1) * values.shape[1], values.ravel())
+    elif isinstance(values, np.ndarray):
+        is_nan = np.isnan(values) if values.dtype == np.float32 else None
+        values = pyarrow.array(values, mask=is_nan)
+    return pyarrow.ListArray.from_arrays(bounds.astype(np.int32), values)

@@ -1,0 +1,245 @@
+"""DistillKit's Parquet (commit a61c2e7), compressed or not: row i is of token i + 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.opening import need
+from xtok._lib.ragged import offsets_of
+from xtok.teachers.formats.columns import CacheColumns, Target, list_array, next_tokens
+from xtok.teachers.formats.topk import (
+    Documents,
+    TopK,
+    cache_error,
+    chosen_rows,
+    without_padding,
+)
+from xtok.tokenizers.table import MAX_WIDTH
+
+COLUMNS = (
+    ("input_ids", "compressed_logprobs", "bytepacked_indices"),
+    ("input_ids", "token_ids", "top_values"),
+)
+"""By which the format is told: with compressed rows, or without."""
+
+CONFIG = "compression_config.yaml"
+
+_FLOATS = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8"}
+_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # others are powers
+_MAX_POWER = 16
+_AGAIN = "make the cache again, or fetch it again with its compression_config.yaml"
+
+Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
+"""Rows of bytes: where each begins, and the bytes."""
+
+
+def read(batch: Any, places: Sequence[object], compression: Compression | None) -> Documents:
+    """Return the documents of a record batch; they are not checked.
+
+    As `compressed_logit_schema` and `decompress_to_sparse`. Rows are of one width, padded with −inf
+    or large negatives.
+    """
+    given = CacheColumns(batch, places)
+    if compression is None:
+        rows, starts, ids, logprobs = given.candidates("token_ids", "top_values")
+    else:
+        names = "bytepacked_indices", "compressed_logprobs"
+        packed, values = (given.flat_lists(name, 2, np.uint8) for name in names)
+        rows = packed[0][0]
+        given.check_lengths(rows, values[0][0], names)
+        both = [(bounds[1], data) for bounds, data in (packed, values)]
+        found = decompressed_rows(both[0], both[1], compression, places[0])
+        starts = np.arange(len(found[0]) + 1) * found[0].shape[1]
+        ids, logprobs = found[0].ravel(), found[1].ravel()
+    # Token i takes row i − 1 of its document, the first none.
+    bounds, token_ids = given.bounds, given.token_ids
+    lengths = np.diff(bounds)
+    place = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
+    row = np.repeat(rows[:-1], lengths) + place - 1
+    row[(place == 0) | (row >= np.repeat(rows[1:], lengths))] = -1
+    unknown = np.full(len(starts) - 1, np.nan, np.float32)
+    topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
+    return given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
+
+
+def table(documents: Documents, target: Target) -> Any:
+    """Return uncompressed columns, a row less than tokens.
+
+    The trainer masks row i by `labels[i]`, so that is -100 where row i predicts nothing.
+    """
+    import pyarrow
+
+    topk = documents.topk
+    ids, logprobs, is_real = next_tokens(topk, target)
+    is_target = is_real.any(axis=1)
+    if documents.loss_mask is not None:
+        is_target &= np.append(documents.loss_mask[1:], False)
+    is_last = np.zeros(len(topk.token_ids), np.bool_)
+    is_last[topk.bounds[1:][np.diff(topk.bounds) > 0] - 1] = True
+    bounds = offsets_of(np.maximum(np.diff(topk.bounds) - 1, 0))
+    labels = np.where(is_target, topk.token_ids, -100).astype(np.int64)
+    return pyarrow.table({
+        **documents.columns,
+        "input_ids": list_array(topk.bounds, topk.token_ids.astype(np.uint64)),
+        "labels": list_array(topk.bounds, labels),
+        "token_ids": list_array(bounds, ids[~is_last]),
+        "top_values": list_array(bounds, logprobs[~is_last]),
+    })  # fmt: skip
+
+
+class Bin(NamedTuple):
+    """Residuals of some candidates: a scale, and steps of it in few bits."""
+
+    scale_dtype: str
+    element_bits: int
+    num_elements: int
+
+
+class Compression(NamedTuple):
+    """How a row is packed; `DistributionQuantizationConfig` in DistillKit."""
+
+    d: int
+    k: int
+    exact_k: int
+    exact_dtype: str = "float32"
+    polynomial_terms: Sequence[int | str] = ()
+    term_dtype: str = "float32"
+    residual_bins: Sequence[Bin] = ()
+    delta_encoding: bool = True
+    error_diffusion: bool = False  # a choice when packing; rows are read alike
+    normalize_t: bool = False
+
+
+def compression_of(path: Path) -> Compression:
+    """Read the config that DistillKit writes beside its files.
+
+    Raises:
+        XtokError: if there is none, or it is none.
+    """
+    config = path.with_name(CONFIG)
+    if not config.exists():
+        raise cache_error(path, f"its rows are compressed, and there is no {config}", _AGAIN)
+    yaml = need("yaml", config)
+    try:
+        return _compression(**yaml.safe_load(config.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError, OSError) as error:
+        raise cache_error(config, f"no config of DistillKit's: {error}", _AGAIN) from error
+
+
+def _compression(**fields: Any) -> Compression:
+    """Return a config; `TypeError` or `ValueError` for what is none."""
+    _require({"d", "k", "exact_k"} <= fields.keys(), "it does not tell d, k and exact_k")
+    _require(fields.keys() <= {*Compression._fields}, f"it has fields {', '.join(fields)}")
+    bins = [Bin(**one) for one in fields.get("residual_bins") or ()]
+    terms = list(fields.get("polynomial_terms") or ())
+    config = Compression(**{**fields, "residual_bins": bins, "polynomial_terms": terms})
+    powers = [term for term in terms if not isinstance(term, str)]
+    sizes = [n for one in bins for n in one[1:]]
+    flags = {type(config.delta_encoding), type(config.normalize_t)}
+    _require({*map(type, [*config[:3], *powers, *sizes])} == {int}, "a number is no integer")
+    _require(1 < config.d <= MAX_WIDTH, f"d is {config.d}")
+    _require(0 <= config.exact_k <= config.k <= config.d, f"k and exact_k are {config[1:3]}")
+    _require(all(0 <= power <= _MAX_POWER for power in powers), f"polynomial_terms are {terms}")
+    _require({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}")
+    dtypes = [config.exact_dtype, config.term_dtype, *(one.scale_dtype for one in bins)]
+    _require(all(dtype in _FLOATS for dtype in dtypes), f"types are {dtypes}")
+    _require(flags == {bool}, "delta_encoding or normalize_t is neither true nor false")
+    others = config.k - config.exact_k
+    _require(all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}")
+    _require(sum(one.num_elements for one in bins) <= others, "more residuals than candidates")
+    _require(not others or terms or bins, "nothing tells the candidates beyond exact_k")
+    return config
+
+
+def _require(holds: object, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
+
+
+def config_for(vocab_size: int, width: int) -> str:
+    """Return the config that its trainer wants, for columns that are not compressed, too."""
+    return (
+        f"d: {vocab_size}\nk: {width}\nexact_k: {width}\nexact_dtype: float32\n"
+        "polynomial_terms: null\nresidual_bins: []\ndelta_encoding: false\n"
+    )
+
+
+def decompressed_rows(
+    ids: Packed, logprobs: Packed, config: Compression, place: object
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return ids and log-probabilities `[rows, k]`, as `LogprobCompressor` does.
+
+    A row is its first `exact_k` values, then a polynomial through the others, then what is left of
+    them, in few bits. Such an approximation may sum to more than 1: then it is divided by its sum.
+
+    Raises:
+        XtokError: if rows are shorter than the config says; `place` is for that.
+    """
+    k, exact_k = config.k, config.exact_k
+    num_rows = len(ids[0]) - 1
+    if not num_rows:
+        return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
+    bits = int(np.ceil(np.log2(np.float32(config.d))))
+    candidates = _Bytes(ids, place).integers(k, bits).astype(np.int32)
+    rest = _Bytes(logprobs, place)
+    values = np.zeros((num_rows, k), np.float32)
+    values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is no number then is refused as such
+        if config.polynomial_terms:
+            others = k - exact_k
+            t = np.linspace(0, 1, others) if config.normalize_t else np.arange(float(others))
+            terms = [
+                t**term if isinstance(term, int) else _TERMS[term](t)
+                for term in config.polynomial_terms
+            ]
+            values[:, exact_k:] = rest.floats(len(terms), config.term_dtype) @ np.stack(terms)
+        for scale_dtype, width, count in config.residual_bins:
+            scale = rest.floats(1, scale_dtype)
+            steps = rest.integers(count, width)
+            steps = 2 * steps - 1 if width == 1 else steps - (1 << width - 1)
+            values[:, exact_k : exact_k + count] += scale * steps
+            exact_k += count
+        if config.delta_encoding:
+            values = np.cumsum(values, axis=1, dtype=np.float32)
+        if config.exact_k < k or config.exact_dtype != "float32":
+            sums = np.exp(values, dtype=np.float64).sum(axis=1, keepdims=True)
+            values -= np.log(np.maximum(sums, 1)).astype(np.float32)
+    return candidates, values
+
+
+class _Bytes:
+    """Rows of bytes that are taken from the left."""
+
+    def __init__(self, packed: Packed, place: object) -> None:
+        starts, data = packed
+        self.place, num_rows = place, len(starts) - 1
+        width = len(data) // max(1, num_rows)
+        if (np.diff(starts) != width).any():
+            raise cache_error(place, "its compressed rows are of different lengths", _AGAIN)
+        self.rest = data.reshape(num_rows, width)
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        if self.rest.shape[1] < num_bytes:
+            raise cache_error(self.place, f"its rows are shorter than {CONFIG} says", _AGAIN)
+        taken, self.rest = self.rest[:, :num_bytes], self.rest[:, num_bytes:]
+        return taken
+
+    def integers(self, count: int, bits: int) -> NDArray[np.int64]:
+        digits = np.unpackbits(self.take((bits * count + 7) // 8), axis=1)[:, : bits * count]
+        digits = digits.reshape(len(digits), count, bits)
+        numbers = np.zeros((len(digits), count), np.int64)
+        for bit in range(bits):  # the highest first
+            numbers = numbers << 1 | digits[..., bit]
+        return numbers
+
+    def floats(self, count: int, kind: str) -> NDArray[np.float32]:
+        dtype = np.dtype(_FLOATS[kind])
+        found = np.ascontiguousarray(self.take(count * dtype.itemsize)).view(dtype)
+        if kind == "bfloat16":
+            return (found.astype(np.uint32) << 16).view(np.float32)
+        return found.astype(np.float32)

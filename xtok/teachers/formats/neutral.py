@@ -1,0 +1,47 @@
+"""xtok's own Parquet: row i is of token i, and row 0 is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xtok._lib.opening import need
+from xtok.teachers.formats.columns import CacheColumns, list_array
+from xtok.teachers.formats.topk import Documents, TopK
+
+FORMAT_VERSION = 1
+"""A footer may tell it, and other versions are refused."""
+
+COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
+"""By which the format is told."""
+
+
+def read(batch: Any, places: Sequence[object] = ()) -> Documents:
+    """Return the documents of a record batch; they are not checked."""
+    given = CacheColumns(batch, places)
+    rows, starts, ids, logprobs = given.candidates("topk_ids", "topk_logprobs")
+    given.check_lengths(given.bounds, rows, ("tokens", "topk_ids"))
+    unknown = np.full(len(given.token_ids), np.nan, np.float32)
+    told = [given.per_token(name, np.float32) for name in ("rest_logprob", "realized_logprob")]
+    rest, realized = (unknown if values is None else values for values in told)
+    topk = TopK(given.token_ids, given.bounds, starts, ids, logprobs, rest, realized)
+    return given.documents(topk)
+
+
+def table(documents: Documents) -> Any:
+    """Return documents as a pyarrow table; what is not known is null."""
+    topk = documents.topk
+    bounds, starts = topk.bounds, topk.starts
+    columns = {
+        "input_ids": list_array(bounds, topk.token_ids),
+        "topk_ids": list_array(bounds, list_array(starts, topk.ids)),
+        "topk_logprobs": list_array(bounds, list_array(starts, topk.logprobs)),
+        "rest_logprob": list_array(bounds, topk.rest_logprob),
+        "realized_logprob": list_array(bounds, topk.realized_logprob),
+    }
+    if documents.loss_mask is not None:
+        columns["loss_mask"] = list_array(bounds, documents.loss_mask)
+    return need("pyarrow", Path("a cache")).table({**documents.columns, **columns})

@@ -1,0 +1,183 @@
+"""vLLM's `prompt_logprobs` (0.33): null, then `{"<id>": {"logprob": …, "rank": …}}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from xtok._lib.keys import unique_keys
+from xtok._lib.known import without_null
+from xtok.teachers.formats.flat_values import MALFORMED, json_document
+from xtok.teachers.formats.ranked import Scores, ranked_entries, scores_of
+from xtok.teachers.formats.topk import Documents, TopK, cache_error
+
+if TYPE_CHECKING:
+    from xtok.teachers.formats.structs import VllmEntry
+
+ROUTE = "/v1/completions"
+MORE = "start it with --max-logprobs {}"
+"""How a server gives more candidates."""
+
+_ASK = "ask the server with prompt_logprobs: K, return_token_ids: true, max_tokens: 1"
+
+
+def read(answer: Mapping[str, Any], place: object) -> TopK:
+    """Return the predictions of an answer that was stored, as one document.
+
+    Candidates may also be plain numbers by id, as older servers have them, or flat
+    (`FlatLogprobs`).
+
+    Raises:
+        XtokError: if it is no such answer.
+    """
+    rows = answer.get("prompt_logprobs")
+    if isinstance(rows, dict):
+        rows = _unflattened(rows, place)
+    if not isinstance(rows, list):
+        raise cache_error(place, "an answer without prompt_logprobs", _ASK)
+    counts, ids, logprobs = list[int](), list[int](), list[Any]()
+    try:
+        for row in rows:
+            candidates = {} if row is None else dict(row.items())
+            of_row = [*map(int, candidates)]
+            if [*map(str, of_row)] != [*map(str, candidates)]:  # as "+1", " 1" or "1_0"
+                raise ValueError("no id")
+            ids += of_row
+            logprobs += [_logprob(entry) for entry in candidates.values()]
+            counts.append(len(candidates))
+    except MALFORMED as error:
+        where = f"{place}, position {len(counts)}"
+        raise cache_error(where, "its prompt_logprobs are not vLLM's", _ASK) from error
+    return json_document(answer["prompt_token_ids"], counts, ids, logprobs, place, _ASK)
+
+
+def _logprob(entry: Any) -> Any:
+    return entry["logprob"] if isinstance(entry, dict) else entry
+
+
+def _unflattened(flat: Mapping[str, Any], place: object) -> list[dict[int, Any]]:
+    """Return rows of candidates by id of flat ones, which have a text's own token twice."""
+    rows = list[dict[int, Any]]()
+    try:
+        entries = [*zip(flat["token_ids"], flat["logprobs"], strict=True)]
+        bounds = [*zip(flat["start_indices"], flat["end_indices"], strict=True)]
+        for begin, end in bounds:
+            row = dict(entries[begin:end])
+            if any(row[i] != value for i, value in entries[begin:end]):
+                raise ValueError("an id with two values")
+            rows.append(row)
+        if [begin for begin, _ in bounds] != [0, *(end for _, end in bounds)][:-1]:
+            raise ValueError("rows that overlap")
+    except MALFORMED as error:
+        where = f"{place}, position {len(rows)}"
+        raise cache_error(
+            where, f"its prompt_logprobs are not vLLM's flat ones: {error}", _ASK
+        ) from error
+    return rows
+
+
+def lines(documents: Documents, model: str) -> Iterator[bytes]:
+    """Return a line per document: the answer of `/v1/completions` to its ids.
+
+    Candidates stand in the order of their ranks, the text's own token among them. The first token
+    has null, and one that nothing is predicted for no entries.
+    """
+    topk, names = documents.topk, documents.columns
+    columns = [documents.values(name) for name in names]
+    tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
+    bounds, starts = topk.bounds.tolist(), topk.starts.tolist()
+    for document in range(len(documents.places)):
+        begin, end = bounds[document : document + 2]
+        first, last = starts[begin], starts[end]
+        ids, logprobs = topk.ids[first:last].tolist(), topk.logprobs[first:last].tolist()
+        rows = [
+            _ranked(
+                dict(zip(ids[a - first : b - first], logprobs[a - first : b - first], strict=True)),
+                tokens[i],
+                realized[i],
+            )
+            for i, a, b in zip(
+                range(begin, end), starts[begin:end], starts[begin + 1 : end + 1], strict=True
+            )
+        ]
+        choice = {
+            "index": 0, "text": "", "logprobs": None, "finish_reason": "length",
+            "prompt_token_ids": tokens[begin:end],
+            "prompt_logprobs": [None, *rows[1:]] if rows else [],
+        }  # fmt: skip
+        line = {
+            **{name: values[document] for name, values in zip(names, columns, strict=True)},
+            "object": "text_completion", "model": model, "choices": [choice],
+        }  # fmt: skip
+        yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+
+def _ranked(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
+    """Return a row of candidates, the best first, as entries by rank.
+
+    The text's own token is put where its log-probability belongs, NaN if that is not known.
+    """
+    if row and realized == realized and token not in row:
+        row[token] = realized
+        row = dict(
+            sorted(row.items(), key=lambda entry: -entry[1])
+        )  # of equal ones, it is the last
+    return {
+        str(i): {"logprob": logprob, "rank": rank, "decoded_token": None}
+        for rank, (i, logprob) in enumerate(row.items(), 1)
+    }
+
+
+# On the wire
+
+
+def request(model: str, ids: Sequence[int], top_k: int) -> dict[str, Any]:
+    """Return the body that asks for `top_k` candidates of each of these ids."""
+    return {
+        "model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0,
+        "prompt_logprobs": top_k,
+    }  # fmt: skip
+
+
+def read_response(content: bytes, ids: Sequence[int]) -> Scores:
+    """Return what a server says of the ids that it was asked for; nothing is checked but types.
+
+    Raises:
+        ValueError: if it is no such answer, or of other ids; also what msgspec raises.
+    """
+    import msgspec
+
+    from xtok.teachers.formats.structs import Completion
+
+    choices = msgspec.json.decode(content, type=Completion).choices
+    rows = choices[0].prompt_logprobs if choices else None
+    if rows is None:
+        raise ValueError("no prompt_logprobs")
+    kept = [row or {} for row in rows]
+    if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row stands twice
+        json.loads(content, object_pairs_hook=unique_keys)
+    entries_of = chain.from_iterable(row.values() for row in kept)
+    values = without_null(entry.logprob for entry in entries_of)
+    own = [row.get(i) for i, row in zip(ids, kept, strict=False)]
+    ranks = [(entry.rank or 0) if entry else 0 for entry in own]
+    return scores_of(ids, kept, values, ranks)
+
+
+def names(value: Any, ids: Sequence[int]) -> list[Any]:
+    """Return what a server's answer, which was read, calls the ids after the first."""
+    rows = value["choices"][0]["prompt_logprobs"]
+    found = [row.get(str(i), {}) for i, row in zip(ids, rows, strict=True) if row]
+    return [entry.get("decoded_token") for entry in found]
+
+
+def response_rows(scores: Scores, top_k: int, vocab_size: int) -> list[dict[int, VllmEntry] | None]:
+    """Return the `prompt_logprobs` that a server answers with."""
+    from xtok.teachers.formats.structs import VllmEntry
+
+    made = ranked_entries(scores, top_k, vocab_size)
+    return [
+        dict(zip(ids[:size], map(VllmEntry, values[:size], ranks[:size]), strict=True)) or None
+        for ids, values, ranks, size in zip(*(part.tolist() for part in made), strict=True)
+    ]

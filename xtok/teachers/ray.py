@@ -1,0 +1,209 @@
+"""A projection on a Ray cluster, a task per shard: the same parts, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from xtok._lib.progress import TextProgress
+from xtok.errors import XtokError, install_hint
+from xtok.teachers.checkpoint import PartSummary, ProjectJob, Worker, make_part
+from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
+from xtok.tokenizers import pair as pair_of
+
+if TYPE_CHECKING:
+    from xtok.tokenizers.pairs import Pair
+
+T = TypeVar("T")
+
+WAITING_PER_CORE = 4
+"""Shards per core of the cluster that are submitted at a time."""
+
+MAX_RETRIES = 16
+"""How often a task whose node or process is lost is run again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSource:
+    """What a worker loads a tokenizer from: the arguments of `load_tokenizer`.
+
+    `model` is a repo id, or a folder or file that every node has under this path.
+    """
+
+    model: str
+    vocab_size: int | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+
+    def load(self) -> Tokenizer:
+        """Load the tokenizer."""
+        options = {name: value for name, value in vars(self).items() if name != "model"}
+        return load_tokenizer(self.model, **options)
+
+    def absolute(self) -> TokenizerSource:
+        """Make the path of an existing file absolute: workers run in another folder."""
+        return replace(self, model=absolute(self.model))
+
+
+def make_parts_on_ray(
+    job: ProjectJob,
+    worker_of: Callable[[ProjectJob, Pair, int], Worker],
+    sources: Sequence[TokenizerSource],
+    address: str | None,
+    progress: TextProgress,
+) -> list[PartSummary]:
+    """Make all parts of a job on a cluster; return their summaries.
+
+    All nodes read the files and the tokenizers, and write the parts, under one path.
+    `worker_of` makes of a job, a pair and a number of threads what projects rows.
+
+    Raises:
+        XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has another
+            tokenizer, or work is lost; also what projecting raises.
+    """
+    task = _Task(job.absolute(), worker_of, tuple(source.absolute() for source in sources))
+    size = sum(shard.size for _, shard in job.shards)
+    with connected(address) as ray, progress("projecting", size) as advance:
+        parts = dict[int, PartSummary]()
+        for number, (tokens, part) in _done_on(ray, _make_part, task, range(len(job.shards))):
+            parts[number] = part
+            advance(job.shards[number][1].size, tokens)
+    return [parts[number] for number in range(len(job.shards))]
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Connect to a Ray cluster, unless this process is connected already, and yield `ray`.
+
+    Raises:
+        XtokError: if Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise XtokError(
+            "work on a cluster needs the package ray, which is not installed",
+            hint=install_hint("ray"),
+        ) from error
+    started = not ray.is_initialized()
+    if started:
+        _connect(ray, address)
+    try:
+        yield ray
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise XtokError(
+            f"there is no Ray cluster at {address}: {_first_line(error)}",
+            hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
+            "set RAY_AUTH_MODE=token if it wants a token, or work on this machine",
+        ) from error
+
+
+class _Task(NamedTuple):
+    """What each task is told, besides the number of its shard."""
+
+    job: ProjectJob
+    worker_of: Callable[[ProjectJob, Pair, int], Worker]
+    sources: tuple[TokenizerSource, ...]
+
+
+class _ErrorArguments(NamedTuple):
+    """What an `XtokError` is made of; the error itself would not survive the way back."""
+
+    message: str
+    hint: str
+    parameter: str
+
+
+def _done_on(
+    ray: Any, function: Callable[..., Any], task: _Task, items: Iterable[T]
+) -> Iterator[tuple[T, Any]]:
+    """Run `function(task, item)` on the cluster for each item; yield both as they are done.
+
+    Raises:
+        XtokError: made of what a function returned, if that is the arguments of one; also if work
+            is lost.
+    """
+    # Ray runs a task again only if its node or process is lost: our own errors are values.
+    remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(function)
+    told = ray.put(task)
+    most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
+    rest, waiting = iter(items), dict[Any, T]()
+    while True:
+        waiting |= {remote.remote(told, item): item for item in islice(rest, most - len(waiting))}
+        if not waiting:
+            return
+        [done], _ = ray.wait(list(waiting), num_returns=1)
+        value = _result(ray, done)
+        if isinstance(value, _ErrorArguments):
+            raise XtokError(value.message, hint=value.hint, parameter=value.parameter)
+        yield waiting.pop(done), value
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError:
+        raise  # a bug: what a user can fix comes back as a value
+    except ray.exceptions.RayError as error:
+        raise XtokError(
+            f"the cluster has lost a part of the work: {_first_line(error)}",
+            hint="start again, to go on from what is done; ray status shows the nodes that are up",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
+
+
+def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | _ErrorArguments:
+    """Make a part on a node; return the student's tokens made, or the arguments of an error."""
+    path, tokens = task.job.shards[shard][1].path, list[int]()
+    try:
+        if not path.exists():
+            raise XtokError(
+                f"the node {socket.gethostname()} has no file {path}",
+                hint="put the files on a file system that all nodes share",
+            )
+        part = make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
+    except XtokError as error:
+        return _ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
+    return sum(tokens), part
+
+
+_workers: dict[tuple[str, tuple[TokenizerSource, ...]], Worker] = {}
+
+
+def _worker(task: _Task) -> Worker:
+    """Load the tokenizers once per worker process and job."""
+    key = task.job.digest, task.sources
+    if key not in _workers:
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
+        _workers.clear()
+        pair = pair_of(*_load_same(task.sources, task.job.identity["models"]))
+        _workers[key] = task.worker_of(task.job, pair, 1)
+    return _workers[key]
+
+
+def _load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:
+    """Load tokenizers on a node; others than those of these digests are an `XtokError`."""
+    loaded = [source.load() for source in sources]
+    for tokenizer, source, digest in zip(loaded, sources, digests, strict=True):
+        if tokenizer.definition_sha256 != digest:
+            raise XtokError(
+                f"{source.model} is another tokenizer on the node {socket.gethostname()}",
+                hint="give all nodes the same files, or pin a commit: REPO@REVISION",
+            )
+    return loaded

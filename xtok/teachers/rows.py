@@ -1,0 +1,223 @@
+"""A teacher's stored rows: their texts in the student's tokens, and predictions of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.ragged import offsets_of
+from xtok.alignment.chats import shared_span, written_alike
+from xtok.conversation import NO_END_OF_TURN, Conversation, render
+from xtok.conversation.files import ChatRecord, chat_record, without_none
+from xtok.conversation.templates import check_messages
+from xtok.errors import XtokError
+from xtok.teachers.formats.topk import Documents, cache_error, firsts_of
+from xtok.teachers.shared_text import SharedText, Templates
+from xtok.tokenizers.pairs import Pair
+
+if TYPE_CHECKING:
+    from xtok.teachers.translator import Translator
+
+_OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
+
+
+def project_rows(translator: Translator, rows: Documents, top_k: int) -> Documents:
+    """Turn a teacher's rows, which are checked, into the student's.
+
+    A row's `messages` are rendered by the student's own template, its `text` is encoded by the
+    student's own library. Of a row without either, the ids are read back as a conversation, if both
+    have a template; else they are bytes.
+
+    Raises:
+        XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
+    """
+    texts = _texts_of(translator, rows)
+    topk = translator.project(texts, rows.topk, top_k)
+    masks = None
+    if rows.loss_mask is not None or any(text.mask is not None for text in texts):
+        masks = np.concatenate([*_masks(translator.pair, rows, texts), np.zeros(0, np.bool_)])
+    return rows._replace(topk=topk, loss_mask=masks)
+
+
+def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
+    """Return each row's text in the student's tokens."""
+    topk, texts, chats = rows.topk, rows.values("text"), _chats(rows)
+    ids = [topk.token_ids[a:b] for a, b in pairwise(topk.bounds.tolist())]
+    spans = {
+        i: _text_in(translator, ids[i], text, rows.places[i])
+        for i, text in enumerate(texts)
+        if chats[i] is None and text is not None
+    }
+    by_text = {i: span for i, span in spans.items() if span is not None}
+    by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
+    encoded = translator.student.encode_batch([texts[i] for i in by_text])
+    shared = dict(zip(by_ids, translator.of_teacher([ids[i] for i in by_ids]), strict=True))
+    for (i, span), own in zip(by_text.items(), encoded, strict=True):
+        shared[i] = _of_text(translator.pair, ids[i], own, *span)
+    for i, chat in enumerate(chats):
+        if chat is not None:
+            shared[i] = _of_chat(translator, ids[i], chat)
+    return [shared[i] for i in range(len(ids))]
+
+
+def _text_in(
+    translator: Translator, ids: NDArray[np.int32], text: str, place: object
+) -> tuple[slice, int] | None:
+    """Return which ids are the text, control tokens around it aside, and the bytes before it.
+
+    None if it has control tokens, by their names: then the ids tell more than the text.
+
+    Raises:
+        XtokError: if the ids do not spell the text, and the teacher's library gives others.
+    """
+    spelled_as, is_control = translator.teacher_spelled, translator.is_control[ids]
+    data, spelled = text.encode(), [spelled_as[i] for i in ids.tolist()]
+    ends, whole = offsets_of([*map(len, spelled)]), b"".join(spelled)
+    inner = _inner(is_control)
+    for begin, start in enumerate(ends[: inner.start + 1].tolist()):
+        for space in (0, 1):  # some libraries put one before a text
+            stop = start + space + len(data)
+            if whole[start:stop] == b" " * space + data:
+                end = int(np.searchsorted(ends, stop))
+                if ends[end] == stop and end >= inner.stop:
+                    has_control = is_control[begin:end].any()
+                    return None if has_control else (slice(begin, end), space)
+    [own] = translator.teacher.encode_batch([text])  # by a library that changes the text
+    for begin in range(inner.start + 1):
+        span = slice(begin, begin + len(own))
+        if ids[span].tolist() == own and is_control[span.stop :].all():
+            return span, 0
+    text_of_ids = b"".join(spelled[inner])
+    both = enumerate(zip(text_of_ids, data, strict=False))
+    differs = next((i for i, (a, b) in both if a != b), min(len(text_of_ids), len(data)))
+    raise cache_error(
+        place,
+        f"its ids do not spell its text: they differ from byte {differs} on",
+        f"give the teacher whose ids these are, or {_OTHER_TEXT}",
+    )
+
+
+def _inner(is_control: NDArray[np.bool_]) -> slice:
+    """Return where ids are, without the control tokens around them."""
+    text = np.flatnonzero(~is_control)
+    return slice(int(text[0]), int(text[-1]) + 1) if len(text) else slice(len(is_control), 0)
+
+
+def _of_text(
+    pair: Pair, ids: NDArray[np.int32], own: Sequence[int], span: slice, start: int
+) -> SharedText:
+    """Put the counterparts of the control tokens around a text around the student's ids."""
+    roles = pair.reversed.equal_roles
+    before, behind = (
+        [roles[i] for i in part.tolist() if i in roles]
+        for part in (ids[: span.start], ids[span.stop :])
+    )
+    ours = np.array([*before, *own, *behind], np.int32)
+    if not start:
+        return SharedText.of(ours, ids)
+    lengths = [table.lengths for table in pair.tables]
+    spans = shared_span(offsets_of(lengths[0][ours]), offsets_of(lengths[1][ids]) - start)
+    return SharedText.of(ours, ids, [spans] if spans else [])
+
+
+def _of_chat(translator: Translator, ids: NDArray[np.int32], chat: ChatRecord) -> SharedText:
+    """Render a conversation on both sides; the teacher's ids may be cut off."""
+    ours, theirs = _rendered(chat, translator.pair, translator.templates)
+    if not np.array_equal(ids, theirs.ids[: len(ids)]):
+        hints = [f"give the teacher whose ids these are, or {_OTHER_TEXT}", *_on_date(theirs)]
+        raise cache_error(
+            chat.place,
+            "its ids are not those of its messages by the teacher's template",
+            "; ".join(hints),
+        )
+    theirs = replace(
+        theirs,
+        ids=ids,
+        bounds=theirs.bounds[: len(ids) + 1],
+        assistant_mask=theirs.assistant_mask[: len(ids)],
+    )
+    spans = written_alike(ours, theirs, translator.pair.equal_roles)
+    return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
+
+
+def _masks(pair: Pair, rows: Documents, texts: Sequence[SharedText]) -> Iterator[NDArray[np.bool_]]:
+    """Return which of the student's tokens are targets, as the teacher's at their bytes are."""
+    bounds = rows.topk.bounds.tolist()
+    for one, begin, end in zip(texts, bounds[:-1], bounds[1:], strict=True):
+        mask = np.ones(len(one.ids), np.bool_)
+        if one.mask is not None:
+            mask = one.mask
+        elif rows.loss_mask is not None and end > begin:
+            ids, of_teacher = rows.topk.token_ids[begin:end], rows.loss_mask[begin:end]
+            ours, theirs = (
+                np.cumsum(table.lengths[of]) - table.lengths[of]
+                for table, of in zip(pair.tables, (one.ids, ids), strict=True)
+            )
+            # A control token has no bytes, and so begins where the next token does.
+            of_text = np.searchsorted(theirs, ours, side="right") - 1
+            of_control = np.searchsorted(theirs, ours, side="left").clip(0, len(ids) - 1)
+            has_bytes = pair.tables[0].lengths[one.ids] > 0
+            mask = of_teacher[np.where(has_bytes, of_text, of_control)]
+        yield mask
+
+
+def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
+    """Say what to know of rows before all are projected; they are checked, and of the teacher.
+
+    That is texts without the BOS token that the teacher's library begins them with, and what
+    `render` says of the first conversation, the teacher's end of a turn aside.
+    """
+    teacher, topk = pair.tokenizers[1], rows.topk
+    firsts = topk.token_ids[firsts_of(topk.bounds)]
+    without = int((firsts != teacher.bos_id).sum())
+    if teacher.bos_id is not None and without:
+        name = teacher.special_token_names["bos_token"]
+        yield (
+            f"{without:,} of the first {len(firsts):,} rows do not begin with {name} (id "
+            f"{teacher.bos_id}), as texts do by {pair.teacher.model_id}'s library: many models "
+            "predict badly without it"
+        )
+    for chat in filter(None, _chats(rows)):
+        ours, theirs = _rendered(chat, pair, templates)
+        yield from dict.fromkeys([*ours.notes, *_on_date(theirs)])
+        break
+
+
+def _chats(rows: Documents) -> list[ChatRecord | None]:
+    """Return the rows' conversations, None for those without."""
+    names = "messages", "tools", "chat_template_kwargs"
+    columns = zip(*map(rows.values, names), strict=True)
+    return [
+        None if fields[0] is None
+        else chat_record(without_none(dict(zip(names, fields, strict=True))), place)
+        for place, fields in zip(rows.places, columns, strict=True)
+    ]  # fmt: skip
+
+
+def _rendered(chat: ChatRecord, pair: Pair, templates: Templates) -> list[Conversation]:
+    """Render a conversation on both sides."""
+    try:
+        check_messages(chat.messages)
+        return [
+            render(
+                tokenizer,
+                chat.messages,
+                tools=chat.tools,
+                variables=chat.variables,
+                add_generation_prompt=chat.messages[-1]["role"] != "assistant",
+                template=template,
+            )
+            for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
+        ]
+    except XtokError as error:
+        error.at(chat.place)
+        raise
+
+
+def _on_date(chat: Conversation) -> list[str]:
+    return [note for note in chat.notes if note != NO_END_OF_TURN]

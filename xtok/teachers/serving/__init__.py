@@ -1,0 +1,76 @@
+"""A live teacher with another tokenizer: a server that trainers ask by the student's ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from xtok._lib.progress import Note, Progress, silent, silent_note
+from xtok.building.build import map_of_pair
+from xtok.config import ServeConfig
+from xtok.errors import XtokError, install_hint
+from xtok.maps.map_like import MapLike
+from xtok.teachers.back_map import BACK_MAP, bind_back_map
+from xtok.tokenizers.pairs import Pair
+
+NEEDED = "starlette uvicorn httpx msgspec prometheus-client"
+
+
+def serve(
+    pair: Pair,
+    teacher_url: str,
+    config: ServeConfig | None = None,
+    *,
+    back_map: MapLike | None = None,
+    student_template: str | Path | None = None,
+    teacher_template: str | Path | None = None,
+    progress: Progress = silent,
+    note: Note = silent_note,
+    on_ready: Callable[[str], object] = lambda url: None,
+) -> None:
+    """Answer trainers as the teacher would if it had the student's tokenizer, until a signal.
+
+    The student's ids become the same bytes in the teacher's tokens; what the teacher's server says
+    of these is projected on the student's. It answers as vLLM (`/v1/completions`,
+    `/inference/v1/generate`, and its demo's `/generate`) and as SGLang (`/generate`).
+
+    Args:
+        pair: the student and the teacher, with their tokenizers.
+        teacher_url: the address of a vLLM or SGLang server of the teacher.
+        config: the options; the defaults if None.
+        back_map: a map from the teacher (rows) to the student (columns), or its path; by default
+            one is built.
+        student_template: of conversations, as `conversation.render` takes it.
+        teacher_template: the same for the teacher's side.
+        progress: called for each pass over a vocabulary.
+        note: called with what the user should know.
+        on_ready: called with the address, when it answers.
+
+    Raises:
+        XtokError: if the teacher's server does not answer, is of another tokenizer, or allows too
+            few candidates; if the address is taken; if a package is missing.
+    """
+    try:
+        from xtok.teachers.serving import server
+        from xtok.teachers.translator import Translator
+    except ImportError as error:
+        raise XtokError(
+            f"a server needs the package {error.name}, which is not installed",
+            hint=install_hint(NEEDED),
+        ) from error
+    config = ServeConfig.or_default(config)
+    with server.bound(config.host, config.port) as opened:
+        pair, given = bind_back_map(pair, back_map)
+
+        def make_translator() -> Translator:
+            return Translator(
+                pair,
+                given or map_of_pair(pair.reversed, BACK_MAP, progress=progress),
+                templates=(student_template, teacher_template),
+                chat=config.chat,
+            )
+
+        asyncio.run(
+            server.serve(pair, teacher_url, config, opened, make_translator, note, on_ready)
+        )

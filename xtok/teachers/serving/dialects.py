@@ -1,0 +1,363 @@
+"""What trainers ask, and how they are answered: pure functions from bytes to bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from xtok._lib.keys import unique_keys
+from xtok.config import MAX_ENTRIES
+from xtok.teachers.formats import sglang, vllm
+from xtok.teachers.formats.ranked import Scores, chosen
+from xtok.tokenizers.table import Vocabulary
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered; the message names the field."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: sequences of the student's ids, and how to write what the teacher says of them."""
+
+    sequences: list[list[int]]
+    top_k: int
+    write: Callable[
+        [Sequence[Scores], Vocabulary, int], bytes
+    ]  # the student's, the request's number
+    chosen: int = 0  # how many ids of each place are chosen by the request itself
+    temperature: float | None = None
+
+
+def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
+    """Return what `GET /v1/models` answers."""
+    card = {
+        "id": student.model_id, "object": "model", "created": 0, "owned_by": "xtok",
+        "root": teacher, "parent": None, "max_model_len": max_model_len,
+    }  # fmt: skip
+    return {"object": "list", "data": [card]}
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Return an error as vLLM and SGLang write it."""
+    kind = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
+    what = {"message": message, "type": kind.get(status, "InternalServerError"), "param": None}
+    return {"object": "error", "error": {**what, "code": status}}
+
+
+# vLLM
+
+
+class _Scored(msgspec.Struct):
+    """What all requests for completions may say, and what a server that writes nothing refuses."""
+
+    stream: bool | None = False
+    n: int | None = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+class _Completions(_Scored):
+    prompt: list[int | list[int]] | str = []
+    prompt_logprobs: int | None = None
+
+
+def completions(body: bytes) -> Asked:
+    """Read `POST /v1/completions`."""
+    asked = _decoded(body, _Completions)
+    _require_unique(body)
+    if isinstance(asked.prompt, str) or not asked.prompt:
+        raise BadRequest("prompt: give token ids, a list of them or several")
+    sequences, _ = _split(asked.prompt, "prompt")
+    top_k = _needed(asked.prompt_logprobs, asked)
+
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+        size = sum(map(len, sequences))
+        rows = [vllm.response_rows(one, top_k, student.vocab_size) for one in scores]
+        choices = [
+            {
+                "index": n, "text": "", "logprobs": None, "finish_reason": "length",
+                "stop_reason": None, "prompt_logprobs": of_sequence,
+            }
+            for n, of_sequence in enumerate(rows)
+        ]  # fmt: skip
+        usage = {"prompt_tokens": size, "total_tokens": size, "completion_tokens": 0}
+        return msgspec.json.encode({
+            "id": f"cmpl-{number}", "object": "text_completion", "created": 0,
+            "model": student.model_id, "choices": choices, "usage": usage,
+        })  # fmt: skip
+
+    return Asked(sequences, top_k, write, temperature=asked.temperature)
+
+
+class _DemoPrompt(msgspec.Struct):
+    prompt_token_ids: list[int]
+
+
+class _Demo(_Scored):
+    prompt: _DemoPrompt | str = ""
+    prompt_logprobs: int | None = None
+
+
+class _Sampling(_Scored):
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    prompt_logprob_start: int = 0
+
+
+class _Tokens(msgspec.Struct):
+    token_ids: list[int]
+    sampling_params: _Sampling
+    stream: bool | None = False
+
+
+def inference(body: bytes) -> Asked:
+    """Read `POST /inference/v1/generate`."""
+    asked = _decoded(body, _Tokens)
+    _require_unique(body)
+    sampling = asked.sampling_params
+    _check_streams_nothing(asked.stream)
+    ids = asked.token_ids
+    wanted: list[list[int]] = []
+    if sampling.prompt_logprob_token_ids is None:
+        top_k = _needed(sampling.prompt_logprobs, sampling)
+    else:
+        top_k = _needed(sampling.prompt_logprobs or 0, sampling)
+        wanted = _wanted(sampling, len(ids))
+
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+        [one] = scores
+        answer: dict[str, Any] = {
+            "request_id": f"generate-tokens-{number}", "prompt_logprobs": None,
+            "choices": [
+                {"index": 0, "logprobs": None, "finish_reason": "length", "token_ids": []}
+            ],
+        }  # fmt: skip
+        if sampling.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = vllm.response_rows(one, top_k, student.vocab_size)
+        if sampling.prompt_logprob_token_ids is not None:
+            answer["prompt_token_id_logprobs"] = _npy(one, wanted, student)
+        return msgspec.json.encode(answer)
+
+    width = max(map(len, wanted), default=0)
+    return Asked([ids], top_k, write, chosen=width, temperature=sampling.temperature)
+
+
+def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
+    """Return the chosen ids of each token; none for those before the start."""
+    start = sampling.prompt_logprob_start
+    rows = sampling.prompt_logprob_token_ids or []
+    if not 0 <= start < max(count, 1):
+        raise BadRequest(f"prompt_logprob_start: {start} is not in 0..{count - 1}")
+    if len(rows) != count - 1 - start:
+        raise BadRequest(
+            f"prompt_logprob_token_ids: {len(rows)} rows, and {count - 1 - start} tokens after "
+            "prompt_logprob_start"
+        )
+    return [*repeat([], start + 1), *rows]
+
+
+def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary) -> str:
+    """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`."""
+    first = next((n for n, row in enumerate(wanted) if row), len(wanted))
+    rows = _chosen_values(one, wanted, student, lowest=-1)[first:]  # -1 fills rows
+    matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
+    for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
+        matrix[n, : len(row)] = np.where([i < 0 for i in ids], -np.inf, row)
+    file = io.BytesIO()
+    np.save(file, matrix)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _chosen_values(
+    one: Scores, wanted: list[list[int]], student: Vocabulary, lowest: int = 0
+) -> list[list[float]]:
+    outside = [i for row in wanted for i in row if not lowest <= i < student.vocab_size]
+    if outside:
+        raise BadRequest(
+            f"the chosen id {outside[0]} is outside the vocabulary of {student.model_id}, "
+            f"0..{student.vocab_size - 1}"
+        )
+    return chosen(one, wanted, student.vocab_size)
+
+
+# SGLang
+
+
+class _Length(msgspec.Struct):
+    max_new_tokens: int | None = None
+    temperature: float | None = None  # never of the input's log-probabilities
+
+
+class _Generate(msgspec.Struct):
+    input_ids: list[int | list[int]] = []
+    sampling_params: _Length | None = None
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: list[int] | None = None
+    token_ids_logprob_positions: list[list[int]] | None = None
+    input_logprob_temperature: float | None = None  # never echoed: it is not applied
+    stream: bool | None = False
+
+
+def generate(body: bytes) -> Asked:
+    """Read `POST /generate`: SGLang's by `input_ids`, that of vLLM's demo server by `prompt`."""
+    keys = _decoded(body, dict[str, msgspec.Raw])
+    _require_unique(body)
+    if "prompt" in keys:
+        return _demo(body)
+    if "input_ids" not in keys:
+        raise BadRequest("input_ids: give token ids, a list of them or several")
+    asked = _decoded(body, _Generate)
+    sequences, is_one = _split(asked.input_ids, "input_ids")
+    if not asked.return_logprob:
+        raise BadRequest("return_logprob: this server only scores, so ask for it")
+    _check_streams_nothing(asked.stream)
+    sampling = asked.sampling_params or _Length()
+    _check_writes_nothing(sampling.max_new_tokens, "sampling_params.max_new_tokens")
+    shortest = min(map(len, sequences), default=0)
+    if asked.logprob_start_len >= max(1, shortest):
+        raise BadRequest(f"logprob_start_len: {asked.logprob_start_len}, of {shortest} tokens")
+    top_k = _valid_top_k(asked.top_logprobs_num, "top_logprobs_num")
+    rows = _chosen(asked, sequences)
+
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+        answers = [
+            _sglang_answer(f"{number}-{n}", one, student, asked, wanted)
+            for n, (one, wanted) in enumerate(zip(scores, rows, strict=True))
+        ]
+        return msgspec.json.encode(answers[0] if is_one else answers)
+
+    widest = max((len(ids) for wanted in rows for ids in wanted or ()), default=0)
+    temperature = asked.input_logprob_temperature or sampling.temperature
+    return Asked(sequences, top_k, write, chosen=widest, temperature=temperature)
+
+
+def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]] | None]:
+    """Return the ids that a request chooses, of each sequence and each of its tokens."""
+    rows = asked.token_ids_logprob_positions
+    if rows is not None:
+        if len(sequences) > 1:
+            raise BadRequest("token_ids_logprob_positions: give them with one sequence")
+        if len(rows) != len(sequences[0]):
+            raise BadRequest(
+                f"token_ids_logprob_positions: {len(rows)} rows for {len(sequences[0])} tokens"
+            )
+        return [rows]
+    ids = asked.token_ids_logprob
+    return [None if ids is None else [ids] * len(sequence) for sequence in sequences]
+
+
+def _sglang_answer(
+    name: str, one: Scores, student: Vocabulary, asked: _Generate, wanted: list[list[int]] | None
+) -> dict[str, Any]:
+    ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
+    top_k, start = asked.top_logprobs_num, asked.logprob_start_len
+    start = start if start >= 0 else len(ids) - 1
+    own: list[Any] = [[value, i, None] for value, i in zip(values, ids, strict=True)][start:]
+    own[0][0] = None  # the first one is not scored
+    meta: dict[str, Any] = {
+        "id": name, "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(ids),
+        "completion_tokens": 0, "cached_tokens": 0, "input_token_logprobs": own,
+        "output_token_logprobs": [],
+    }  # fmt: skip
+    if top_k:
+        rows = sglang.response_rows(one, top_k, student.vocab_size)
+        meta["input_top_logprobs"] = [None, *rows[start + 1 :]]
+        meta["output_top_logprobs"] = []
+    if wanted is not None:
+        values_of = _chosen_values(one, wanted, student)
+        meta["input_token_ids_logprobs"] = [
+            None,
+            *(
+                [[value, i, None] for value, i in zip(row, of, strict=True)]
+                for row, of in zip(values_of[start + 1 :], wanted[start + 1 :], strict=True)
+            ),
+        ]
+        meta["output_token_ids_logprobs"] = []
+    return {"text": "", "output_ids": [], "meta_info": meta}
+
+
+def _demo(body: bytes) -> Asked:
+    """Read what atropos asks vLLM's demo server for, whose rows have plain numbers."""
+    asked = _decoded(body, _Demo)
+    if isinstance(asked.prompt, str):
+        raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
+    top_k = _needed(asked.prompt_logprobs, asked)
+
+    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+        rows = [
+            {i: entry.logprob for i, entry in (row or {}).items()} or None
+            for row in vllm.response_rows(scores[0], top_k, student.vocab_size)
+        ]
+        return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
+
+    ids = asked.prompt.prompt_token_ids
+    return Asked([ids], top_k, write, temperature=asked.temperature)
+
+
+# What all share
+
+T = TypeVar("T")
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as problem:
+        what, _, place = str(problem).partition(" - at ")
+        field = place.strip("`").removeprefix("$.") if place else ""
+        raise BadRequest(f"{field}: {what}" if field else what) from problem
+
+
+def _require_unique(body: bytes) -> None:
+    """Refuse a field that is given twice, of which msgspec keeps the last."""
+    try:
+        json.loads(body, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as problem:
+        raise BadRequest(str(problem)) from problem
+
+
+def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]], bool]:
+    """Return lists of ids, and whether one was given instead."""
+    if not any(isinstance(one, list) for one in given):
+        return [[*given]], True  # type: ignore[list-item]
+    if not all(isinstance(one, list) for one in given):
+        raise BadRequest(f"{field}: ids and lists of ids in one list")
+    return [*given], False  # type: ignore[list-item]
+
+
+def _needed(top_k: int | None, asked: _Scored) -> int:
+    """Check a request of vLLM's, and return how many candidates it wants."""
+    _check_streams_nothing(asked.stream)
+    if asked.n not in (None, 1):
+        raise BadRequest(f"n: {asked.n}, and this server writes nothing")
+    _check_writes_nothing(asked.max_tokens, "max_tokens")
+    if top_k is None:
+        raise BadRequest("prompt_logprobs: this server only scores, so ask for them")
+    return _valid_top_k(top_k, "prompt_logprobs")
+
+
+def _valid_top_k(top_k: int, field: str) -> int:
+    if not 0 <= top_k <= MAX_ENTRIES:
+        raise BadRequest(f"{field}: {top_k} is not in 0..{MAX_ENTRIES}")
+    return top_k
+
+
+def _check_writes_nothing(tokens: int | None, field: str) -> None:
+    if tokens is not None and tokens > 1:  # vLLM's clients cannot ask for 0
+        raise BadRequest(f"{field}: {tokens}, and this server writes nothing")
+
+
+def _check_streams_nothing(stream: bool | None) -> None:
+    if stream:
+        raise BadRequest("stream: this server answers at once, and streams nothing")

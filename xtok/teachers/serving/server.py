@@ -1,0 +1,497 @@
+"""The server: routes, limits, and one thread that projects what several requests wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import prometheus_client as prometheus
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from xtok._lib.progress import Note, silent_note
+from xtok.config import ServeConfig
+from xtok.errors import XtokError
+from xtok.teachers.formats.ranked import Scores, ranked
+from xtok.teachers.formats.topk import joined, split, within
+from xtok.teachers.serving.dialects import (
+    Asked,
+    BadRequest,
+    completions,
+    error_body,
+    generate,
+    inference,
+    model_cards,
+)
+from xtok.teachers.serving.teacher import PROBE, TeacherError, TeacherServer
+from xtok.tokenizers.pairs import Pair
+
+if TYPE_CHECKING:
+    from xtok.teachers.shared_text import SharedText
+    from xtok.teachers.translator import Translator
+
+LARGEST_BODY = 64 << 20
+AT_ONCE = 1 << 16
+"""Teacher tokens that are projected in one go, so that memory does not grow with what waits."""
+
+_BACKLOG = 2048
+"""Connections that may wait to be accepted, as uvicorn has it."""
+
+T = TypeVar("T")
+Parser = Callable[[bytes], Asked]
+
+
+class Metrics:
+    """What Prometheus reads."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        make: Any = {"registry": self.registry, "namespace": "xtok"}
+        self.requests = prometheus.Counter(
+            "requests", "Requests for log-probabilities.", ["route", "status"], **make
+        )
+        self.tokens = prometheus.Counter("tokens", "Tokens that were scored.", ["side"], **make)
+        self.teacher = prometheus.Summary(
+            "teacher_seconds", "What the teacher's server took for a sequence.", **make
+        )
+        self.own = prometheus.Summary(
+            "own_seconds", "What projecting took, for the sequences that waited.", **make
+        )
+        self.sequences = prometheus.Counter(
+            "sequences", "Sequences, by whether they were read as conversations.", ["chat"], **make
+        )
+        self.rest = prometheus.Summary(
+            "rest", "The share of each prediction that is not known.", **make
+        )
+
+    def text(self) -> bytes:
+        """Return all of it, as Prometheus reads it."""
+        text: bytes = prometheus.generate_latest(self.registry)
+        return text
+
+
+def score(
+    translator: Translator, texts: Sequence[SharedText], answers: Sequence[Scores], top_k: int
+) -> list[Scores]:
+    """Return what a teacher says of texts, on the student's tokens; a value for each but the first.
+
+    Of equal tokenizers answers stay the same, but for ids beyond the student's width, which a wider
+    teacher's padding has.
+    """
+    if translator.is_same:
+        width = translator.pair.student.vocab_size
+        cut = [within(answer.topk, width) for answer in answers]
+        return [a if topk is a.topk else ranked(topk) for topk, a in zip(cut, answers, strict=True)]
+    told = joined([answer.topk for answer in answers])
+    topk = translator.project(texts, told, top_k, without_gaps=True)
+    return [ranked(one) for one in split(topk)]
+
+
+class RequestQueue:
+    """Projects in one thread, all sequences that wait at once."""
+
+    def __init__(self, translator: Translator, metrics: Metrics) -> None:
+        self._translator, self._metrics = translator, metrics
+        self._pool = ThreadPoolExecutor(1, "xtok-project")
+        self._waiting: list[tuple[SharedText, Scores, int, asyncio.Future[Scores]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __call__(self, spelled: SharedText, answer: Scores, top_k: int) -> Scores:
+        """Return a teacher's answer in the student's tokens."""
+        future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        self._waiting.append((spelled, answer, top_k, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while batch := self._taken():
+            try:
+                scores = await loop.run_in_executor(self._pool, self._project, batch)
+            except Exception as error:  # noqa: BLE001 - it is the requests' that wait
+                for *_, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (*_, future), one in zip(batch, scores, strict=True):
+                if not future.done():
+                    future.set_result(one)
+        self._task = None
+
+    def _taken(self) -> list[tuple[SharedText, Scores, int, asyncio.Future[Scores]]]:
+        """Take sequences whose clients still wait; leave what wants other numbers, or is too much.
+
+        So no answer depends on what else waits.
+        """
+        batch: list[Any] = []
+        left: list[Any] = []
+        size = 0
+        for item in self._waiting:
+            if not item[-1].done():
+                fits = not batch or (item[2] == batch[0][2] and size < AT_ONCE)
+                (batch if fits else left).append(item)
+                size += len(item[1].topk.token_ids) * fits
+        self._waiting = left
+        return batch
+
+    def _project(self, batch: Sequence[tuple[SharedText, Scores, int, Any]]) -> list[Scores]:
+        begin = time.perf_counter()
+        texts, answers, tops, _ = zip(*batch, strict=True)
+        scores = score(self._translator, texts, answers, tops[0])
+        self._metrics.own.observe(time.perf_counter() - begin)
+        return scores
+
+
+class Proxy:
+    """Answers requests of trainers by asking the teacher's server.
+
+    Args:
+        translator: of the student and the teacher.
+        teacher: a server that was begun.
+        api_key: what clients must send as a Bearer token, if anything.
+        note: called once for each kind of request that is not answered quite as asked.
+    """
+
+    def __init__(
+        self,
+        translator: Translator,
+        teacher: TeacherServer,
+        *,
+        api_key: str | None = None,
+        note: Note = silent_note,
+    ) -> None:
+        self.translator, self.teacher, self.metrics = translator, teacher, Metrics()
+        self.student = translator.student.vocabulary
+        self._longest = int(translator.teacher.table.lengths.max())
+        self._queue = RequestQueue(translator, self.metrics)
+        self._key, self._note = api_key, note
+        self._numbers = itertools.count()
+        self._is_told = False
+
+    def app(self) -> Starlette:
+        """Return the routes."""
+
+        def scoring(path: str, parse: Parser) -> Route:
+            async def endpoint(request: Request) -> Response:
+                return await self._scored(request, parse)
+
+            return Route(path, endpoint, methods=["POST"])
+
+        app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+                Route("/v1/models", self._models),
+                scoring("/v1/completions", completions),
+                scoring("/generate", generate),
+                scoring("/inference/v1/generate", inference),
+            ]
+        )
+        app.add_middleware(GzipForOthers)
+        return app
+
+    async def warm_up(self) -> None:
+        """Score a text once, so that kernels are compiled before the first request."""
+        ids = self.translator.student.segment(PROBE)
+        asked = Asked([ids], 1, lambda *_: b"")
+        [spelled] = self._spelled([ids])
+        await self._score(spelled, asked)
+
+    # Routes
+
+    async def _health(self, request: Request) -> Response:
+        problem = await self.teacher.problem()
+        if problem:
+            return _error(503, f"the teacher's server at {self.teacher.url}: {problem}")
+        return Response(status_code=200)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Request) -> Response:
+        if problem := self._refused(request):
+            return problem
+        cards = model_cards(self.student, self.teacher.model, self._max_model_len())
+        return JSONResponse(cards)
+
+    async def _scored(self, request: Request, parse: Parser) -> Response:
+        """Answer a request for log-probabilities, unless its client leaves before."""
+        response = self._refused(request)
+        if response is None:
+            try:
+                body = await _body(request)
+                response = await _while_connected(request, self._answer(body, parse))
+            except BadRequest as error:
+                response = _error(400, str(error))
+            except TeacherError as error:
+                response = self._of_teacher(error)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except asyncio.CancelledError:  # by a second signal
+                response = _error(503, "the server was stopped")
+        self.metrics.requests.labels(request.url.path, response.status_code).inc()
+        return response
+
+    def _of_teacher(self, error: TeacherError) -> Response:
+        whose = f"the teacher's server at {self.teacher.url}"
+        return _error(400 if error.is_request else 502, f"{whose}: {error}")
+
+    def _refused(self, request: Request) -> Response | None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        given = given.strip() if scheme.lower() == "bearer" else ""
+        if self._key and not hmac.compare_digest(given.encode(), self._key.encode()):
+            return _error(401, "the key is missing or wrong: send it as a Bearer token")
+        return None
+
+    async def _answer(self, body: bytes, parse: Parser) -> Response:
+        asked = await asyncio.to_thread(parse, body)
+        spelled = await asyncio.to_thread(self._spelled, asked.sequences)
+        if asked.temperature not in (None, 0, 1) and not self._is_told:
+            self._is_told = True
+            self._note(
+                f"a request asks for temperature {asked.temperature:g}: log-probabilities of a "
+                "prompt are always those of temperature 1"
+            )
+        tasks = [asyncio.create_task(self._score(one, asked)) for one in spelled]
+        try:
+            scores = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        content = await asyncio.to_thread(asked.write, scores, self.student, next(self._numbers))
+        return Response(content, media_type="application/json")
+
+    def _spelled(self, sequences: Sequence[Sequence[int]]) -> list[SharedText]:
+        """Check sequences, and spell them for the teacher."""
+        spelled = []
+        for ids in sequences:
+            if not ids:
+                raise BadRequest("the sequence is empty: give at least one token id")
+            outside = [i for i in ids if not 0 <= i < self.student.vocab_size]
+            if outside:
+                raise BadRequest(
+                    f"the id {outside[0]} is outside the vocabulary of {self.student.model_id}, "
+                    f"0..{self.student.vocab_size - 1}"
+                )
+            most = self.teacher.max_model_len
+            if most is not None and len(ids) > most * self._longest:  # before any work
+                raise BadRequest(
+                    f"the sequence has {len(ids)} tokens, far more than the {most - 1} of the "
+                    "teacher's that its server takes"
+                )
+            try:
+                spelled.append(self.translator.of_student(ids))
+            except XtokError as error:
+                raise BadRequest(str(error)) from error
+            self.metrics.sequences.labels(str(spelled[-1].mask is not None).lower()).inc()
+            count = len(spelled[-1].teacher_ids)
+            if most is not None and count >= most:
+                raise BadRequest(
+                    f"the sequence has {len(ids)} tokens, {count} of the teacher's, whose server "
+                    f"takes at most {most - 1}: start it with a larger --max-model-len, or send "
+                    "shorter ones"
+                )
+        return spelled
+
+    async def _score(self, spelled: SharedText, asked: Asked) -> Scores:
+        begin = time.perf_counter()
+        top_k = max(asked.top_k, self.teacher.candidates)
+        answer = await self.teacher.score(spelled.teacher_ids.tolist(), top_k)
+        self.metrics.teacher.observe(time.perf_counter() - begin)
+        most = max(asked.top_k + 1, self.teacher.candidates)
+        scores = await self._queue(spelled, answer, 16 * most if asked.chosen else most)
+        self.metrics.tokens.labels("student").inc(len(spelled.ids))
+        self.metrics.tokens.labels("teacher").inc(len(spelled.teacher_ids))
+        rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)
+        self.metrics.rest.observe(float(np.nan_to_num(rest).mean()) if len(rest) else 0.0)
+        return scores
+
+    def _max_model_len(self) -> int | None:
+        """Return how many of the student's tokens surely fit, in text as tokenizers meet it."""
+        length = self.teacher.max_model_len
+        if length is None or self.translator.is_same:
+            return length
+        return int((length - 1) / self.translator.pieces_per_token)
+
+
+class GzipForOthers:
+    """Compresses answers for clients on other machines; here it would only cost time."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._zipped = GZipMiddleware(app, minimum_size=4096, compresslevel=1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        host = (scope.get("client") or ("",))[0]
+        await (self._app if is_here(host) else self._zipped)(scope, receive, send)
+
+
+def is_here(host: str) -> bool:
+    """Whether an address is this machine's own, which nobody else reaches."""
+    return host in ("", "::1", "localhost") or host.startswith("127.")
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body of a request; at most 64 MB."""
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > LARGEST_BODY:
+            raise BadRequest(f"the body has more than {LARGEST_BODY >> 20} MB: send less at once")
+    return b"".join(parts)
+
+
+async def _while_connected(request: Request, work: Awaitable[Response]) -> Response:
+    """Do work until it is done or its client has left; then it is cancelled."""
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error(status: int, message: str) -> Response:
+    return JSONResponse(error_body(status, message), status)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server, which ends well by SIGTERM and Ctrl-C: what runs is answered before."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop when all that runs is answered; by a second signal, at once."""
+        self.force_exit |= self.should_exit
+        super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop by a signal, and by a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        stops = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in stops}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, before anything costs time; who connects early waits.
+
+    Raises:
+        XtokError: if the address is taken, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+        opened.listen(_BACKLOG)  # else a second server could take it, too, until one listens
+    except OSError as error:
+        opened.close()
+        is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        raise XtokError(
+            f"{host}:{port} cannot be listened at: {error.strerror or error}",
+            hint="give another {option}" + ", or stop what listens there" * is_taken,
+            parameter="port" if is_taken else "host",
+        ) from error
+    return opened
+
+
+async def run(app: Starlette, opened: socket.socket, on_ready: Callable[[], object]) -> None:
+    """Serve an app until a signal stops it."""
+    server = Server(
+        uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_keep_alive=120, lifespan="off"
+        )
+    )
+    task = asyncio.ensure_future(server.serve([opened]))
+    while not (server.started or task.done()):
+        await asyncio.sleep(0.01)
+    if not task.done():
+        on_ready()
+    while not (task.done() or server.force_exit):
+        await asyncio.wait({task}, timeout=0.1)
+    if not task.done():  # since Python 3.12 its end waits for all clients to leave
+        task.cancel()
+        await asyncio.wait({task})
+        return
+    await task
+
+
+def _key(given: str | None, parameter: str) -> str | None:
+    """Return a key, by default from the environment; one that no header can hold is an error."""
+    key = given or os.environ.get(f"XTOK_{parameter.upper()}")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise XtokError(
+            "a key has a space or line break at an end, or characters that no header can hold",
+            hint=f"give {{option}} or XTOK_{parameter.upper()} without",
+            parameter=parameter,
+        )
+    return key
+
+
+async def serve(
+    pair: Pair,
+    teacher_url: str,
+    config: ServeConfig,
+    opened: socket.socket,
+    make_translator: Callable[[], Translator],
+    note: Note,
+    on_ready: Callable[[str], object],
+) -> None:
+    """Find out what the teacher's server is, and answer until a signal; see `xtok.serve`."""
+    own_key = _key(config.api_key, "api_key")
+    teacher_key = _key(config.teacher_api_key, "teacher_api_key")
+    host, port = opened.getsockname()[:2]
+    if not own_key and not is_here(host):
+        note(f"anybody who reaches {host} may ask: set XTOK_API_KEY to a key that clients send")
+    teacher = TeacherServer(
+        teacher_url, pair.tokenizers[1], api_key=teacher_key, concurrency=config.concurrency
+    )
+    async with aclosing(teacher):
+        await teacher.begin(config.candidates, config.wait, note, pair.tokenizers[0])
+        proxy = Proxy(make_translator(), teacher, api_key=own_key, note=note)
+        try:
+            await proxy.warm_up()
+        except (TeacherError, BadRequest) as error:
+            raise teacher.unusable(error) from error
+        note(
+            f"{pair.teacher.model_id} at {teacher.url} ({teacher.kind}, {teacher.candidates} "
+            f"candidates a token) is answered in the tokens of {pair.student.model_id}"
+        )
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        await run(proxy.app(), opened, lambda: on_ready(url))

@@ -1,0 +1,300 @@
+"""A text in the tokens of both sides, and what the teacher says of it on the student's tokens.
+
+Files (`rows.py`) and `serve` stand around this: they know where texts and predictions come from.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.ragged import offsets_of
+from xtok.alignment.chats import written_alike
+from xtok.alignment.retokenize import Retokenizer
+from xtok.conversation import read_back
+from xtok.errors import XtokError
+from xtok.maps.projection_map import ProjectionMap
+from xtok.teachers.formats.ranked import MIN_REST
+from xtok.teachers.formats.topk import TopK, chosen_rows, firsts_of, rows_of
+from xtok.teachers.project import Projector
+from xtok.teachers.shared_text import SharedText, Templates
+from xtok.tokenizers.pairs import Pair
+
+
+class Translator:
+    """Turns texts in one side's tokens into both sides', and the teacher's predictions on them.
+
+    What is known of a pair is kept: it gets faster with what it has seen. One call of `project` at
+    a time; it uses several threads itself.
+
+    Args:
+        pair: the student and the teacher, with their tokenizers.
+        back_map: from the teacher (rows) to the student (columns), as `Projector` takes it.
+        templates: of both sides' conversations.
+        chat: read conversations back from ids, where both sides have a chat template.
+        num_threads: one per available core if None.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        back_map: ProjectionMap,
+        *,
+        templates: Templates = (None, None),
+        chat: bool = True,
+        num_threads: int | None = None,
+    ) -> None:
+        self.pair, self.templates, self.is_same = pair, templates, pair.is_same
+        self.student, self.teacher = pair.tokenizers
+        self._projector = Projector(pair, back_map, num_threads)
+        has_templates = (
+            template not in (None, "default") or tokenizer.chat_templates
+            for template, tokenizer in zip(templates, pair.tokenizers, strict=True)
+        )
+        self._reads_chats = chat and all(has_templates)
+        self._roles = pair.equal_roles
+        self._texts: dict[int, list[int]] = {}
+        roles = self.teacher.table.roles
+        self._bos = roles.get("bos", ())
+        ends = [i for i in roles.get("eos", ()) if i not in roles.get("turn_end", ())]
+        self._begin = [*self._bos, *ends, *roles.get("eos", ())][:1]
+
+    @functools.cached_property
+    def _to_teacher(self) -> Retokenizer:
+        return Retokenizer(self.pair, exact=True)
+
+    @functools.cached_property
+    def _to_student(self) -> Retokenizer:
+        return Retokenizer(self.pair.reversed)
+
+    @functools.cached_property
+    def is_control(self) -> NDArray[np.bool_]:
+        """Which of the teacher's tokens are control tokens, bool `[V_teacher]`."""
+        table = self.teacher.table
+        return np.isin(np.arange(len(table)), list(table.control_names))
+
+    @functools.cached_property
+    def teacher_spelled(self) -> list[bytes]:
+        """The bytes of each of the teacher's tokens; of a control token, its name."""
+        table = self.teacher.table
+        names = {i: name.encode() for i, name in table.control_names.items()}
+        return [names.get(i, token) for i, token in enumerate(table.tokens())]
+
+    @functools.cached_property
+    def pieces_per_token(self) -> float:
+        """How many of the teacher's tokens spell one of the student's, on average.
+
+        Over the vocabulary, whose rare tokens have more than those of most texts.
+        """
+        tokens = [self.student.table[i] for i in self.student.table.text_ids.tolist()]
+        sizes = [len(ids) for ids in self.teacher.segment_batch(tokens) if ids]
+        return max(1.0, sum(sizes) / max(1, len(sizes)))
+
+    # Texts
+
+    def of_teacher(self, sequences: Sequence[NDArray[np.int32]]) -> list[SharedText]:
+        """Return the texts of the teacher's ids: conversations, if both have a template, or bytes.
+
+        The student's text goes no further than the last words that both templates have.
+        """
+        chats = {
+            n: chat
+            for n, ids in enumerate(sequences)
+            if self.is_control[ids].any()
+            and (chat := self._conversation(ids.tolist(), 1, ends_too=False)) is not None
+        }
+        rest = [n for n in range(len(sequences)) if n not in chats]
+        spelled = self._to_student([sequences[n].tolist() for n in rest])
+        own = dict(zip(rest, spelled, strict=True))
+        return [
+            chats[n] if n in chats else SharedText.of(own[n], ids)
+            for n, ids in enumerate(sequences)
+        ]
+
+    def of_student(self, ids: Sequence[int]) -> SharedText:
+        """Return the text of the student's ids, as the teacher reads it.
+
+        A conversation that the ids certainly are of is rendered by the teacher's own chat template.
+        Anything else is spelled byte for byte.
+
+        Raises:
+            TokenizerError: if the teacher's vocabulary cannot spell the text.
+        """
+        if self.is_same:
+            return SharedText.of(ids, np.array(ids, np.int32))
+        return self._conversation(ids, 0, ends_too=True) or self._spelled(ids)
+
+    def _conversation(
+        self, ids: Sequence[int], given: Literal[0, 1], *, ends_too: bool
+    ) -> SharedText | None:
+        """Return the conversation that one side's ids surely are of, as both templates have it.
+
+        None if they are of none, or the other side's template leaves out or changes what the
+        assistant wrote.
+
+        Args:
+            ids: of a side, perhaps broken off.
+            given: whose they are: 0 for the student's, 1 for the teacher's.
+            ends_too: whether the other side must have the ends of the assistant's turns as well.
+        """
+        if not self._reads_chats:
+            return None
+        told = read_back(self.pair.tokenizers[given], ids, template=self.templates[given])
+        if told is None:
+            return None
+        own, tables = told.conversation, self.pair.tables
+        try:
+            other = told.render(self.pair.tokenizers[1 - given], self.templates[1 - given])
+        except XtokError:  # a template that refuses a role, or tools
+            return None
+        ours, theirs = (own, other) if given == 0 else (other, own)
+        spans = written_alike(ours, theirs, self._roles)
+        is_shared = np.zeros(len(own.ids), np.bool_)
+        for both in spans:
+            is_shared[both[given]] = True
+            student, teacher = (
+                b"".join(table[i] for i in side.ids[span].tolist())
+                for table, side, span in zip(tables, (ours, theirs), both, strict=True)
+            )
+            if student != teacher:
+                return None
+        needed = own.assistant_mask
+        if not ends_too:
+            needed = needed & (tables[given].lengths[own.ids] > 0)
+        if not spans or (needed & ~is_shared).any():
+            return None
+        last = spans[-1]
+        our_end, their_end = len(ours.ids), len(theirs.ids)
+        if given == 0 and last[0].stop == our_end:  # the teacher is asked for no more
+            their_end = last[1].stop
+        if given == 1 and own.bounds[-1] < len(own.text.encode()):  # it breaks off
+            our_end = last[0].stop
+        mask = ours.assistant_mask[:our_end]
+        return SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
+
+    def _spelled(self, ids: Sequence[int]) -> SharedText:
+        """Spell the student's ids byte for byte.
+
+        A token without bytes and without a counterpart is spelled as its name, one whose
+        counterpart is text as that text: so it has an honest value. The teacher's sequence begins
+        with its bos; for a student's bos where it has none, with what ends its documents; else the
+        first token is spelled by itself, so that the teacher predicts all that follow.
+
+        Raises:
+            TokenizerError: if the teacher's vocabulary cannot spell the text.
+        """
+        parts = [[i] if self._is_text(i) else self._text_of(i) for i in ids]
+        begin: list[int] = []
+        if ids[0] in self.student.table.roles.get("bos", ()):
+            if ids[0] not in self._roles and self._begin:
+                begin, parts[0] = self._begin, []
+        elif self._bos:
+            begin = self._begin
+        plain = [i for part in parts for i in part]
+        first = 0 if begin else len(parts[0])
+        stretches = self._to_teacher([plain[:first], plain[first:]])
+        teacher_ids = [*begin, *stretches[0], *stretches[1]]
+        span = slice(0, len(plain)), slice(len(begin), len(teacher_ids))
+        return SharedText(
+            np.array(ids, np.int32), np.array(plain, np.int32), offsets_of([*map(len, parts)]),
+            np.array(teacher_ids, np.int32), [span],
+        )  # fmt: skip
+
+    def _is_text(self, token_id: int) -> bool:
+        """Whether the teacher reads a token as its bytes, or as a control token of its own."""
+        is_control = self._roles.get(token_id) in self.teacher.table.control_names
+        return bool(self.student.table.lengths[token_id] > 0) or is_control
+
+    def _text_of(self, token_id: int) -> list[int]:
+        """Return the student's tokens of what stands for a token in a text."""
+        if token_id not in self._texts:
+            table, text = self.student.table, b""
+            if token_id in self._roles:  # a counterpart that is text, as Qwen's <tool_call>
+                text = self.teacher.table[self._roles[token_id]]
+            name = table.control_names.get(token_id) or table.name(token_id)
+            self._texts[token_id] = self.student.segment(text or name)
+        return self._texts[token_id]
+
+    # Predictions
+
+    def project(
+        self, texts: Sequence[SharedText], told: TopK, top_k: int, *, without_gaps: bool = False
+    ) -> TopK:
+        """Return predictions of the student's tokens, a document per text; first rows are empty.
+
+        Args:
+            texts: in both sides' tokens.
+            told: what the teacher says of the `teacher_ids` of each; checked.
+            top_k: the most candidates of a row.
+            without_gaps: give each token after the first a log-probability, also what only one
+                side's template writes, so that the sums of whole texts are the teacher's; and the
+                candidates of its row room for it.
+        """
+        plain = _concatenated(text.plain for text in texts)
+        plain_bounds = offsets_of([len(text.plain) for text in texts])
+        projected, row_of = self._projector.project_spans(
+            told, plain, plain_bounds, [text.spans for text in texts], top_k
+        )
+        own = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
+        bounds = offsets_of([len(text.ids) for text in texts])
+        # Token i's parts in `plain` are `begins[i]:begins[i + 1]`; one spelled as nothing has none.
+        offsets = np.repeat(plain_bounds[:-1], np.diff(bounds))
+        begins = offsets + _concatenated((text.begins[:-1] for text in texts), np.int64)
+        sizes = _concatenated((np.diff(text.begins) for text in texts), np.int64)
+        rows = np.where(sizes > 0, np.append(row_of, -1)[begins], -1)
+        rows[firsts_of(bounds)] = -1  # no student has logits before its first token
+        if without_gaps:
+            _share_gaps(own, plain_bounds, texts, told)
+        realized = np.bincount(rows_of(offsets_of(sizes)), own, len(sizes)).astype(np.float32)
+        realized[firsts_of(bounds)] = np.nan
+        token_ids = _concatenated(text.ids for text in texts)
+        topk = chosen_rows(projected, rows, token_ids, bounds)
+        if not without_gaps:
+            realized[rows < 0] = np.nan
+        topk = topk._replace(realized_logprob=realized)
+        return _at_most_one(topk) if without_gaps else topk
+
+
+def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[Any]:
+    return np.concatenate([*arrays, np.zeros(0, dtype)])
+
+
+def _share_gaps(
+    own: NDArray[np.float32],
+    bounds: NDArray[np.int64],
+    texts: Sequence[SharedText],
+    told: TopK,
+) -> None:
+    """Share what the teacher gives to its own template among the student's tokens of its own.
+
+    What only the student's template writes is certain.
+    """
+    for text, begin, their_begin in zip(texts, bounds.tolist(), told.bounds.tolist(), strict=False):
+        values = own[begin : begin + len(text.plain)]
+        theirs = told.realized_logprob[their_begin : their_begin + len(text.teacher_ids)]
+        ends = [(1, 0), *((ours.stop, of.stop) for ours, of in text.spans)]
+        begins = [(ours.start, of.start) for ours, of in text.spans]
+        for (a, c), (b, d) in zip(ends, [*begins, (len(values), len(theirs))], strict=True):
+            if a < b:
+                values[a:b] = np.nansum(theirs[c:d]) / (b - a)
+
+
+def _at_most_one(topk: TopK) -> TopK:
+    """Return predictions whose other candidates leave room for the token itself.
+
+    Of a chunk of several tokens, a row's own part of its token may be less than its value.
+    """
+    row_of = rows_of(topk.starts)
+    p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_of])
+    others = 1 - np.bincount(row_of, p, len(topk.token_ids))
+    room = 1 - np.exp(topk.realized_logprob, dtype=np.float64)
+    ratio = np.maximum(MIN_REST, room) / np.maximum(MIN_REST, others)
+    factor = np.log(np.nan_to_num(np.minimum(1.0, ratio), nan=1.0))
+    return topk._replace(
+        logprobs=(topk.logprobs + factor[row_of]).astype(np.float32),
+        rest_logprob=(topk.rest_logprob + factor).astype(np.float32),
+    )

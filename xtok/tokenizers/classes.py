@@ -1,0 +1,242 @@
+"""What kind of text a token is: digits, punctuation, whitespace, a script, part of a character."""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from enum import IntEnum
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import XtokError
+from xtok.tokenizers.table import TokenTable, TokenType
+
+
+class TokenClass(IntEnum):
+    """The class of a token, in the order of reports.
+
+    Spaces before or after a token are ignored. Letters decide before punctuation and emoji:
+    `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. Han
+    with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 alone.
+    """
+
+    DIGITS_1 = 0
+    DIGITS_2 = 1
+    DIGITS_3 = 2
+    DIGITS_MORE = 3
+    DIGITS_MIXED = 4
+    PUNCTUATION = 5
+    SPACES = 6
+    LINE_BREAKS = 7
+    LATIN = 8
+    GREEK = 9
+    CYRILLIC = 10
+    HEBREW = 11
+    ARABIC = 12
+    DEVANAGARI = 13
+    THAI = 14
+    HAN = 15
+    KANA = 16
+    HANGUL = 17
+    OTHER_SCRIPT = 18
+    SEVERAL_SCRIPTS = 19
+    EMOJI = 20
+    PARTIAL_UTF8 = 21
+    OTHER = 22
+    CONTROL = 23
+    UNUSED = 24
+
+    @property
+    def label(self) -> str:
+        """The class as a person reads it."""
+        return _LABELS.get(self, self.name.replace("_", " ").capitalize())
+
+
+_LABELS = {
+    TokenClass.DIGITS_1: "1 digit",
+    TokenClass.DIGITS_2: "2 digits",
+    TokenClass.DIGITS_3: "3 digits",
+    TokenClass.DIGITS_MORE: "4 digits or more",
+    TokenClass.DIGITS_MIXED: "digits with others",
+    TokenClass.PUNCTUATION: "punctuation, symbols",
+    TokenClass.SPACES: "spaces, tabs",
+    TokenClass.LINE_BREAKS: "line breaks",
+    TokenClass.KANA: "Kana, or with Han",
+    TokenClass.OTHER_SCRIPT: "other script",
+    TokenClass.SEVERAL_SCRIPTS: "several scripts",
+    TokenClass.EMOJI: "emoji",
+    TokenClass.PARTIAL_UTF8: "partial UTF-8",
+    TokenClass.OTHER: "other characters",
+    TokenClass.CONTROL: "control tokens",
+    TokenClass.UNUSED: "unused ids",
+}
+
+
+def classes_named(name: str) -> tuple[TokenClass, ...]:
+    """Return the class of a name or label, or all of a group: `digits` are all with digits.
+
+    Case does not matter.
+
+    Raises:
+        XtokError: if there is no such class.
+
+    >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
+    (['HAN'], 5)
+    """
+    wanted = name.upper().replace("-", "_")
+    members = tuple(m for m in TokenClass if m.name == wanted or m.label.upper() == name.upper())
+    members = members or tuple(m for m in TokenClass if m.name.startswith(f"{wanted}_"))
+    if not members:
+        known = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])
+        raise XtokError(f"there is no class of tokens {name!r}", hint=f"give one of: {known}")
+    return members
+
+
+# The class of a character, as a bit; a token has the bits of all its characters.
+_BIT = {member: 1 << member for member in TokenClass}
+_DIGIT = _BIT[TokenClass.DIGITS_1]
+_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors: part of what they follow
+_SCRIPTS = sum(_BIT[TokenClass(i)] for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT + 1))
+_AROUND = _BIT[TokenClass.SPACES] | _BIT[TokenClass.LINE_BREAKS] | _JOINER
+
+_BY_CHARACTER = (
+    *(TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.SEVERAL_SCRIPTS)),
+    *(TokenClass.EMOJI, TokenClass.PUNCTUATION, TokenClass.OTHER),
+    *(TokenClass.LINE_BREAKS, TokenClass.SPACES),
+)
+
+_OF_NAMED_SCRIPT = {
+    TokenClass(i).name: TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT)
+}
+_SCRIPT_OF_WORD = {
+    **dict.fromkeys(("FEMININE", "MASCULINE"), "LATIN"),  # ordinal indicators
+    **dict.fromkeys(("CJK", "IDEOGRAPHIC"), "HAN"),
+    **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "KANA"),
+}
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def script_of(letter: str) -> str:
+    """Return the script of a letter or mark, the first word of its name in Unicode.
+
+    >>> script_of("e"), script_of("食"), script_of("べ"), script_of("ქ")
+    ('LATIN', 'HAN', 'KANA', 'GEORGIAN')
+    """
+    words = unicodedata.name(letter, "").split()
+    if words and words[0] in ("FULLWIDTH", "HALFWIDTH"):
+        del words[0]
+    return _SCRIPT_OF_WORD.get(words[0], words[0]) if words else ""
+
+
+def token_classes(table: TokenTable) -> NDArray[np.uint8]:
+    """Return the class of each id of a vocabulary, uint8 `[V]`, a `TokenClass` each.
+
+    They are kept as long as the table is, and not to be changed.
+    """
+    if table not in _CLASSES_OF:
+        _CLASSES_OF[table] = _classes(table)
+    return _CLASSES_OF[table]
+
+
+_CLASSES_OF: WeakKeyDictionary[TokenTable, NDArray[np.uint8]] = WeakKeyDictionary()
+
+
+def _classes(table: TokenTable) -> NDArray[np.uint8]:
+    classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
+    classes[table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)] = TokenClass.CONTROL
+    texts: list[str] = []
+    ids: list[int] = []
+    for token_id, token in enumerate(table.tokens()):
+        if token:
+            try:
+                texts.append(token.decode())
+            except UnicodeDecodeError:
+                classes[token_id] = TokenClass.PARTIAL_UTF8
+            else:
+                ids.append(token_id)
+    if ids:
+        classes[ids] = _classes_of_texts(texts)
+    return classes
+
+
+def token_class(table: TokenTable, token_id: int) -> TokenClass:
+    """Return the class of one id, as `token_classes` does."""
+    token = table[token_id]
+    if not token:
+        return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
+    try:
+        return text_class(token.decode())
+    except UnicodeDecodeError:
+        return TokenClass.PARTIAL_UTF8
+
+
+def text_class(text: str) -> TokenClass:
+    """Return the class of one text that is not empty.
+
+    >>> text_class(" 201").name, text_class("(x").name, text_class("食べる").name
+    ('DIGITS_3', 'LATIN', 'KANA')
+    """
+    return TokenClass(int(_classes_of_texts([text])[0]))
+
+
+def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
+    """Return the class of each text, none of them empty, uint8 `[len(texts)]`."""
+    points = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
+    bit_of_point = np.zeros(int(points.max()) + 1, np.uint32)
+    bit_of_point[points] = 1
+    different = np.flatnonzero(bit_of_point)  # each is looked up once
+    bit_of_point[different] = [_bit(chr(point)) for point in different.tolist()]
+    bits = bit_of_point[points]
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    starts = np.cumsum(lengths) - lengths
+    in_text = np.bitwise_or.reduceat(bits, starts)
+    digits = np.add.reduceat((bits == _DIGIT).astype(np.int64), starts)
+    scripts, core = in_text & _SCRIPTS, in_text & ~np.uint32(_AROUND)
+    one_script = (scripts & (scripts - 1)) == 0
+    kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
+    has_digit = (in_text & _DIGIT) != 0
+
+    # The first rule that holds decides; at its end, the classes of single characters.
+    rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
+        (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
+        (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
+        (kana, TokenClass.KANA),
+        ((scripts != 0) & ~one_script, TokenClass.SEVERAL_SCRIPTS),
+        *(((in_text & _BIT[member]) != 0, member) for member in _BY_CHARACTER),
+    ]
+    conditions, values = zip(*rules, strict=True)
+    chosen: NDArray[np.uint8] = np.select(conditions, values, default=TokenClass.OTHER)
+    return chosen.astype(np.uint8)
+
+
+def _bit(char: str) -> int:
+    category = unicodedata.category(char)
+    if category == "Nd":
+        return _DIGIT
+    if char in "\n\r\v\f\x85\u2028\u2029":
+        return _BIT[TokenClass.LINE_BREAKS]
+    if char.isspace():
+        return _BIT[TokenClass.SPACES]
+    if category[0] in "LM":
+        script = script_of(char)
+        if category[0] == "M" and script in ("COMBINING", "VARIATION"):
+            return _JOINER
+        return _BIT[_OF_NAMED_SCRIPT.get(script, TokenClass.OTHER_SCRIPT)]
+    if char in "\u200c\u200d" or "\U000e0020" <= char <= "\U000e007f":  # joiners, tags of flags
+        return _JOINER
+    if category in ("So", "Sk") and ("\u2600" <= char <= "\u27bf" or char >= "\U0001f000"):
+        return _BIT[TokenClass.EMOJI]
+    return _BIT[TokenClass.PUNCTUATION if category[0] in "PSN" else TokenClass.OTHER]
+
+
+def num_digits(table: TokenTable) -> NDArray[np.int64]:
+    """Return how many ASCII digits each id has that is a number, spaces around it aside, else 0.
+
+    int64 `[V]`. Tokenizers split multi-digit numbers differently. Digits of other scripts, which
+    the classes count too, are rare and left out.
+    """
+    stripped = (token.strip(b" ") for token in table.tokens())
+    digits = (len(number) if number.isdigit() else 0 for number in stripped)
+    return np.fromiter(digits, np.int64, len(table))

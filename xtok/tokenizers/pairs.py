@@ -1,0 +1,226 @@
+"""`Pair`: a student's and a teacher's vocabulary, and all that follows from the two."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.progress import Progress, silent
+from xtok.config import TokenForm
+from xtok.errors import XtokError
+from xtok.tokenizers.pieces import Pieces, Spellings
+from xtok.tokenizers.relaxed import match_relaxed
+from xtok.tokenizers.roles import match_roles
+from xtok.tokenizers.table import SIDES as SIDES
+from xtok.tokenizers.table import (
+    TokenTable,
+    Vocabulary,
+    decode_vocabulary,
+    differing_ids,
+    match_bytes,
+)
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two vocabularies, their tokenizers where they are known, and what both have in common.
+
+    Each fact is computed when it is first asked for, and kept. The widths are those of both models'
+    logits; `xtok.pair` makes a pair of two models, `maps.binding.pair_of_maps` one of maps.
+    """
+
+    student: Vocabulary
+    teacher: Vocabulary
+    student_tokenizer: Tokenizer | None = None
+    teacher_tokenizer: Tokenizer | None = None
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Both tokenizers; a `ValueError` for a pair without them."""
+        if self.student_tokenizer is None or self.teacher_tokenizer is None:
+            raise ValueError("the pair has no tokenizers: make it with xtok.pair of both models")
+        return self.student_tokenizer, self.teacher_tokenizer
+
+    @functools.cached_property
+    def tables(self) -> tuple[TokenTable, TokenTable]:
+        """Both token tables; an `XtokError` where a map of another program is all that is known."""
+        return require_table(self.student), require_table(self.teacher)
+
+    @functools.cached_property
+    def sides(self) -> tuple[Vocabulary, Vocabulary]:
+        """Both vocabularies as a map keeps them: with their tokenizers' digests."""
+        student, teacher = (
+            vocabulary
+            if tokenizer is None
+            else replace(vocabulary, definition_sha256=tokenizer.definition_sha256)
+            for vocabulary, tokenizer in (
+                (self.student, self.student_tokenizer),
+                (self.teacher, self.teacher_tokenizer),
+            )
+        )
+        return student, teacher
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(V_student, V_teacher)`."""
+        return self.student.vocab_size, self.teacher.vocab_size
+
+    @functools.cached_property
+    def reversed(self) -> Pair:
+        """The same pair with the teacher as the student; reversed again, it is this one."""
+        other = Pair(self.teacher, self.student, self.teacher_tokenizer, self.student_tokenizer)
+        vars(other)["reversed"] = self
+        return other
+
+    @functools.cached_property
+    def equal_bytes(self) -> NDArray[np.int64]:
+        """For each student id, the teacher id of the same bytes, int64 `[V_student]`; −1: none."""
+        return match_bytes(*self.tables)
+
+    @functools.cached_property
+    def equal_roles(self) -> dict[int, int]:
+        """For each special token of the student, the teacher's of the same role or name."""
+        return match_roles(*self.tables)
+
+    @functools.cached_property
+    def partners(self) -> NDArray[np.int64]:
+        """For each student id, the teacher's of the same bytes or role, int64 `[V_student]`, or −1.
+
+        Several ids of the student may have one partner; see `shared`.
+        """
+        partners = self.equal_bytes.copy()
+        partners[list(self.equal_roles)] = list(self.equal_roles.values())
+        return partners
+
+    @functools.cached_property
+    def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The partners of either side, one to one: int64 `[V_student]` and `[V_teacher]`, or −1.
+
+        Tokens of the same bytes that both tokenizers emit, then special tokens of one role: of
+        several, the lowest ids.
+        """
+        ours, theirs = self.equal_bytes, self.reversed.equal_bytes
+        of_student, of_teacher = _mutual(ours, theirs), _mutual(theirs, ours)
+        back = ((s, t) for t, s in self.reversed.equal_roles.items())
+        for s, t in (*self.equal_roles.items(), *back):
+            if of_student[s] < 0 and of_teacher[t] < 0:
+                of_student[s], of_teacher[t] = t, s
+        return of_student, of_teacher
+
+    @functools.cached_property
+    def near_equivalents(self) -> dict[int, int]:
+        """Student ids without an exact counterpart, and teacher ids of the same relaxed form."""
+        return match_relaxed(*self.tables)
+
+    @functools.cached_property
+    def differing_ids(self) -> list[int]:
+        """The ids that are not the same token on both sides, rising; none for one vocabulary."""
+        return differing_ids(*self.tables)
+
+    @functools.cached_property
+    def upper_case(self) -> NDArray[np.int64]:
+        """Student ids with upper-case letters, where the teacher's vocabulary has none at all.
+
+        The teacher cannot spell them; mostly there are none.
+        """
+        rows, columns = self.tables
+        if columns.has_upper_case:
+            return np.zeros(0, np.int64)
+        texts = (token.decode("utf-8", "ignore") for token in rows.tokens())
+        return np.flatnonzero([text != text.lower() for text in texts])
+
+    def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
+        """Spell tokens of the student as the teacher's tokenizer does in the middle of a text.
+
+        Each is spelled once, however often it is asked for; `reversed` spells the teacher's.
+
+        >>> import numpy as np
+        >>> xtok.pair("bytes", "bytes").pieces(np.array([97, 98])).ids.tolist()
+        [97, 98]
+
+        Args:
+            student_ids: int64 `[n]`, ids of text tokens, each once.
+            progress: called if some were not spelled yet.
+        """
+        return self._spellings.of(student_ids, progress)
+
+    @functools.cached_property
+    def _spellings(self) -> Spellings:
+        teacher = self.teacher_tokenizer or self.tokenizers[1]
+        label = f"spelling tokens in {teacher.vocabulary.model_id}"
+        return Spellings(self.tables[0], teacher.segment_batch, label)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both sides are one vocabulary, whatever their widths."""
+        return not self.differing_ids
+
+    def in_form(
+        self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())
+    ) -> Pair:
+        """Return the pair in the form that tokens are compared in, some ids taken for UNUSED.
+
+        Raises:
+            XtokError: for display strings, which a map does not carry, without the tokenizers.
+        """
+        key = form, *map(frozenset, ignored)
+        if key not in self._forms:
+            self._forms[key] = self._in_form(form, ignored)
+        return self._forms[key]
+
+    @functools.cached_property
+    def _forms(self) -> dict[tuple[object, ...], Pair]:
+        return {("bytes", frozenset(), frozenset()): self}
+
+    def _in_form(self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]]) -> Pair:
+        tables = [
+            _in_form(table, tokenizer, form, frozenset(ids))
+            for table, tokenizer, ids in zip(
+                self.tables, (self.student_tokenizer, self.teacher_tokenizer), ignored, strict=True
+            )
+        ]
+        student, teacher = (
+            replace(v, table=t) for v, t in zip((self.student, self.teacher), tables, strict=True)
+        )
+        return replace(self, student=student, teacher=teacher)
+
+
+def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the partners that have the same one in turn, else −1."""
+    return np.where((partners >= 0) & (back[partners] == np.arange(len(partners))), partners, -1)
+
+
+def require_table(vocabulary: Vocabulary) -> TokenTable:
+    """Return the tokens of a side, or raise an `XtokError` if the map carries none."""
+    if vocabulary.table is None:
+        raise XtokError(
+            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
+            hint="give both models with {option}",
+            parameter="pair",
+        )
+    return vocabulary.table
+
+
+def _in_form(
+    table: TokenTable, tokenizer: Tokenizer | None, form: TokenForm, ignored: Collection[int]
+) -> TokenTable:
+    if tokenizer is not None:
+        return tokenizer.table_as(form, ignore=ignored)
+    if form == "raw":
+        raise XtokError(
+            "the map was made with the token form raw, and carries no display strings",
+            hint="give both models with {option}",
+            parameter="pair",
+        )
+    if form == "bytes" and not ignored:
+        return table
+    changed, _ = decode_vocabulary(table.entries(), width=len(table), form=form, ignore=ignored)
+    return changed.like(table)

@@ -1,0 +1,195 @@
+"""Roles of special tokens, and special tokens of two vocabularies paired up."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from xtok.tokenizers.table import TokenTable, TokenType
+
+# Special tokens by role, with the names that model families give them in their published
+# tokenizer_config.json or code. In the order in which roles are paired up: a token that ends a
+# turn and ends the text is matched as the end of a turn first.
+_NAMES_OF_ROLES: dict[str, str] = {
+    "turn_start": "<|im_start|> <start_of_turn> <|start|> <|START_OF_TURN_TOKEN|>",
+    "turn_end": "<|im_end|> <end_of_turn> <|end|> <|eot_id|> <|eot|> <|END_OF_TURN_TOKEN|>",
+    "header_start": "<|start_header_id|> <|header_start|>",
+    "header_end": "<|end_header_id|> <|header_end|> <|message|>",
+    "system_start": "[SYSTEM_PROMPT] <|system|> <|SYSTEM_TOKEN|>",
+    "system_end": "[/SYSTEM_PROMPT]",
+    "user_start": "[INST] <｜User｜> <|user|> <|USER_TOKEN|>",
+    "user_end": "[/INST]",
+    "assistant_start": "<｜Assistant｜> <|assistant|> <|CHATBOT_TOKEN|>",
+    "assistant_end": "",
+    "tool_start": "[AVAILABLE_TOOLS]",
+    "tool_end": "[/AVAILABLE_TOOLS]",
+    "tool_call_start": "<tool_call> [TOOL_CALLS] <|python_tag|> <|python_start|> "
+    "<｜tool▁calls▁begin｜>",
+    "tool_call_end": "</tool_call> <|python_end|> <|call|> <｜tool▁calls▁end｜>",
+    "tool_response_start": "<tool_response> [TOOL_RESULTS] <|observation|> "
+    "<｜tool▁outputs▁begin｜>",
+    "tool_response_end": "</tool_response> [/TOOL_RESULTS] <｜tool▁outputs▁end｜>",
+    "think_start": "<think> [THINK] <|reasoning_thinking_start|>",
+    "think_end": "</think> [/THINK] <|reasoning_thinking_end|>",
+    "fim_prefix": "<|fim_prefix|> <fim_prefix> [PREFIX] <｜fim▁begin｜>",
+    "fim_middle": "<|fim_middle|> <fim_middle> [MIDDLE] <｜fim▁end｜>",
+    "fim_suffix": "<|fim_suffix|> <fim_suffix> [SUFFIX] <｜fim▁hole｜>",
+    "fim_pad": "<|fim_pad|> <fim_pad>",
+    "image": "<|image|> <|image_pad|> <image_soft_token> [IMG] <image> <｜image｜>",
+    "audio": "<|audio|> <audio_soft_token> [AUDIO] <|AUDIO|>",
+    "bos": "<s> <bos> <|begin_of_text|> <|startoftext|> <｜begin▁of▁sentence｜> <BOS_TOKEN> <SOS>",
+    "eos": "</s> <eos> <|end_of_text|> <|endoftext|> <|return|> <｜end▁of▁sentence｜> <EOS_TOKEN> "
+    "<EOT>",
+    "pad": "<pad> [PAD] <PAD> <|padding|> <|pad|> <|finetune_right_pad_id|> <|finetune_right_pad|> "
+    "<｜▁pad▁｜>",
+    "unk": "<unk> [UNK] <UNK>",
+    "mask": "<mask> [MASK] <MASK_TOKEN>",
+    "sep": "[SEP]",
+    "cls": "[CLS]",
+    "reserved": "",
+}
+ROLES = tuple(_NAMES_OF_ROLES)
+_ROLE_OF_NAME = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names.split()}
+_RESERVED = re.compile(
+    r"<\|(?:\w+_)?reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
+    r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
+)
+# Roles whose tokens all do the same work, so that several of a student may share one of a teacher.
+_SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
+
+
+def find_roles(
+    table: TokenTable, declared: Mapping[str, Iterable[int]]
+) -> dict[str, tuple[int, ...]]:
+    """Return role to ids, from what the tokenizer declares and from the known names.
+
+    Args:
+        table: names and types of the ids; only CONTROL, UNKNOWN and USER_DEFINED have roles.
+        declared: roles by the tokenizer's special-token map and the generation config.
+    """
+    roles: dict[str, set[int]] = defaultdict(set)
+    for role, ids in declared.items():
+        roles[role] |= {i for i in ids if i in table.control_names}
+    special = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    for i in table.ids_of_type(*special).tolist():
+        name = table.control_names.get(i) or table[i].decode("utf-8", "replace")
+        if name in _ROLE_OF_NAME:
+            roles[_ROLE_OF_NAME[name]].add(i)
+        elif _RESERVED.fullmatch(name):
+            roles["reserved"].add(i)
+    # Byte-level tokenizers often declare their end of text as "unknown" but never emit it so.
+    roles["unk"] = set(table.ids_of_type(TokenType.UNKNOWN).tolist())
+    return {role: tuple(sorted(roles[role])) for role in ROLES if roles[role]}
+
+
+def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
+    """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
+
+    Within a role, tokens of the same name pair up first, then the others by order of id, one to
+    one. The rest share the role's first teacher id if the role is bos, eos, pad or unk. If the
+    teacher has no end of turn, its end of text takes that role. Control tokens without a known role
+    pair up by name.
+    """
+    pairs: dict[int, int] = {}
+    for role in ROLES:
+        pairs |= _match_role(role, student, teacher, pairs)
+    if "turn_end" not in teacher.roles and "eos" in teacher.roles:
+        # A family without an end of turn ends the assistant's turn with its end of text.
+        for s in student.roles.get("turn_end", ()):
+            if s in student.control_names:
+                pairs.setdefault(s, teacher.roles["eos"][0])
+    with_role = {i for ids in teacher.roles.values() for i in ids}
+    id_of_name = {n: t for t, n in teacher.control_names.items() if t not in with_role}
+    with_role = {i for ids in student.roles.values() for i in ids}
+    for s, name in student.control_names.items():
+        if s not in with_role and name in id_of_name:
+            pairs[s] = id_of_name[name]
+    return dict(sorted(pairs.items()))
+
+
+def _match_role(
+    role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
+) -> dict[int, int]:
+    """Pair the ids of one role that no earlier role has paired."""
+    rows = [
+        s for s in student.roles.get(role, ()) if s in student.control_names and s not in earlier
+    ]
+    candidates = teacher.roles.get(role, ())
+    taken = set(earlier.values())
+    id_of_name = {teacher.name(t): t for t in reversed(candidates) if t not in taken}
+    pairs = {s: id_of_name[student.name(s)] for s in rows if student.name(s) in id_of_name}
+    taken |= set(pairs.values())
+    rest = [s for s in rows if s not in pairs]
+    free = [t for t in candidates if t not in taken]
+    pairs |= dict(zip(rest, free, strict=False))
+    if candidates and role in _SHARED_ROLES:
+        pairs |= dict.fromkeys(rest[len(free) :], candidates[0])
+    return pairs
+
+
+def match_names(
+    student: TokenTable, teacher: TokenTable, *, threshold: float, top_k: int
+) -> list[tuple[int, int, float]]:
+    """Pair CONTROL ids by the similarity of their names, in (0, 1], the most similar first.
+
+    The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of neighbouring
+    characters in the two names, in lower case, without brackets, bars and separators.
+
+    Args:
+        student: the vocabulary of the rows.
+        teacher: the vocabulary of the columns.
+        threshold: the least similarity that counts, > 0.
+        top_k: the most teacher ids of a student id; ties go to the lower id.
+
+    Returns:
+        Student id, teacher id and similarity of each pair.
+    """
+    rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
+    ours, theirs = (
+        [_bigrams(table.control_names[i]) for i in ids]
+        for table, ids in ((student, rows), (teacher, columns))
+    )
+    place = {bigram: i for i, bigram in enumerate(sorted(set().union(*ours, *theirs)))}
+    a, b = (
+        np.array([[bigram in name for bigram in place] for name in names], np.float32).reshape(
+            len(names), len(place)
+        )
+        for names in (ours, theirs)
+    )
+    sizes = a.sum(axis=1)[:, None] + b.sum(axis=1)[None, :]
+    similarity = 2 * (a @ b.T) / np.maximum(sizes, 1)
+    pairs = []
+    for s, row in zip(rows, similarity, strict=True):
+        best = np.argsort(-row, kind="stable")[:top_k]
+        pairs += [(s, columns[j], float(row[j])) for j in best if row[j] >= threshold]
+    return pairs
+
+
+_SEPARATORS = re.compile(r"[<>\[\]{}|｜_▁\-\s]")
+
+
+def _bigrams(name: str) -> frozenset[str]:
+    bare = f"^{_SEPARATORS.sub('', name.lower())}$"
+    return frozenset(bare[i : i + 2] for i in range(len(bare) - 1))
+
+
+def slot_candidates(teacher: TokenTable) -> list[int]:
+    """Return the teacher ids that carry no meaning, the best one for a scale slot first.
+
+    The first UNUSED id; a padding or unknown id (not one that ends the text as well); the last
+    reserved id; the last CONTROL ids, those that begin or end something last of all.
+    """
+    roles = teacher.roles
+    ends = {i for role in ("bos", "eos", "turn_end") for i in roles.get(role, ())}
+    control = teacher.ids_of_type(TokenType.CONTROL).tolist()
+    candidates = [
+        *teacher.ids_of_type(TokenType.UNUSED).tolist()[:2],
+        *(i for role in ("pad", "unk") for i in roles.get(role, ()) if i not in ends),
+        *roles.get("reserved", ())[::-1],
+        *sorted(control, key=lambda i: (i in ends, -i)),
+    ]
+    without_bytes = teacher.lengths == 0
+    return [i for i in dict.fromkeys(candidates) if without_bytes[i]]

@@ -1,1 +1,0 @@
-"""What a vocabulary is: its tokens' exact bytes, types, roles and classes."""
