@@ -39,7 +39,7 @@ IGNORED = -100
 """The label of what is no target, as PyTorch's cross-entropy has it."""
 
 
-class _Row(NamedTuple):
+class _SampleRow(NamedTuple):
     """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
 
     That is a conversation, or a text and how many control tokens stand before it.
@@ -264,7 +264,7 @@ class DistillationCollator:
 
     def _teacher_row(
         self, number: int, parts: list[Part], prompt: Mapping[str, Any] | None
-    ) -> _Row:
+    ) -> _SampleRow:
         """Return a row as a teacher reads it, with its own beginning."""
         teacher = self.teachers[number]
         if prompt is not None:
@@ -291,7 +291,7 @@ class DistillationCollator:
         tokenizer: Tokenizer,
         template: str | Path | None,
         samples: Sequence[str | Mapping[str, Any]],
-    ) -> list[_Row]:
+    ) -> list[_SampleRow]:
         """Return texts and conversations as one side reads them, whole."""
         roles = tokenizer.table.roles
         begin, end = (
@@ -305,18 +305,22 @@ class DistillationCollator:
             if isinstance(sample, str):
                 ids = np.array([*begin, *next(encoded), *end], np.int64)
                 is_target = np.ones(len(ids), np.bool_)
-                rows.append(_Row(ids, is_target, text=sample, num_before=len(begin)))
+                rows.append(_SampleRow(ids, is_target, text=sample, num_before=len(begin)))
             else:
                 tools = sample.get("tools")
                 with _naming(name):
                     shown = render(tokenizer, sample["messages"], tools=tools, template=template)
                 for note in shown.notes:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
-                rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
+                rows.append(_SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 
     def _align(
-        self, aligner: TokenAligner, sides_of: tuple[Tokenizer, Tokenizer], ours: _Row, theirs: _Row
+        self,
+        aligner: TokenAligner,
+        sides_of: tuple[Tokenizer, Tokenizer],
+        ours: _SampleRow,
+        theirs: _SampleRow,
     ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
@@ -459,7 +463,7 @@ def pad_candidates(
     return top_ids, top_logprobs
 
 
-def _said(row: Mapping[str, Any]) -> tuple[_Row, NDArray[np.float32]]:
+def _said(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
     """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
     ids = np.asarray(row["input_ids"], np.int64)
     columns = _columns_of(row, ("realized_logprob", "loss_mask"))
@@ -473,7 +477,7 @@ def _said(row: Mapping[str, Any]) -> tuple[_Row, NDArray[np.float32]]:
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
     is_target = _flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])
-    return _Row(ids, is_target), realized
+    return _SampleRow(ids, is_target), realized
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
@@ -513,10 +517,10 @@ def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
 
 
-def _row_of(parts: Sequence[Part]) -> _Row:
+def _row_of(parts: Sequence[Part]) -> _SampleRow:
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
-    return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
+    return _SampleRow(np.array(ids, np.int64), np.array(flags, np.bool_))
 
 
 @contextmanager
@@ -536,7 +540,7 @@ def _check_length(max_length: int | None) -> None:
 
 
 def _of_texts(
-    aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: _Row, theirs: _Row
+    aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: _SampleRow, theirs: _SampleRow
 ) -> FlatAlignment:
     """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
     by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
@@ -554,7 +558,7 @@ def _of_texts(
     return aligner.align_spans(ours.ids, places[0], theirs.ids, places[1])
 
 
-def _places(tokenizer: Tokenizer, row: _Row) -> NDArray[np.int64]:
+def _places(tokenizer: Tokenizer, row: _SampleRow) -> NDArray[np.int64]:
     """Return where the tokens of a text begin in its bytes, and the last one ends.
 
     Control tokens around it have a place each, outside.
@@ -591,7 +595,7 @@ def _pad_id(tokenizer: Tokenizer) -> int:
     return next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
 
 
-def _pad(rows: Sequence[_Row], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
+def _pad(rows: Sequence[_SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
     labels = [np.where(row.is_target, row.ids, IGNORED)[:end] for row in rows]
     masks = [np.ones(len(row.ids), np.int64)[:end] for row in rows]
     return {

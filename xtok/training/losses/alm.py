@@ -10,9 +10,9 @@ from torch import Tensor
 from xtok.training.losses.chunks import chunks_of
 from xtok.training.losses.config import ALMConfig
 from xtok.training.losses.gathered import (
+    ChunkTokens,
     Entries,
     Targets,
-    Tokens,
     check_ids,
     check_stored,
     gather_logprobs,
@@ -141,7 +141,7 @@ def plan_alm(
     return Plan(parts, chunks.total, dtype, known=known, teacher=teacher, explain=explain)
 
 
-def _entries(tokens: Tokens) -> Entries:
+def _entries(tokens: ChunkTokens) -> Entries:
     place = torch.arange(len(tokens.ids), device=tokens.ids.device)
     return Entries(tokens.positions, place, tokens.ids)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.hidden import AnyLogits, as_logits
-from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -42,7 +42,7 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
     of_positions = targets[positions]
     ids = of_positions.clamp(max=width - 1)[:, None]
 
-    def compare(block: Block, rows: Rows) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         log_p, own = block.log_probabilities(width), ids[rows.numbers]
         is_wrong = (of_positions[rows.numbers] >= width).any()
         lost = -log_p.gather(1, own).sum(dtype=torch.float64)

@@ -11,9 +11,9 @@ from torch import Tensor
 from xtok.training.losses.chunks import Chunks, chunks_of, number_chunks, require
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.gathered import (
+    ChunkTokens,
     Entries,
     Targets,
-    Tokens,
     check_ids,
     gather_logprobs,
     gradient_part,
@@ -21,7 +21,7 @@ from xtok.training.losses.gathered import (
     tokens_in,
 )
 from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 from xtok.training.sparse import work_dtype
 
@@ -112,7 +112,7 @@ def plan_csd(
     if not chunks.total:
         return Plan((), 0, dtype)
     ours, theirs, events = _events(index, chunks, targets)
-    step = _Step(both[0], both[1], index, config, dtype, ours, theirs, events)
+    step = _CSDStep(both[0], both[1], index, config, dtype, ours, theirs, events)
     parts, known = [], torch.zeros((), dtype=torch.float64, device=both[0].device)
     if len(events.singles):
         parts.append(step.shared_part(events.singles))
@@ -146,7 +146,7 @@ def count_completed(
 
 def _events(
     index: SpellingIndex, chunks: Chunks, targets: Targets
-) -> tuple[Tokens, Tokens, Events]:
+) -> tuple[ChunkTokens, ChunkTokens, Events]:
     ours, theirs = (
         tokens_in(side, numbers, sizes, count, ids, width)
         for side, numbers, sizes, count, ids, width in zip(
@@ -157,7 +157,7 @@ def _events(
     return ours, theirs, index.events(ours, theirs)
 
 
-class _Step(NamedTuple):
+class _CSDStep(NamedTuple):
     """What one computation of the loss compares."""
 
     student: Logits
@@ -165,8 +165,8 @@ class _Step(NamedTuple):
     spellings: SpellingIndex
     config: CSDConfig
     dtype: torch.dtype
-    ours: Tokens
-    theirs: Tokens
+    ours: ChunkTokens
+    theirs: ChunkTokens
     events: Events
 
     def shared_part(
@@ -176,7 +176,7 @@ class _Step(NamedTuple):
         theirs = self.theirs.at(self.theirs.starts[chunks])
         place = None if excluded is None else excluded.place
 
-        def compare(block: Block, rows: Rows) -> tuple[Tensor, Tensor]:
+        def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             cells = None
             if excluded is not None:
                 row, is_there = rows.entries_at(excluded.place)
@@ -207,7 +207,7 @@ class _Step(NamedTuple):
         return Entries(self.ours.at(self.ours.starts[chunks]), cells // width, cells % width)
 
     def _compare_shared(
-        self, block: Block, positions: Positions, excluded: tuple[Tensor, ...] | None
+        self, block: LogitBlock, positions: Positions, excluded: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of losses of n positions, and its gradient to the student's logits.
 
@@ -251,7 +251,7 @@ class _Step(NamedTuple):
         events, config = self.events, self.config
         size, place = len(events.others), events.place
         ours, theirs = (
-            _completions(tokens, events.others, events.sizes[n], place, last)
+            _chunk_entries(tokens, events.others, events.sizes[n], place, last)
             for n, (tokens, last) in enumerate(
                 ((self.ours, events.student), (self.theirs, events.teacher))
             )
@@ -284,7 +284,7 @@ class _Step(NamedTuple):
         return lost.detach().double(), part
 
 
-class _Completions(NamedTuple):
+class _ChunkEntries(NamedTuple):
     """One side's tokens in G chunks: the text's own but the last, then what completes a chunk."""
 
     at: Entries  # both, by position
@@ -300,9 +300,9 @@ class _Completions(NamedTuple):
         return completed
 
 
-def _completions(
-    tokens: Tokens, chunks: Tensor, total: int, place: Tensor, last: Tensor
-) -> _Completions:
+def _chunk_entries(
+    tokens: ChunkTokens, chunks: Tensor, total: int, place: Tensor, last: Tensor
+) -> _ChunkEntries:
     """Return the text's own tokens of G chunks, `total`, with completions of place and id."""
     sizes = tokens.sizes[chunks]
     numbers = torch.arange(len(chunks), device=chunks.device)
@@ -313,7 +313,7 @@ def _completions(
     of = torch.cat([path, (ends - 1)[place]])
     ids = torch.cat([tokens.ids[places[path]], last])
     order = of.argsort(stable=True)
-    return _Completions(Entries(tokens.at(places), of[order], ids[order]), order, number[path])
+    return _ChunkEntries(Entries(tokens.at(places), of[order], ids[order]), order, number[path])
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:

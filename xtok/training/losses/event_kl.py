@@ -14,7 +14,7 @@ from xtok.training.losses.boundaries import first_positions, kl
 from xtok.training.losses.chunks import chunks_of, require
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.losses.hidden import AnyLogits, as_logits, log_probabilities
-from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -132,7 +132,7 @@ def plan_event_kl(
         first_positions(numbers, chunks.total) for numbers in (chunks.student, chunks.teacher)
     )
 
-    def compare(block: Block, rows: Rows) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         """Compare, by sharing each event's teacher mass among its student tokens as they are: t.
 
         Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.

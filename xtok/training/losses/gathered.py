@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xtok.training.losses.boundaries import ROUNDING
 from xtok.training.losses.hidden import FLOOR, Logits, Positions, log_probabilities
-from xtok.training.losses.one_pass import Block, Part, Rows
+from xtok.training.losses.one_pass import LogitBlock, Part, Rows
 from xtok.training.sparse import block_length
 
 Targets = tuple[Tensor, Tensor]
@@ -21,7 +21,7 @@ def places_of(mask: Tensor, count: int) -> Tensor:
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
-class Tokens(NamedTuple):
+class ChunkTokens(NamedTuple):
     """The n tokens of one side that are in chunks, chunk after chunk; int64 tensors."""
 
     positions: Positions  # [n], what predicts them
@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
 
 def tokens_in(
     side: str, numbers: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
-) -> Tokens:
+) -> ChunkTokens:
     """Return one side's tokens in chunks.
 
     Ids are checked where that fetches nothing, on a CPU. Elsewhere a wrong one is −1, whose
@@ -67,12 +67,12 @@ def tokens_in(
     order = flat.argsort(stable=True)[:count]
     positions, chunk = (order // numbers.shape[1], order % numbers.shape[1]), flat[order]
     if targets is None:
-        return Tokens(positions, chunk, torch.zeros_like(chunk), starts, sizes)
+        return ChunkTokens(positions, chunk, torch.zeros_like(chunk), starts, sizes)
     ids = targets.flatten()[order].long()
     wrong = (ids < 0) | (ids >= width)
     if ids.device.type == "cpu":
         check_ids(side, ids, wrong, width)
-    return Tokens(positions, chunk, ids.masked_fill(wrong, -1), starts, sizes)
+    return ChunkTokens(positions, chunk, ids.masked_fill(wrong, -1), starts, sizes)
 
 
 def check_ids(side: str, ids: Tensor, wrong: Tensor, width: int) -> None:
@@ -146,7 +146,7 @@ def gradient_part(
     """Return what hands the gradient to `gather_logprobs`, `[e]`, on to the student's logits."""
     to_logprobs = to_logprobs.masked_fill(logprobs == FLOOR, 0)
 
-    def compare(block: Block, rows: Rows) -> tuple[float, Tensor]:
+    def compare(block: LogitBlock, rows: Rows) -> tuple[float, Tensor]:
         row, is_there = rows.entries_at(at.place)
         own = to_logprobs[rows.entries] * is_there
         log_p = block.log_probabilities(width, temperature)

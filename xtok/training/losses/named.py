@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from os import PathLike
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -267,7 +268,7 @@ def make_loss(
         what = row.config.__name__ if row.config else "no config"
         raise ValueError(f"{name} takes {what}, without other options")
     if row.artefact and not isinstance(module, row.artefact.of_device):
-        if module is not None:
+        if isinstance(module, row.artefact.of_file | str | PathLike):
             require(module, row.artefact.of_device, f"{row.artefact.to_torch.__name__}(…)")
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
         raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)

@@ -23,7 +23,7 @@ from xtok.training.losses.hidden import (
 from xtok.training.sparse import block_length
 
 
-class Block:
+class LogitBlock:
     """The student's logits at some positions, `[m, V]`; comparisons leave them as they are."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
         return at, self.numbers[at] == place
 
 
-Compare: TypeAlias = Callable[[Block, Rows], tuple[Tensor | float, Tensor]]
+Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
 """Returns the sum of losses at some positions, and its gradient to the first columns of the
 student's logits over τ, which is overwritten."""
 
@@ -107,7 +107,7 @@ def one_pass(
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) + p.known for p in plans]
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         for positions, rows in _blocks(logits, parts):
-            block, back = Block(logits.at(positions, dtype)), None
+            block, back = LogitBlock(logits.at(positions, dtype)), None
             for part, rows_of_part in rows:
                 lost, to_block = parts[part].compare(block, rows_of_part)
                 sums[owners[part]] += lost

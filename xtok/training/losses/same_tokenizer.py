@@ -8,7 +8,7 @@ from xtok.training.losses.boundaries import kl
 from xtok.training.losses.chunks import top_columns
 from xtok.training.losses.config import SameTokenizerConfig
 from xtok.training.losses.hidden import AnyLogits, as_logits, log_probabilities
-from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -65,7 +65,7 @@ def plan_same_tokenizer_kl(
     if config.top_k is not None and config.top_k < width and len(rows):
         columns = top_columns(teacher.largest()[:width], config.top_k)
 
-    def compare(block: Block, of: Rows) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, of: Rows) -> tuple[Tensor, Tensor]:
         theirs = teacher.at((rows[of.numbers], places[of.numbers]), dtype)[:, :width]
         if columns is None:
             log_s = block.log_probabilities(width, config.temperature)

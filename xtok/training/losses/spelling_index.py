@@ -11,10 +11,10 @@ from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.gathered import Tokens, places_of
+from xtok.training.losses.gathered import ChunkTokens, places_of
 
 
-class Completions(NamedTuple):
+class CompletionTrie(NamedTuple):
     """The tokens of one side by their spelling in the other's pieces, but for its last piece.
 
     These prefixes are a trie. Node 0 is the empty prefix, and `keys[i]` leads to node i + 1: it is
@@ -67,9 +67,9 @@ class Completions(NamedTuple):
         """Return how many completions n nodes have."""
         return self.bounds[nodes + 1] - self.bounds[nodes]
 
-    def to(self, device: torch.device | str) -> Completions:
+    def to(self, device: torch.device | str) -> CompletionTrie:
         """Return the completions on a device."""
-        moved: Completions = _moved(self, device)
+        moved: CompletionTrie = _moved(self, device)
         return moved
 
 
@@ -97,8 +97,8 @@ class SpellingIndex(NamedTuple):
     teacher_partner: Tensor  # int64 [V_teacher]
     student_rest: Tensor  # int64, the student's tokens that are not shared
     teacher_rest: Tensor
-    of_student: Completions  # the student's tokens, by their teacher pieces
-    of_teacher: Completions
+    of_student: CompletionTrie  # the student's tokens, by their teacher pieces
+    of_teacher: CompletionTrie
     widths: tuple[int, int]  # (V_student, V_teacher)
 
     def to(self, device: torch.device | str) -> SpellingIndex:
@@ -106,7 +106,7 @@ class SpellingIndex(NamedTuple):
         moved: SpellingIndex = _moved(self, device)
         return moved
 
-    def events(self, ours: Tokens, theirs: Tokens) -> Events:
+    def events(self, ours: ChunkTokens, theirs: ChunkTokens) -> Events:
         """Find the completions of N chunks, at least 1, by the prefixes that the text has."""
         is_one = ours.sizes == 1, theirs.sizes == 1
         is_single, is_counted = is_one[0] & is_one[1], is_one[0] == is_one[1]
@@ -164,7 +164,9 @@ def spelling_index(spellings: SpellingMap) -> SpellingIndex:
     )
 
 
-def _completions(pieces: NDArray[np.int32], counts: NDArray[np.int32], width: int) -> Completions:
+def _completions(
+    pieces: NDArray[np.int32], counts: NDArray[np.int32], width: int
+) -> CompletionTrie:
     """Put the tokens that have several pieces into a trie, a level at a time."""
     starts = np.cumsum(counts, dtype=np.int64) - counts
     tokens = np.flatnonzero(counts > 1)
@@ -181,7 +183,7 @@ def _completions(pieces: NDArray[np.int32], counts: NDArray[np.int32], width: in
     _, kept = np.unique(node * width + last, return_index=True)  # the lowest token of each
     kept = kept[np.lexsort((tokens[kept], node[kept]))]
     bounds = offsets_of(np.bincount(node[kept], minlength=offset + 2))
-    return Completions(
+    return CompletionTrie(
         keys=torch.from_numpy(np.concatenate([*keys, np.zeros(0, np.int64)])),
         bounds=torch.from_numpy(bounds),
         tokens=torch.from_numpy(tokens[kept]),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from xtok.training.losses.boundaries import ROUNDING, candidates, check_candidates
 from xtok.training.losses.hidden import FLOOR, AnyLogits, as_logits
-from xtok.training.losses.one_pass import Block, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -74,7 +74,7 @@ def plan_topk_kl(
         ids, log_p = candidates(top_ids[tokens], top_logprobs[tokens].to(dtype), width)
         return ids, log_p, rest_logprob[tokens].to(dtype)
 
-    def compare(block: Block, of: Rows) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, of: Rows) -> tuple[Tensor, Tensor]:
         log_q = block.log_probabilities(width)
         ids, log_p, log_rest = of_teacher(of.numbers)
         p, p_rest = log_p.exp(), log_rest.exp()
