@@ -648,7 +648,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      PATHS),
     (lambda: ProjectionMap.load(there("e.safetensors", xtok.events("bytes", "bytes").save)),
      "e.safetensors is an event map, not a projection map",
-     "xtok verify checks it, xtok evaluate measures it; xtok build makes a map"),
+     "xtok verify checks it, xtok inspect shows it; xtok build makes a map"),
     (lambda: EventMap.load(there("m.safetensors", TINY.save)), "m.safetensors is not an event map",
      "xtok events makes one"),
     (lambda: xtok.evaluate(bytes_pair(), [of_bytes(), xtok.events("bytes", "bytes")], file("a.txt",

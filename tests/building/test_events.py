@@ -332,7 +332,8 @@ def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
     assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
     assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
     for words, message in (
-        (["inspect", "e.safetensors"], "hint: xtok verify checks it, xtok evaluate measures it"),
+        (["inspect", "e.safetensors", "--worst", "3"], "is an event map: give tokens or --id"),
+        (["report", "e.safetensors"], "hint: xtok verify checks it, xtok inspect shows it"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
         (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
         (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),

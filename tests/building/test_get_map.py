@@ -508,3 +508,45 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
     assert [bool(m.reports) for m in made] == [True, False, True, True]  # the second was kept
     built = [xtok.build(sentencepiece, digits, **options) for options in asked]
     assert [sha256(m) for m in made] == [sha256(m) for m in built]
+
+
+# Event maps and spelling maps
+
+
+@pytest.mark.parametrize("loss", ["event-kl", "csd"])
+def test_events_are_kept(
+    cli: Cli, small: Path, tmp_path: Path, loss: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
+    sides = [str(path) for path in (small / "small-digits", small / "small.model")]
+    path, notes = tmp_path / "e.safetensors", list[str]()
+    made = xtok.get_map(*sides, for_loss=loss, path=path, note=notes.append)
+    assert sha256(made) == sha256(xtok.events(*sides, for_loss=loss))
+    before = path.read_bytes()
+    kept = xtok.get_map(*sides, for_loss=loss.replace("-", "_"), path=path, note=notes.append)
+    assert (sha256(kept), path.read_bytes(), kept.reports) == (sha256(made), before, ())
+    assert notes == [f"{path} exists, and is kept"]
+    by_command = cli("events", *sides, "--for", loss, "-o", path, "--skip-existing")
+    assert f"{path} exists, and is kept" in by_command.stderr
+    assert path.read_bytes() == before
+    other = cli("events", sides[1], sides[0], "--for", loss, "-o", path, "--skip-existing")
+    assert f"{path} exists, and is replaced: its student is" in other.stderr
+    assert path.read_bytes() != before
+    xtok.get_map(*sides, for_loss=loss)
+    [cached] = (tmp_path / "cache" / "maps").glob("*.safetensors")
+    assert cached.read_bytes() == before
+    with pytest.raises(ValueError, match=f"{loss} takes no config"):
+        xtok.get_map(*sides, xtok.BuildConfig(), for_loss=loss)  # type: ignore[call-overload]
+
+
+def test_events_replace_a_map_of_another_kind(cli: Cli, tmp_path: Path) -> None:
+    xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
+    notes: list[str] = []
+    found = xtok.get_map(
+        "bytes", "bytes", for_loss="event-kl", path=tmp_path / "m.safetensors", note=notes.append
+    )
+    assert isinstance(found, xtok.EventMap)
+    assert "is not an event map" in notes[0]
+    line = "events", "bytes", "bytes", "--for", "csd", "-o", "s.pt", "--skip-existing"
+    assert cli(*line).stdout == cli(*line).stdout == "s.pt\ns.reverse.pt\n"
+    assert "s.pt exists, and is kept" in cli(*line).stderr

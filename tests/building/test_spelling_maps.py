@@ -434,9 +434,9 @@ def test_inspect_shows_what_is_spelled_and_left_out(
     assert told["spelled"]["student"] == {"shared": 256, "spelled": 3, "left_out": {}}
     assert told["pieces"]["student"] == {"0": 41, "1": 256, "2": 1, "8": 1, "9": 1}
     assert told["examples"] == [
-        {"side": "student", "token_id": 256, "token": "ab", "pieces": ["a", "b"]}
+        {"side": "student", "token_id": 256, "token": "ab", "pieces": ["a", "b"], "left_out": ""}
     ]
-    assert cli("inspect", "m.safetensors", "ab").returncode == 2
+    assert cli("inspect", "m.safetensors", "--classes").returncode == 2
     fails(cli("report", "m.safetensors"), "is a spelling map, not a projection map")
 
 

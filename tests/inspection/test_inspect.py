@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checks import known, works
+from checks import fails, known, usage_error, works
 from conftest import Cli
 from make import byte_ranks
 from naive import rows_of
@@ -306,3 +306,54 @@ def test_two_maps_on_the_command_line(
     other = cli("inspect", "a.safetensors", "--against", "c.safetensors")
     assert (other.returncode, other.stdout) == (1, "")
     assert "the student of c.safetensors (bytes)" in other.stderr
+
+
+# Event maps and spelling maps
+
+
+def test_inspect_shows_with_what_a_token_shares_its_event(
+    cli: Cli, pair: Pair, tmp_path: Path
+) -> None:
+    events = xtok.events(*pair)
+    events.save(tmp_path / "e.safetensors")
+    table, columns = pair[0].table, pair[1].table
+    overview = works(cli("inspect", "e.safetensors")).stdout
+    assert f"{events.num_events:,}" in overview
+    assert fits_80_columns(overview)
+    shown = works(cli("inspect", "e.safetensors", "201", "--id", "7")).stdout
+    assert fits_80_columns(shown)
+    assert "'2'" in shown
+    done = cli("inspect", "e.safetensors", "201", "--id", "7", "--json")
+    tokens = json.loads(works(done).stdout)["tokens"]
+    assert [one["student_id"] for one in tokens] == [*table.ids_of("201"), 7]
+    for one in tokens:
+        number = events.student_event[one["student_id"]]
+        assert one["event"]["number"] == number
+        assert one["event"]["is_rest"] == (number == events.rest)
+        for side, own in (("student", table), ("teacher", columns)):
+            ids = np.flatnonzero(getattr(events, f"{side}_event") == number)
+            assert one["event"][f"{side}_count"] == len(ids)
+            assert one["event"][side] == [own.name(i) for i in ids[:10].tolist()]
+        assert one["link_id"] == events.student_link[one["student_id"]]
+        assert one["link"] == columns.name(one["link_id"])
+    described = json.loads(works(cli("inspect", "e.safetensors", "--json")).stdout)
+    total = np.bincount(events.student_event) + np.bincount(events.teacher_event)
+    if events.rest is not None:
+        total[events.rest] = 0
+    sizes = [one["student_count"] + one["teacher_count"] for one in described["largest"]]
+    assert sizes == sorted(total.tolist(), reverse=True)[:5]
+    fails(cli("inspect", "e.safetensors", "no such"), "has no token 'no such'")
+    assert "is an event map" in usage_error("inspect", str(tmp_path / "e.safetensors"), "--classes")
+
+
+def test_inspect_shows_how_a_token_is_spelled(cli: Cli, pair: Pair, tmp_path: Path) -> None:
+    spellings = xtok.events(*pair, for_loss="csd")
+    spellings.save(tmp_path / "s.safetensors")
+    line = "inspect", "s.safetensors", "201", "--id", "97"
+    tokens = json.loads(works(cli(*line, "--json")).stdout)["tokens"]
+    assert [one["pieces"] for one in tokens] == [["2", "0", "1"], ["a"]]
+    assert "'2' '0' '1'" in works(cli(*line)).stdout
+    left_out = [why for why, ids in spellings.left_out("student").items() if len(ids)]
+    for why in left_out:
+        example = int(spellings.left_out("student")[why][0])
+        assert why in works(cli("inspect", "s.safetensors", "--id", str(example))).stdout

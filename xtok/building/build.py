@@ -10,7 +10,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeVar, cast, get_args, overload
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
@@ -18,22 +18,27 @@ from xtok._lib.shards import Paths, source_of
 from xtok.building.counted import counted_map, synthetic_base, synthetic_map, wanted_by
 from xtok.building.counting.pair_text import PairText, TextLike, counts_of
 from xtok.building.counting.texts import find_texts
+from xtok.building.events import events_of_pair
 from xtok.building.exact import used_options, with_exact
 from xtok.building.matches import find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
-from xtok.config import WAIT, BuildConfig, Loss
+from xtok.config import WAIT, BuildConfig, EventLoss, Loss
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.binding import at_map_widths, bind_map
-from xtok.maps.map_like import MapLike, as_map
+from xtok.maps.events import EventMap
+from xtok.maps.map_like import AnyMap, MapLike, as_map
 from xtok.maps.parts import Recipe
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.recipe import difference, recipe_of
+from xtok.maps.recipe import difference, difference_of_sides, recipe_of
 from xtok.maps.results import check_ignored, report_of_pair
+from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.pairs import Pair
+
+M = TypeVar("M", bound=mapfile.StoredMap)
 
 
 def build(
@@ -174,6 +179,33 @@ def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
     return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
 
 
+@overload
+def get_map(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    *,
+    path: str | PathLike[str] | None = None,
+    for_loss: Literal["event-kl"],
+    timeout: float = WAIT,
+    progress: Progress = silent,
+    note: Note = silent_note,
+) -> EventMap: ...
+
+
+@overload
+def get_map(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    *,
+    path: str | PathLike[str] | None = None,
+    for_loss: Literal["csd"],
+    timeout: float = WAIT,
+    progress: Progress = silent,
+    note: Note = silent_note,
+) -> SpellingMap: ...
+
+
+@overload
 def get_map(
     student_model: ModelLike,
     teacher_model: ModelLike,
@@ -188,8 +220,27 @@ def get_map(
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
     note: Note = silent_note,
-) -> ProjectionMap:
+) -> ProjectionMap: ...
+
+
+def get_map(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    config: BuildConfig | None = None,
+    *,
+    path: str | PathLike[str] | None = None,
+    for_loss: Loss | EventLoss | None = None,
+    texts: Paths = (),
+    field: str = "text",
+    initial: MapLike | None = None,
+    timeout: float = WAIT,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+    note: Note = silent_note,
+) -> AnyMap:
     """Return the map in a file if it is the one that `build` makes; else build it and write it.
+
+    For `event-kl` and `csd` it is the one that `events` makes.
 
     Any number of processes may call this at once, on any hosts that share the folder: one builds,
     the others wait for its file. If it dies, the next one builds. Where the file system has no
@@ -201,7 +252,8 @@ def get_map(
         config: the options; the defaults if None.
         path: the map's file; another map in it is replaced. By default it is in xtok's cache
             folder, under a digest of both tokenizers, the options and the texts.
-        for_loss: take the options that suit a loss, instead of `config`.
+        for_loss: take the options that suit a loss, instead of `config`; or `event-kl` or `csd`,
+            which take neither a config nor texts.
         texts: text to count on, as `build` takes it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         initial: with texts, a map of this pair to smooth towards.
@@ -217,7 +269,15 @@ def get_map(
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
-    config = _config_of(config, for_loss)
+    if (loss := str(for_loss).replace("_", "-")) in get_args(EventLoss):
+        if config is not None or texts or initial is not None:
+            raise ValueError(f"{loss} takes no config, texts or initial map")
+        pair = pair_of(student_model, teacher_model)
+        target = _cached(pair, {"for": loss}) if path is None else Path(path)
+        return kept_events(
+            pair, cast(EventLoss, loss), target, timeout=timeout, progress=progress, note=note
+        )
+    config = _config_of(config, cast(Loss | None, for_loss))
     earlier = None if initial is None else as_map(initial)
     pair = _pair_of(student_model, teacher_model, earlier)
     recipe = asked_for(config, texts, field, earlier)
@@ -232,7 +292,28 @@ def get_map(
         return projection
 
     differs = partial(difference, pair=pair, recipe=recipe)
-    return load_or_build(target, differs, make, timeout=timeout, note=note)
+    return load_or_build(ProjectionMap, target, differs, make, timeout=timeout, note=note)
+
+
+def kept_events(
+    pair: Pair,
+    for_loss: EventLoss,
+    path: Path,
+    *,
+    timeout: float = WAIT,
+    progress: Progress = silent,
+    note: Note = silent_note,
+) -> EventMap | SpellingMap:
+    """Return what `events` makes of a pair, from the file if it has it; else make and write it."""
+
+    def make() -> EventMap | SpellingMap:
+        made = events_of_pair(pair, for_loss, progress)
+        made.save(path)
+        return made
+
+    kind: type[EventMap | SpellingMap] = SpellingMap if for_loss == "csd" else EventMap
+    differs = partial(difference_of_sides, pair=pair)
+    return load_or_build(kind, path, differs, make, timeout=timeout, note=note)
 
 
 def asked_for(
@@ -256,25 +337,26 @@ def _cached(pair: Pair, recipe: Recipe) -> Path:
 
 
 def load_or_build(
+    kind: type[M],
     path: Path,
-    differs: Callable[[ProjectionMap], str | None],
-    make: Callable[[], ProjectionMap],
+    differs: Callable[[M], str | None],
+    make: Callable[[], M],
     *,
     timeout: float = WAIT,
     note: Note = silent_note,
-) -> ProjectionMap:
+) -> M:
     """Return the map in a file if it does not differ; else one process at a time makes it.
 
     A map that was kept has no reports.
     """
     replaced: str | None = None
 
-    def kept() -> ProjectionMap | None:
+    def kept() -> M | None:
         nonlocal replaced
         if not path.exists():
             return None
         try:
-            projection = ProjectionMap.load(path)
+            projection = kind.load(path)
         except XtokError as error:
             replaced = error.message
             return None
@@ -283,7 +365,7 @@ def load_or_build(
 
     projection = kept()
     if projection is None:
-        mapfile.check_output(path)
+        mapfile.check_output(path, mapfile.SUFFIXES[: 1 if kind is EventMap else 2])
         with locked(path, timeout=timeout, note=note):
             projection = kept()  # another process may have made it meanwhile
             if projection is None:

@@ -9,7 +9,9 @@ from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
+    SKIP_EXISTING,
     TEXT_FIELD,
+    TIMEOUT,
     MapOptions,
     ModelArguments,
     StrictOutput,
@@ -20,7 +22,7 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.cli.spellings import nemo_name
-from xtok.config import OUTPUT, RARE, TEXT, WAIT, BuildConfig, Loss, option
+from xtok.config import TEXT, BuildConfig, Loss
 
 
 @command
@@ -44,20 +46,8 @@ def build(
         panel=TEXT,
     ),
     config: BuildConfig,
-    skip_existing: bool = option(
-        False,
-        "Keep an output that is already the same map: same tokenizers, options and texts. Else "
-        "one process makes it, and others that ask for the same file wait.",
-        flag=True,
-        panel=OUTPUT,
-    ),
-    timeout: float = option(
-        WAIT,
-        "Seconds to wait for another process that makes the same file; then make it here, too.",
-        min=0,
-        needs={"skip_existing": True},
-        panel=RARE,
-    ),
+    skip_existing: bool = SKIP_EXISTING,
+    timeout: float = TIMEOUT,
     map_options: MapOptions,
 ) -> None:
     """Build a projection map from two tokenizers.
@@ -93,7 +83,9 @@ def build(
         def differs(existing: xtok.ProjectionMap) -> str | None:
             return difference(existing, pair, asked_for(config, text, field, initial))
 
-        projection = load_or_build(path, differs, make, timeout=timeout, note=console.print_note)
+        projection = load_or_build(
+            xtok.ProjectionMap, path, differs, make, timeout=timeout, note=console.print_note
+        )
     else:
         projection = make()
     print_written(projection.reports, path, json=output.json)

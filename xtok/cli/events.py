@@ -4,6 +4,8 @@ from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     JSON,
+    SKIP_EXISTING,
+    TIMEOUT,
     ModelArguments,
     Widths,
     loss_option,
@@ -32,25 +34,35 @@ def events(
         "NAME.reverse.pt",
     ),
     json: bool = JSON,
+    skip_existing: bool = SKIP_EXISTING,
+    timeout: float = TIMEOUT,
     widths: Widths,
 ) -> None:
     """Build an event map (default), or the tables for CSD."""
     suffixes = SUFFIXES if for_loss == "csd" else SUFFIXES[:1]
-    check_output(output_path(output, "events.safetensors"), suffixes)
+    from xtok.building.build import kept_events
     from xtok.building.events import events_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
+    if not (skip_existing and path.is_file()):  # a map that is kept is not written
+        check_output(path, suffixes)
     if path.suffix == ".pt":
         from xtok.maps.nemo_tables import check_reverse
 
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)
     note_one_vocabulary(pair)
-    result = events_of_pair(pair, for_loss, console.progress_bar)
-    result.save(path)
+    if skip_existing:
+        result = kept_events(
+            pair, for_loss, path, timeout=timeout, progress=console.progress_bar,
+            note=console.print_note,
+        )  # fmt: skip
+    else:
+        result = events_of_pair(pair, for_loss, console.progress_bar)
+        result.save(path)
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 

@@ -69,7 +69,8 @@ def inspect(
 ) -> None:
     """Show what a map holds, single rows, or where two maps differ.
 
-    Given the models, tokens are also spelled in each other's pieces.
+    Given the models, tokens are also spelled in each other's pieces. Of an event map, it shows what
+    shares an event with a token; of a spelling map, how the token is spelled.
     """
     is_listing = bool(token_class or kind or worst)
     is_explaining = bool(tokens or token_id)
@@ -83,12 +84,16 @@ def inspect(
         raise typer.BadParameter("--text goes with --against and --student-model")
     check_texts(text, field)
     loaded = map_options.load_any(map_path)
-    if isinstance(loaded, xtok.SpellingMap):
-        overview = not (is_listing or is_explaining or classes or against)
-        _show_spellings(models.with_map(loaded, name=map_path)[0], num_examples, overview, json)
-        return
     if not isinstance(loaded, xtok.ProjectionMap):
-        loaded = map_options.load(map_path)  # which says what it is instead
+        if is_listing or classes or against is not None:
+            raise typer.BadParameter(
+                f"{map_path} is {loaded.NAME}: give tokens or --id, or --num-examples alone"
+            )
+        other_kind, _ = models.with_map(loaded, name=map_path)
+        _show_other(
+            other_kind, [*tokens, *token_id], 5 if num_examples is None else num_examples, json
+        )
+        return
     projection, pair = models.with_map(loaded, name=map_path)
     console.print_reports(projection.reports)
     if against is not None:
@@ -118,12 +123,20 @@ def inspect(
             console.print_notes(["the map carries no tokens, so no classes"])
 
 
-def _show_spellings(
-    spellings: xtok.SpellingMap, num_examples: int | None, overview: bool, json: bool
+def _show_other(
+    m: xtok.EventMap | xtok.SpellingMap, tokens: list[str | int], num_examples: int, json: bool
 ) -> None:
-    if not overview:
-        raise typer.BadParameter("a spelling map has an overview alone, with --num-examples")
-    from xtok.inspection.describe import describe_spellings
+    """Show an event map or a spelling map, or what it has of tokens."""
+    from xtok.cli.tables import events as tables
+    from xtok.inspection import describe, events
 
-    number = 5 if num_examples is None else num_examples
-    show(describe_spellings(spellings, num_examples=number), tables.print_spellings, json=json)
+    if isinstance(m, xtok.EventMap) and tokens:
+        show(events.explain_events(m, tokens), tables.print_event_explanation, json=json)
+    elif isinstance(m, xtok.EventMap):
+        description = events.describe_events(m, num_examples=num_examples)
+        show(description, tables.print_events, json=json)
+    elif tokens:
+        show(events.explain_spellings(m, tokens), tables.print_spelled, json=json)
+    else:
+        spellings = describe.describe_spellings(m, num_examples=num_examples)
+        show(spellings, tables.print_spellings, json=json)

@@ -18,7 +18,7 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import expanded
 from xtok.cli.stdout import print_path, print_result
-from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, Config, Loss, option
+from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, WAIT, Config, Loss, option
 from xtok.errors import XtokError
 from xtok.maps.binding import bind_map, name_notes, pair_of_map
 from xtok.tokenizers.pairs import SIDES
@@ -368,6 +368,22 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
         print_result(console.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
     for path in () if json else paths:
         print_path(path)
+
+
+SKIP_EXISTING = option(
+    False,
+    "Keep an output that is already the same map: same tokenizers, options and texts. Else one "
+    "process makes it, and others that ask for the same file wait.",
+    flag=True,
+    panel=OUTPUT,
+)
+TIMEOUT = option(
+    WAIT,
+    "Seconds to wait for another process that makes the same file; then make it here, too.",
+    min=0,
+    needs={"skip_existing": True},
+    panel=RARE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

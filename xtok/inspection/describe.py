@@ -85,8 +85,8 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
     total = float(m.weights.sum(dtype=np.float64))
     columns_used, largest = _columns(m)
     return Description(
-        student=_side(m.student),
-        teacher=_side(m.teacher),
+        student=describe_side(m.student),
+        teacher=describe_side(m.teacher),
         method=m.method,
         history=m.history,
         nnz=m.nnz,
@@ -111,6 +111,7 @@ class SpelledToken:
     token_id: int
     token: str
     pieces: tuple[str, ...]
+    left_out: str = ""  # why it has no pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,20 +134,32 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
         num_examples: how many tokens of several pieces to show of each side, evenly spread.
     """
     examples: list[SpelledToken] = []
-    for side, table, others in zip(SIDES, m.tables, m.tables[::-1], strict=True):
-        pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
-        ends = np.cumsum(counts)
-        for i in _spread(np.flatnonzero(counts > 1), num_examples):
-            spelling = pieces[ends[i] - counts[i] : ends[i]].tolist()
-            names = tuple(others.name(piece) for piece in spelling)
-            examples.append(SpelledToken(side=side, token_id=i, token=table.name(i), pieces=names))
+    for side in SIDES:
+        ids = _spread(np.flatnonzero(getattr(m, f"{side}_counts") > 1), num_examples)
+        examples += [spelled_token(m, side, i) for i in ids]
     return SpellingDescription(
-        student=_side(m.student),
-        teacher=_side(m.teacher),
+        student=describe_side(m.student),
+        teacher=describe_side(m.teacher),
         history=m.history,
         spelled={side: SpellingFacts.of(m, side) for side in SIDES},
         pieces={side: _sizes(getattr(m, f"{side}_counts")) for side in SIDES},
         examples=tuple(examples),
+    )
+
+
+def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
+    """Return the spelling of a side's token in the other side's tokens."""
+    table, others = m.tables if side == "student" else m.tables[::-1]
+    pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
+    end = int(counts[: token_id + 1].sum(dtype=np.int64))
+    own = pieces[end - counts[token_id] : end].tolist()
+    reasons = m.left_out(side) if not own else {}
+    return SpelledToken(
+        side=side,
+        token_id=token_id,
+        token=table.name(token_id),
+        pieces=tuple(map(others.name, own)),
+        left_out=next((why for why, ids in reasons.items() if token_id in ids), ""),
     )
 
 
@@ -190,7 +203,7 @@ def _spread(rows: NDArray[np.int64], count: int) -> list[int]:
     return chosen
 
 
-def _side(vocabulary: Vocabulary) -> SideDescription:
+def describe_side(vocabulary: Vocabulary) -> SideDescription:
     """Describe one side of a map."""
     table = vocabulary.table
     types = np.zeros(0, np.uint8) if table is None else table.types

@@ -56,7 +56,7 @@ class Row:
 
 
 OTHER_KINDS: Mapping[str, tuple[str, str]] = {
-    "events": ("an event map", "xtok evaluate measures it"),
+    "events": ("an event map", "xtok inspect shows it"),
     "spellings": ("a spelling map", "xtok inspect shows it"),
 }
 """What a file that holds no projection map is, and what it is for."""

@@ -65,19 +65,11 @@ def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
 def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | None:
     """Return how a map differs from the one of a pair and a recipe, in words; None if it does not.
 
-    Tokenizers are compared by their definition; their tokens tell what is different. Versions of
-    xtok are not compared.
+    Versions of xtok are not compared.
     """
-    for side, table, now in zip(SIDES, pair.tables, pair.sides, strict=True):
-        before = getattr(existing, side)
-        if before.vocab_size != now.vocab_size:
-            return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
-        if before.table is None or before.table.sha256() != table.sha256():
-            return f"its {side} {before.model_id} has other tokens than {now.model_id}"
-        if before.definition_sha256 is None:
-            return f"an earlier version made it: how its {side} was defined is not known"
-        if before.definition_sha256 != now.definition_sha256:
-            return f"its {side} {before.model_id} was changed since, though not in its tokens"
+    sides = difference_of_sides(existing, pair)
+    if sides is not None:
+        return sides
     made = existing.recipe
     if made is None:
         return "it does not say how it was built: an earlier version or another command made it"
@@ -89,3 +81,21 @@ def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | Non
             return f"its {name} is {old.get(name)}, not {new[name]}"
     words = (says for name, says in _IN_WORDS.items() if made.get(name) != recipe.get(name))
     return next(words, "it was made in another way")
+
+
+def difference_of_sides(existing: mapfile.StoredMap, pair: Pair) -> str | None:
+    """Return how a map's sides differ from those of a pair, in words; None if they do not.
+
+    Tokenizers are compared by their definition; their tokens tell what is different.
+    """
+    for side, table, now in zip(SIDES, pair.tables, pair.sides, strict=True):
+        before = getattr(existing, side)
+        if before.vocab_size != now.vocab_size:
+            return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
+        if before.table is None or before.table.sha256() != table.sha256():
+            return f"its {side} {before.model_id} has other tokens than {now.model_id}"
+        if before.definition_sha256 is None:
+            return f"an earlier version made it: how its {side} was defined is not known"
+        if before.definition_sha256 != now.definition_sha256:
+            return f"its {side} {before.model_id} was changed since, though not in its tokens"
+    return None

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing, weight
-from xtok.maps.nemo_tables import N_MAX
 from xtok.tokenizers.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
         Coverage,
         Description,
         SideDescription,
-        SpellingDescription,
     )
     from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
     from xtok.inspection.verify import Verification
@@ -38,32 +36,6 @@ def print_description(d: Description) -> None:
     with printing() as console:
         for part in parts:
             console.print(part)
-
-
-def print_spellings(d: SpellingDescription) -> None:
-    """Print what a spelling map holds."""
-    sides = d.student, d.teacher
-    rows = [(label, *map(show, sides)) for label, show in _SIDE_ROWS.items()]
-    spelled = d.spelled["student"], d.spelled["teacher"]
-    rows.append(("shared", *(f"{one.shared:,}" for one in spelled)))
-    for number in range(2, N_MAX + 1):
-        counts = (d.pieces[side].get(number, 0) for side in d.spelled)
-        rows.append((f"{number} pieces", *(f"{count:,}" for count in counts)))
-    more = (sum(n for size, n in sizes.items() if size > N_MAX) for sizes in d.pieces.values())
-    rows.append(("more, which NeMo-RL leaves out", *(f"{count:,}" for count in more)))
-    reasons = dict.fromkeys(why for one in spelled for why in one.left_out)
-    rows += [
-        (f"left out: {why}", *(f"{one.left_out.get(why, 0):,}" for one in spelled))
-        for why in reasons
-    ]
-    with printing() as console:
-        console.print(new_table("spellings", "student", "teacher", rows=rows))
-        if d.examples:
-            shown = [
-                (one.side, quoted(one.token), str(one.token_id), " ".join(map(quoted, one.pieces)))
-                for one in d.examples
-            ]
-            console.print(new_table("of", "token", "id", "pieces", rows=shown))
 
 
 def print_explanation(explanation: Explanation) -> None:
@@ -85,7 +57,7 @@ _MOST_STEPS = 10
 
 
 def _sides(d: Description) -> Table:
-    rows = [(label, show(d.student), show(d.teacher)) for label, show in _SIDE_ROWS.items()]
+    rows = [(label, show(d.student), show(d.teacher)) for label, show in SIDE_ROWS.items()]
     table = new_table("map", "student (rows)", "teacher (columns)", rows=rows)
     table.add_section()
     for step in d.history[:_MOST_STEPS]:
@@ -97,7 +69,7 @@ def _sides(d: Description) -> Table:
     return table
 
 
-_SIDE_ROWS: Mapping[str, Callable[[SideDescription], str]] = {
+SIDE_ROWS: Mapping[str, Callable[[SideDescription], str]] = {
     "model": lambda s: s.model_id + (f" @ {s.revision}" if s.revision else ""),
     "read as": lambda s: s.backend or "unknown",
     "width": lambda s: f"{s.vocab_size:,} (from the {s.width_source})",

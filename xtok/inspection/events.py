@@ -1,0 +1,147 @@
+"""What event maps and spelling maps say of tokens: a token's event, and its spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xtok.inspection.describe import SideDescription, SpelledToken, describe_side, spelled_token
+from xtok.maps.events import EventMap
+from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers.pairs import require_table
+from xtok.tokenizers.table import SIDES
+
+Token = str | bytes | int
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """An event: how many tokens of each side it has, and the first ones, escaped."""
+
+    number: int
+    is_rest: bool  # of tokens that are linked to none
+    student_count: int
+    student: tuple[str, ...]
+    teacher_count: int
+    teacher: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventOfToken:
+    """A student token, the teacher token that put it into its event, and the event."""
+
+    student_id: int
+    token: str
+    link_id: int | None
+    link: str | None
+    event: Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventExplanation:
+    """The events of tokens of an event map."""
+
+    student: str
+    teacher: str
+    tokens: tuple[EventOfToken, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventDescription:
+    """What an event map holds."""
+
+    student: SideDescription
+    teacher: SideDescription
+    history: Sequence[Mapping[str, Any]]
+    num_events: int
+    one_to_one: int  # events of one token of each side
+    rest: Event | None
+    largest: tuple[Event, ...]  # by the tokens of both sides, without the rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpellingExplanation:
+    """The spellings of tokens of a spelling map."""
+
+    student: str
+    teacher: str
+    tokens: tuple[SpelledToken, ...]
+
+
+def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
+    """Describe an event map: its sides, how large its events are, and the largest ones."""
+    sizes = np.stack([np.bincount(getattr(m, f"{side}_event")) for side in SIDES])
+    total = sizes.sum(axis=0)
+    if m.rest is not None:
+        total[m.rest] = 0
+    largest = np.argsort(-total, kind="stable")[:num_examples].tolist()
+    return EventDescription(
+        student=describe_side(m.student),
+        teacher=describe_side(m.teacher),
+        history=m.history,
+        num_events=m.num_events,
+        one_to_one=int((sizes == 1).all(axis=0).sum()),
+        rest=None if m.rest is None else _event(m, m.rest),
+        largest=tuple(_event(m, number) for number in largest if total[number]),
+    )
+
+
+def explain_events(m: EventMap, tokens: Sequence[Token]) -> EventExplanation:
+    """Tell which tokens are in one event with tokens of the student.
+
+    Args:
+        m: the event map.
+        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
+
+    Raises:
+        XtokError: if the student has no such token.
+    """
+    rows, columns = require_table(m.student), require_table(m.teacher)
+    explained = []
+    for i in dict.fromkeys(i for token in tokens for i in m.student.ids_of(token)):
+        link = int(m.student_link[i])
+        explained.append(
+            EventOfToken(
+                student_id=i,
+                token=rows.name(i),
+                link_id=link if link >= 0 else None,
+                link=columns.name(link) if link >= 0 else None,
+                event=_event(m, int(m.student_event[i])),
+            )
+        )
+    return EventExplanation(
+        student=m.student.model_id, teacher=m.teacher.model_id, tokens=tuple(explained)
+    )
+
+
+def explain_spellings(m: SpellingMap, tokens: Sequence[Token]) -> SpellingExplanation:
+    """Tell how tokens of the student are spelled in the teacher's tokens.
+
+    Args:
+        m: the spelling map.
+        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
+
+    Raises:
+        XtokError: if the student has no such token.
+    """
+    ids = dict.fromkeys(i for token in tokens for i in m.student.ids_of(token))
+    return SpellingExplanation(
+        student=m.student.model_id,
+        teacher=m.teacher.model_id,
+        tokens=tuple(spelled_token(m, "student", i) for i in ids),
+    )
+
+
+def _event(m: EventMap, number: int) -> Event:
+    of_sides: dict[str, Any] = {}
+    for side in SIDES:
+        table = require_table(getattr(m, side))
+        ids = np.flatnonzero(getattr(m, f"{side}_event") == number)
+        of_sides[f"{side}_count"] = len(ids)
+        of_sides[side] = tuple(map(table.name, ids[:_SHOWN].tolist()))
+    return Event(number=number, is_rest=number == m.rest, **of_sides)
