@@ -97,6 +97,7 @@ def one_pass(
     logits = as_logits(student)
     to = logits.gradients()
     dtype = torch.float64 if torch.float64 in [p.dtype for p in plans] else torch.float32
+    weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
     has_gradient = any(x is not None for x in to)
     parts, factors, owners = [], [], []
     for number, (plan, weight) in enumerate(zip(plans, weights, strict=True)):
