@@ -156,8 +156,14 @@ def pretended_gpu() -> Iterator[Counter[str]]:
     # `torch.tensor` makes its tensor on the CPU, and moves it where this mode sees it.
     lifts = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
+    # Random numbers are the CPU's.
+    replaced: dict[str, Any] = {
+        "_lazy_init": lambda: None,
+        "get_rng_state": lambda device: torch.get_rng_state(),
+        "set_rng_state": lambda state, device: torch.set_rng_state(state),
+    }
     try:
-        with patch.object(torch.cuda, "_lazy_init", lambda: None), _Dispatch() as dispatch:
+        with patch.multiple(torch.cuda, **replaced), _Dispatch() as dispatch:
             yield dispatch.fetches
     finally:
         torch._C._set_only_lift_cpu_tensors(lifts)

@@ -27,6 +27,7 @@ from make import FOREIGN, GOOD, TINY, edited, pt_bytes, with_layer
 from numpy.typing import NDArray
 from pyarrow.parquet import write_table
 from safetensors.torch import save as safetensors
+from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
@@ -45,6 +46,7 @@ from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
+from xtok.training.heads import find_heads
 from xtok.training.objective import make_objective
 from xtok.training.trainers import nemo_rl
 
@@ -56,6 +58,21 @@ def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in an empty folder, in which `small` has the small tokenizers."""
     monkeypatch.chdir(tmp_path)
     Path("small").symlink_to(small)
+
+
+def heads_of(wrong: str) -> object:
+    """Look for the head of a model that has none, more positions, or another factor."""
+    model: Any = torch.nn.Linear(2, 2) if wrong == "no head" else tiny_model(300, seed=0)
+
+    def more(module: Any, args: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state[:, [0, 0, 1, 2]]
+        return output
+
+    if wrong == "more":
+        model.model.register_forward_hook(more)
+    if wrong == "other":
+        model.lm_head.register_forward_hook(lambda module, args, logits: 2 * logits)
+    return find_heads([model], [{"input_ids": torch.zeros(1, 3, dtype=torch.int64)}], [True], True)
 
 
 def file(name: str, content: str | bytes = "") -> str:
@@ -289,6 +306,7 @@ DEVICE = "give cpu, cuda or cuda:0 with device="
 FLOATS = "give the checkpoint that is not quantized, or fetch it again"
 WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes one"
 FETCH = "the checkpoint is damaged: fetch it again"
+WHOLE = "train with whole logits: hidden_states=False of a trainer, --logits of the examples"
 EACH = "give one for each teacher, as projection= of a trainer or module= of make_loss"
 COLLATE = "topk-kl goes with a TopKCollator, every other loss with a DistillationCollator"
 
@@ -487,6 +505,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "write the whole pair, or the character itself"),
     (lambda: chat([{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]),
      "message 0 is nested more than 100 deep", "give its content as text, or as a list of parts"),
+    (lambda: chat([{"role": "user", "content": np.array(["a", "b"])}]),
+     "message 0, the user's, has an array where JSON has a list",
+     "make lists of them, as array.tolist() does, or read rows with pyarrow's to_pylist()"),
     (lambda: chat([ASK], None), "small-byte-level has no chat template", TEMPLATE),
     (lambda: chat_of_named([ASK]), "model has no chat template by default, but the named ones rag",
      f"give the name of one, or {TEMPLATE.removeprefix('give ')}"),
@@ -564,10 +585,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2**30),
      "map.pt cannot be 1073741824 wide", "give teacher_vocab_size= up to 16777216"),
     (lambda: read_map(pt_bytes(FOREIGN), "map.pt")["ab"],
-     "the map carries no tokens: xtok did not write it", "give the token's id instead"),
-    (lambda: TINY["abc"], "the student has no token 'abc'",
-     "a space is part of a token, as in ' the'; bytes are written like '\\xe4'"),
-    (lambda: TINY[-1], "there is no student id -1: the map has rows 0 to 5",
+     "the map carries no tokens of a/student: xtok did not write it",
+     "give the token's id instead"),
+    (lambda: TINY["abc"], "org/student has no token 'abc'",
+     "a space is part of a token, as in ' the'; bytes are written like '\\xe4'; "
+     "a number in quotes is not an id"),
+    (lambda: TINY[-1], "org/student has no id -1: its ids are 0 to 5",
      "give another id, or the token itself"),
     (lambda: xtok.reapply_exact(GOOD), "the map carries no tokens of m: xtok did not write it",
      BOTH),
@@ -820,7 +843,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_loss("p_kl", EventLoss), "p-kl takes no event map",
      "xtok build STUDENT TEACHER --for p-kl"),
     (lambda: losses.make_loss("p-kl"), "p-kl needs a map", EACH),
-    (lambda: losses.make_loss("event-kl", module=ProjectionModule(GOOD)),
+    (lambda: losses.make_loss("event-kl"),
      "event-kl needs an event map", EACH),
     (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
     (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions",
@@ -829,6 +852,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the map is learnable, and a trainer optimizes only its model",
      "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
      "`to_map` returns"),
+    (lambda: heads_of("no head"), "the student needs whole logits: Linear is not a decoder of "
+     "Transformers", WHOLE),
+    (lambda: heads_of("more"), "LlamaForCausalLM has hidden states [1, 4] for ids [1, 3]", WHOLE),
+    (lambda: heads_of("other"), "the logits of LlamaForCausalLM are not its head times its hidden "
+     "states, with what its configuration says of logit_scale, logits_scaling, lm_head_multiplier, "
+     "output_multiplier, final_logit_softcapping, logits_soft_cap", WHOLE),
     (lambda: ProjectionModule(of_bytes())(torch.zeros(1, 1, 5)),
      "the student's logits are 5 wide, the map's student 256",
      "give a map of this student, or build it 5 wide with vocab_size="),

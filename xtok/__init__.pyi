@@ -36,6 +36,7 @@ from .inspection.doctor import doctor as doctor
 from .inspection.evaluate import evaluate as evaluate
 from .inspection.explain import explain as explain
 from .inspection.verify import verify as verify
+from .inspection.vocab import vocab as vocab
 from .maps.convert import convert as convert
 from .maps.events import EventMap as EventMap
 from .maps.projection_map import ProjectionMap as ProjectionMap

@@ -19,21 +19,23 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training import losses
 from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.heads import Head, find_heads, logits_of
 from xtok.training.losses.named import LOSSES
 from xtok.training.module import ProjectionModule
+from xtok.training.objective import LossTerms, Objective
 
 NUMBERS: dict[str, Any] = {
     "steps": 1000, "batch-size": 8, "max-length": 512, "learning-rate": 3e-4, "warmup": 20,
@@ -42,25 +44,32 @@ NUMBERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def distillation(
-    logits: Tensor,
-    teacher_logits: Sequence[Tensor],
+def losses_of(
+    student: Any,
+    teachers: Sequence[Any],
+    heads: Sequence[Head | None],
     batch: dict[str, Any],
-    functions: Sequence[losses.BatchLoss],
-    options: argparse.Namespace,
-) -> Tensor:
-    """Return the distillation loss from all teachers."""
-    sides, weights = batch["teachers"], options.teacher_weight
-    if options.teachers == "averaged-logits":
-        mean = averaged_logits(teacher_logits, weights or [1.0] * len(teacher_logits))
-        return functions[0](logits, mean, batch, sides[0])
-    if options.teachers == "selected":
-        best = losses.select_teacher(teacher_logits, [side["targets"] for side in sides])
-        return functions[best](logits, teacher_logits[best], batch, sides[best])
-    teachers = zip(functions, teacher_logits, sides, strict=True)
-    return losses.sum_teachers(
-        [f(logits, theirs, batch, side) for f, theirs, side in teachers], weights
-    )
+    objective: Objective,
+    how: str,
+) -> LossTerms:
+    """Run the models; return the student's loss on a batch, and what it is made of."""
+    logits, sides = logits_of(student, batch, heads[0]), batch["teachers"]
+    with torch.no_grad():
+        theirs: list[Any] = [
+            logits_of(*of_teacher) for of_teacher in zip(teachers, sides, heads[1:], strict=True)
+        ]
+    if how == "averaged-logits":
+        theirs = [averaged_logits(theirs, objective.teacher_weights or [1.0] * len(theirs))]
+        objective, sides = only(objective, 0), sides[:1]
+    elif how == "selected":
+        best = losses.select_teacher(theirs, [side["targets"] for side in sides])
+        objective, theirs, sides = only(objective, best), [theirs[best]], [sides[best]]
+    return objective.terms(logits, theirs, {**batch, "teachers": sides})
+
+
+def only(objective: Objective, teacher: int) -> Objective:
+    """Return the objective of one of the teachers, with a weight of 1."""
+    return replace(objective, losses=[objective.losses[teacher]], teacher_weights=None)
 
 
 def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -73,19 +82,6 @@ def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) 
         if weight > 0:  # 0 · −∞ is no number
             mean = mean + logits[..., :width].float() * (weight / sum(weights))
     return mean
-
-
-def logits_of(model: torch.nn.Module, side: dict[str, Any]) -> Tensor:
-    """Run a model on its side of a batch."""
-    logits: Tensor = model(
-        input_ids=side["input_ids"], attention_mask=side["attention_mask"]
-    ).logits
-    return logits
-
-
-def own_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of the cross-entropies of the next tokens."""
-    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
 def read_texts(paths: Sequence[Path]) -> list[Any]:
@@ -119,7 +115,11 @@ def batches(count: int, options: argparse.Namespace, first: int) -> Iterator[lis
 
 @torch.no_grad()
 def bits_per_byte(
-    student: torch.nn.Module, samples: Sequence[Any], collate: DistillationCollator, batch_size: int
+    student: torch.nn.Module,
+    samples: Sequence[Any],
+    collate: DistillationCollator,
+    batch_size: int,
+    head: Head | None = None,
 ) -> float:
     """Return the student's cross-entropy on texts, in bits per predicted byte."""
     student.eval()
@@ -128,7 +128,8 @@ def bits_per_byte(
     for start in range(0, len(samples), batch_size):
         batch = prepare(collate(samples[start : start + batch_size]), device)
         targets = batch["targets"]
-        bits += float(own_loss(logits_of(student, batch), targets)) / math.log(2)
+        mean = losses.cross_entropy(logits_of(student, batch, head), targets)
+        bits += float(mean * (targets >= 0).sum()) / math.log(2)
         num_bytes += int(lengths[targets[targets >= 0]].sum())
     student.train()
     return bits / max(1, num_bytes)
@@ -165,6 +166,36 @@ def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
         raise XtokError(f"{loss} takes no map", hint="leave out --map")
     made = artefact.to_torch(artefact.of_file.load(path))
     return ProjectionModule(made.map, learnable=True) if learnable else made
+
+
+def heads_of(
+    models: Sequence[Any], objective: Objective, first: Any, options: argparse.Namespace
+) -> list[Head | None]:
+    """Return the heads of the models that run without whole logits; print why others do not."""
+    batch = prepare(first, options.device)
+    student, *of_teachers = objective.takes_hidden
+    takes = [student, *(takes and options.teachers == "sum" for takes in of_teachers)]
+    wanted = False if options.logits else None
+    with autocast(options):
+        heads, notes = find_heads(models, [batch, *batch["teachers"]], takes, wanted)
+    if options.autocast and options.device == "cpu" and not fast_in_bfloat16():
+        notes.append("this CPU has no instructions for bfloat16: without --autocast it is faster")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return heads
+
+
+def autocast(options: argparse.Namespace) -> torch.autocast:
+    """Return a context in which models compute in bfloat16, if that is asked for."""
+    kind = torch.device(options.device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=options.autocast)
+
+
+def fast_in_bfloat16() -> bool:
+    """Whether the CPU multiplies in bfloat16; others convert each number, there and back."""
+    capabilities = getattr(torch.cpu, "get_capabilities", None)  # of newer versions of PyTorch
+    known = ("amx_bf16", "avx512_bf16", "bf16")
+    return capabilities is None or any(capabilities().get(name) for name in known)
 
 
 def learning_rate(step: int, options: argparse.Namespace) -> float:
@@ -277,11 +308,16 @@ def train(options: argparse.Namespace) -> None:
     first = load_checkpoint(checkpoint, parts)
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(lines[:first]), encoding="utf-8")
-    weights = losses.CombineConfig(
-        distillation_weight=options.distillation_weight,
-        cross_entropy_weight=options.cross_entropy_weight,
-        dynamic_scaling=options.dynamic_scaling,
+    objective = Objective(
+        losses=functions if teachers else [],
+        teacher_weights=options.teacher_weight,
+        combine=losses.CombineConfig(
+            distillation_weight=options.distillation_weight,
+            cross_entropy_weight=options.cross_entropy_weight,
+            dynamic_scaling=options.dynamic_scaling,
+        ),
     )
+    heads = heads_of([student, *teachers], objective, collate(samples[:1]), options)
     data: Any = samples
     loader = DataLoader(
         data, batch_sampler=list(batches(len(samples), options, first)), collate_fn=collate,
@@ -291,7 +327,9 @@ def train(options: argparse.Namespace) -> None:
     student.train()
     before = {}
     if held_out and not first:
-        before["bits_before"] = bits_per_byte(student, held_out, collate, options.batch_size)
+        before["bits_before"] = bits_per_byte(
+            student, held_out, collate, options.batch_size, heads[0]
+        )
         bits = f"before training: held-out {before['bits_before']:.3f} bits per byte"
         print(bits, file=sys.stderr, flush=True)
     seconds, started = 0.0, time.monotonic()
@@ -299,27 +337,20 @@ def train(options: argparse.Namespace) -> None:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, options)
         batch = prepare(raw, options.device)
-        kind = torch.device(options.device).type
-        with torch.autocast(kind, torch.bfloat16, enabled=options.autocast):
-            logits = logits_of(student, batch)
-            own = own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum().clamp(min=1)
-            loss, kd = own, torch.zeros(())
-            if teachers:
-                with torch.no_grad():
-                    sides = zip(teachers, batch["teachers"], strict=True)
-                    teacher_logits = [logits_of(*pair) for pair in sides]
-                kd = distillation(logits, teacher_logits, batch, functions, options)
-                loss = losses.combine(kd, own, weights)
+        with autocast(options):
+            terms = losses_of(student, teachers, heads, batch, objective, options.teachers)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        terms.loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, options.clip)
         optimizer.step()
-        values = {"loss": loss, "cross_entropy": own, "distillation": kd, "norm": norm}
+        values = {**terms._asdict(), "norm": norm}
         line = {"step": step, **{name: float(value.detach()) for name, value in values.items()}}
         seconds += time.monotonic() - started
         last = step + 1 == options.steps
         if held_out and (last or (step + 1) % options.measure_every == 0):
-            line["bits_per_byte"] = bits_per_byte(student, held_out, collate, options.batch_size)
+            line["bits_per_byte"] = bits_per_byte(
+                student, held_out, collate, options.batch_size, heads[0]
+            )
         say(line, options, seconds / (step + 1 - first))
         if step == 0:
             line |= before
@@ -364,6 +395,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         add(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     for name in ("reverse-kl", "dynamic-scaling", "autocast"):
         add(f"--{name}", action="store_true")
+    add("--logits", action="store_true", help="whole logits, where hidden states would do")
     what = "draw OUTPUT/log.png, with the held-out text of other runs' folders beside it"
     add("--plot", type=Path, nargs="*", metavar="RUN", help=what)
     add("--device", default="cpu")

@@ -49,6 +49,9 @@ class Arguments:
     loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
     max_length: int = field(default=1024, metadata={"help": "tokens of a sample, on each side"})
     cross_entropy_weight: float = field(default=1.0, metadata={"help": "0: distillation only"})
+    logits: bool = field(
+        default=False, metadata={"help": "whole logits, where hidden states would do"}
+    )
     dynamic_scaling: bool = field(
         default=False, metadata={"help": "scale the distillation to the size of the cross-entropy"}
     )
@@ -91,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
             cross_entropy_weight=options.cross_entropy_weight,
             dynamic_scaling=options.dynamic_scaling,
         ),
+        hidden_states=False if options.logits else None,
         train_dataset=read(options.dataset),
         eval_dataset=read(options.eval_dataset),
     )

@@ -29,14 +29,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import distill
 import httpx
 import numpy as np
 import study
 import torch
 from study_data import beginning, sides, texts_of
 
+from xtok.training import losses
 from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.heads import logits_of
 
 TEXT = "The lighthouse was built in 1852 — its lamp, 201 steps up, burned whale oil until 1886."
 NEW_TOKENS = 32
@@ -216,8 +217,8 @@ def trainer_of(
                 both = zip(inputs["prompt_ids"], inputs["prompt_mask"].bool(), strict=True)
                 whole = [begun_by[tuple(ids[mask].tolist())] for ids, mask in both]
                 batch = prepare(collate(whole), model.device)
-                own = distill.own_loss(distill.logits_of(model, batch), batch["targets"])
-                loss = loss + args.text_weight * own / (batch["targets"] >= 0).sum()
+                own = losses.cross_entropy(logits_of(model, batch), batch["targets"])
+                loss = loss + args.text_weight * own
             return loss
 
     config = ServerDistillationConfig(

@@ -48,7 +48,9 @@ from study_data import (
 )
 
 from xtok._lib.threads import available_cores
+from xtok.training import losses
 from xtok.training.collator import IGNORED, DistillationCollator, prepare
+from xtok.training.heads import find_heads, logits_of
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "models"
 MEASUREMENTS = 8  # of a run, evenly
@@ -197,7 +199,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     groups = unseen(args)
     model = distill.load_model(args.student, pair.tokenizers[0]).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
-    teacher = Teacher(args, run)
+    teacher, head = Teacher(args, run), None
     of_run = {"seed": run.seed, "learning_rate": run.rate, "warmup": 5}
     options = argparse.Namespace(**{**vars(args), **of_run})
     measured_at = sorted({args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)})
@@ -210,10 +212,11 @@ def train(args: argparse.Namespace, run: Run) -> None:
     for step, chosen in enumerate(distill.batches(len(texts), options, 0), start=1):
         start = time.process_time() if args.device == "cpu" else time.perf_counter()
         batch = prepare(collate([texts[i] for i in chosen]), args.device)
+        if step == 1 and teacher.takes_hidden:
+            [head], _ = find_heads([model], [batch], [True])
         with autocast(args):
-            logits = distill.logits_of(model, batch)
-        own = distill.own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum()
-        loss = run.text * own + run.weight * teacher(logits, batch, chosen)
+            logits = logits_of(model, batch, head)
+        loss = teacher.loss(logits, batch, chosen)
         for group in optimizer.param_groups:
             group["lr"] = distill.learning_rate(step - 1, options)
         optimizer.zero_grad(set_to_none=True)
@@ -277,8 +280,8 @@ def bits(model: Any, texts: Sequence[str], collate: DistillationCollator) -> lis
         batch = prepare(collate([text]), device)
         if collate.bos:
             batch["targets"][:, 0] = IGNORED
-        own = distill.own_loss(distill.logits_of(model, batch), batch["targets"])
-        found.append(float(own) / math.log(2))
+        own = losses.cross_entropy(logits_of(model, batch), batch["targets"])
+        found.append(float(own * (batch["targets"] >= 0).sum()) / math.log(2))
     model.train()
     return found
 

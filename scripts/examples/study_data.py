@@ -24,8 +24,16 @@ from xtok.building.events import events_of_pair
 from xtok.building.spellings import spellings_of_pair
 from xtok.teachers.back_map import BACK_MAP
 from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK
-from xtok.training.losses import BatchLoss, make_loss
+from xtok.training.losses import (
+    BatchLoss,
+    CombineConfig,
+    HiddenLogits,
+    combine,
+    cross_entropy,
+    make_loss,
+)
 from xtok.training.losses.named import LOSSES
+from xtok.training.objective import Objective
 
 CHARACTERS = 450  # of a text
 BEGINNING = 100  # characters that the teacher writes on from
@@ -267,7 +275,7 @@ class Teacher:
         self.rows: list[Any] = []
         self.head: Any = torch.nn.Identity()
         self.losses: list[BatchLoss] = []
-        self.smooths = run.loss == "label-smoothing"
+        self.run, self.smooths = run, run.loss == "label-smoothing"
         said = what_is_said(run)
         if said is None:
             return
@@ -287,22 +295,42 @@ class Teacher:
             root = ROOTS.get(part.artefact, 1.0)
             self.losses.append(make_loss(name, module=module, temperature=root))
 
-    def __call__(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
-        """Return the loss of the chosen texts' batch."""
+    @property
+    def takes_hidden(self) -> bool:
+        """Whether the student's hidden states will do."""
+        return not self.smooths and all(loss.takes_hidden for loss in self.losses)
+
+    def loss(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
+        """Return the loss of the chosen texts' batch, with the cross-entropy."""
+        weights = CombineConfig(
+            distillation_weight=self.run.weight, cross_entropy_weight=self.run.text
+        )
         if self.smooths:
-            return -logits.float().log_softmax(-1).mean(-1)[batch["targets"] >= 0].mean()
-        if not self.losses:
-            return logits.new_zeros(())
+            own = cross_entropy(logits, batch["targets"])
+            inside = batch["targets"] >= 0
+            return combine(-logits.float().log_softmax(-1).mean(-1)[inside].mean(), own, weights)
+        count = len(self.losses)
+        objective = Objective(
+            losses=self.losses, teacher_weights=[1 / max(1, count)] * count, combine=weights
+        )
+        said, side = self.said(batch, chosen) if count else (None, {})
+        sides = {**batch, "teachers": [side] * count}
+        return objective.terms(logits, [said] * count, sides).loss
+
+    def said(self, batch: dict[str, Any], chosen: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+        """Return the teacher's logits of the chosen texts, None where they are stored; its side."""
         [side] = batch["teachers"]
         rows = [self.rows[i] for i in chosen]
         if isinstance(rows[0], dict):
-            stored = padded(rows, batch["labels"] != IGNORED)
-            return self.losses[0](logits, None, batch, {**side, "stored": stored})
+            return None, {**side, "stored": padded(rows, batch["labels"] != IGNORED)}
+        device = batch["targets"].device
         dtype = next((weight.dtype for weight in self.head.parameters()), torch.float32)
-        with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-            said = self.head(torch.cat(rows).to(logits.device, dtype))
-            said = torch.nn.utils.rnn.pad_sequence(said.split([*map(len, rows)]), batch_first=True)
-        return sum(loss(logits, said, batch, side) for loss in self.losses) / len(self.losses)
+        kept = [row.to(device, dtype) for row in rows]
+        hidden = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)
+        if isinstance(self.head, torch.nn.Linear) and self.takes_hidden:
+            return HiddenLogits(hidden, self.head.weight, self.head.bias), side
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            return self.head(hidden), side
 
 
 def padded(rows: Sequence[dict[str, Any]], valid: Any) -> StoredTopK:

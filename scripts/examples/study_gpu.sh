@@ -14,7 +14,8 @@
 # (6 for each of 0.75 billion parameters and a token, and the teacher's head), 5 s at 40 % of what
 # an H100 can do, and with what waits for memory and for loading perhaps a minute; 53 runs, 1 hour.
 # The 93 of the other settings: 2 to 3 hours. lm-eval of 22 models at about 8 minutes: 3 hours.
-# GPU memory: 12 GB of student and optimizer, 15 GB of logits and their gradients. Disk: 100 GB.
+# GPU memory: 12 GB of student and optimizer. P-KL and gold compare whole logits, 15 GB with their
+# gradients; all other losses make them from hidden states, in blocks of 0.1 GB. Disk: 100 GB.
 set -euo pipefail
 work=${1:?give a folder for the results}
 examples=$(dirname "$0")

@@ -203,15 +203,14 @@ program()
 """
 
 
-@pytest.mark.parametrize("command", ["build", "events"])
 @pytest.mark.parametrize(
     ("stop", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
 def test_a_signal_ends_counting_and_leaves_nothing(
-    small: Path, corpus: Path, tmp_path: Path, command: str, stop: str, code: int, word: str
+    small: Path, corpus: Path, tmp_path: Path, stop: str, code: int, word: str
 ) -> None:
     args = [
-        command, str(small / "small-byte-level"), str(small / "small-digits"),
+        "build", str(small / "small-byte-level"), str(small / "small-digits"),
         "--text", str(corpus), "--output", "map.safetensors",
     ]  # fmt: skip
     stopped = run_python(INTERRUPTED, *args, stop, cwd=tmp_path)
@@ -233,7 +232,7 @@ def test_texts_are_checked_before_the_models(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}\n')
     models = ["-s", "missing-student", "-t", "missing-teacher"]
     for command in (
-        ("build", *pair), ("events", *pair), ("doctor", *pair), ("evaluate", "a.map", *models),
+        ("build", *pair), ("doctor", *pair), ("evaluate", "a.map", *models),
         ("report", "a.map", *models), ("inspect", "a.map", "--against", "b.map", *models[:2]),
     ):  # fmt: skip
         done = cli(*command, "--text", "a.jsonl")

@@ -221,3 +221,38 @@ def test_null_keys_are_left_out_as_in_transformers(
     (tmp_path / "chat.json").write_text(json.dumps(messages))
     [record] = read_conversations(tmp_path / "chat.json")
     assert render(byte_level, record.messages, template=SHOWS).text == expected
+
+
+@pytest.mark.parametrize("missing", [float("nan"), np.float64("nan")])
+def test_pandas_nan_is_a_null(byte_level: Tokenizer, missing: float) -> None:
+    calls = {**chat_families.CALL, "content": None}
+    for null, nan in ((calls, {**calls, "content": missing}), (
+        answer("four"), answer("four", tool_calls=missing, reasoning_content=missing)
+    )):  # fmt: skip
+        texts = [render(byte_level, [USER, m], template=SHOWS).text for m in (null, nan)]
+        assert texts[0] == texts[1]
+
+
+def test_numpy_values_are_written_as_json(byte_level: Tokenizer) -> None:
+    def called(numbers: Any, one: Any) -> Any:
+        function = {"name": "add", "arguments": {"numbers": numbers, "one": one}}
+        return answer("", tool_calls=[{"type": "function", "function": function}])
+
+    template = "{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}"
+    made = [called([1, 2], 0.5), called(np.array([1, 2]), np.float32(0.5))]
+    texts = [render(byte_level, [message], template=template).text for message in made]
+    assert texts[0] == texts[1]
+    parts = np.array([{"type": "text", "text": "x"}] * 2, object)
+    with pytest.raises(XtokError, match="message 1, the assistant's, has an array"):
+        render(byte_level, [USER, answer(parts)], template="chatml")
+
+
+def test_a_call_alone_where_nothing_asks_for_an_answer(byte_level: Tokenizer) -> None:
+    """The header is no target, as before a content."""
+    body = "<|{{ m.role }}|>\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    body += "<tool_call>{{ c.function.name }}{% endfor %}<|im_end|>"
+    template = f"{{% for m in messages %}}{body}{{% endfor %}}"
+    call = {**chat_families.CALL, "content": ""}
+    chat = render(byte_level, [USER, call], template=template)
+    first = int(chat.assistant_mask.argmax())
+    assert chat.text.encode()[chat.bounds[first] :].startswith(b"<tool_call>add")

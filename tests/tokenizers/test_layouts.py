@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,11 @@ LAYOUTS: dict[str, Layout] = {
         "config": {"model_type": "gpt2", "vocab_size": 1197},
         "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}}),
     "roberta": (GPT2, {"config": {"model_type": "roberta", "vocab_size": 1300}}),
+    "roberta, a prefix": (GPT2, {
+        "config": {"model_type": "roberta", "vocab_size": 1300},
+        "tokenizer_config": {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}}),
+    "mbart, special tokens split": spm(
+        "sentencepiece.bpe.model", "MBartTokenizer", "mbart", split_special_tokens=True),
     "qwen 2": (GPT2, {
         "config": {"model_type": "qwen2", "vocab_size": 1300}, "added_tokens": {"<tool>": 1197},
         "tokenizer_config": {"tokenizer_class": "Qwen2Tokenizer"}}),
@@ -191,6 +197,18 @@ def test_a_folder_is_read_as_autotokenizer_reads_it(
     files, configs = LAYOUTS[name]
     folder = folder_of(vocabularies, tmp_path / "model", files, **configs)
     assert_as_the_library(load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder)))
+
+
+def test_a_prefix_behind_control_tokens_has_no_place(vocabularies: Path, tmp_path: Path) -> None:
+    files, configs = LAYOUTS["roberta, a prefix"]
+    tokenizer = load_tokenizer(folder_of(vocabularies, tmp_path / "model", files, **configs))
+    for parts in (["<s>", "a", "</s>", "b"], ["é", "<pad>", "é", "<s>", "\n\n", "<s>"]):
+        text = "".join(parts)
+        encoding, data = tokenizer.encode(text), text.encode()
+        bounds = encoding.bounds.tolist()
+        stretches = [data[a:b].decode() for a, b in pairwise(bounds)]
+        assert [stretch for stretch in stretches if stretch] == parts
+        assert not encoding.num_changed
 
 
 def test_stretches_of_a_folder_are_without_its_prefix(

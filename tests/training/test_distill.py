@@ -128,6 +128,28 @@ def test_cross_entropy_alone_and_dynamic_scaling(setting: list[str], tmp_path: P
     assert all(line["loss"] == pytest.approx(2 * line["cross_entropy"]) for line in log)
 
 
+def test_hidden_states_and_whole_logits_are_one(
+    setting: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting = [one for one in setting if not one.startswith("--map=")] + ["--loss=alm"]
+    hidden = run(setting, tmp_path / "hidden", steps=3)
+    assert "in blocks" in capsys.readouterr().err
+    whole = run(setting, tmp_path / "whole", "--logits", steps=3)
+    assert "note" not in capsys.readouterr().err
+    for ours, theirs in zip(hidden, whole, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_cpu_that_is_slow_in_bfloat16(
+    setting: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for is_fast in (True, False):
+        monkeypatch.setattr(distill, "fast_in_bfloat16", lambda fast=is_fast: fast)
+        run(setting, tmp_path / str(is_fast), "--autocast", steps=1)
+        assert ("without --autocast" in capsys.readouterr().err) is not is_fast
+
+
 def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
     teacher = [o for o in setting if o.startswith(("--teacher", "--map"))]
     one = run(setting, tmp_path / "one", steps=1)

@@ -144,7 +144,8 @@ def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> Non
     expected = step("cpu")
     with pretended_gpu() as fetches:
         found = step(GPU)
-    assert sum(fetches.values()) <= FETCHES["event-kl"] + FETCHES["same-tokenizer"] + 15, fetches
+    # Of these, the counts of targets, and where they are; with dynamic scaling, of two passes.
+    assert sum(fetches.values()) <= (11 if dynamic_scaling else 7), fetches
     for here, there in zip(expected, found, strict=True):
         torch.testing.assert_close(on_cpu(there), here)
 

@@ -104,22 +104,24 @@ def map_of_pair(
     config = config.for_text() if texts else config
     check_ignored(pair, config)
     if texts:
+        base = None if initial is None else bind_map(pair, initial)
         text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
-        made = _on_text(pair, config, text, initial, progress)
+        made = _on_text(pair, config, text, base, progress)
+        recipe = recipe_of(config, text.sources, text.field, initial)
     else:
         made = _of_tokens(pair, config, progress)
+        recipe = recipe_of(config)
     report = report_of_pair(
         "build", pair, made.map, config.multitoken,
         notes=made.notes, failures=made.failures, counts=made.counts,
     )  # fmt: skip
-    return replace(made.map, reports=(report,), recipe=made.recipe)
+    return replace(made.map, reports=(report,), recipe=recipe)
 
 
 class _Made(NamedTuple):
     """A map and what is to say of how it was made."""
 
     map: ProjectionMap
-    recipe: Recipe
     failures: Sequence[str] = ()
     notes: Sequence[str] = ()
     counts: Mapping[str, float] = MappingProxyType({})
@@ -137,30 +139,26 @@ def _of_tokens(pair: Pair, config: BuildConfig, progress: Progress) -> _Made:
     if config.exact_match:
         made = with_exact(made, matches, config)
     made, counts = cut_rows(made, config.sort_cut)
-    return _Made(made, recipe_of(config), failures, counts=counts)
+    return _Made(made, failures, counts=counts)
 
 
 def _on_text(
     pair: Pair,
     config: BuildConfig,
     text: PairText,
-    initial: ProjectionMap | None,
+    base: ProjectionMap | None,
     progress: Progress,
 ) -> _Made:
     """Make a map of what was counted on a text, smoothed towards another map."""
+    options = config.multitoken if base is None else used_options(base)
+    matches = find_matches(pair, options)
     failures: Sequence[str] = ()
-    matches = None
-    options = config.multitoken
-    if initial is None:
-        matches = find_matches(pair, options)
+    if base is None:
         base, failures = synthetic_base(pair, config, matches, progress)
-    else:
-        base = bind_map(pair, initial)
-        options = used_options(base)
     made, notes = counted_map(text, base, config)
     if config.exact_match:
-        made = with_exact(made, matches or find_matches(pair, options), options)
-    return _Made(made, recipe_of(config, text.sources, text.field, initial), failures, notes)
+        made = with_exact(made, matches, options)
+    return _Made(made, failures, notes)
 
 
 def _pair_of(

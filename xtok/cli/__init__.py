@@ -23,6 +23,7 @@ HELP = {
     "Measure": {
         "evaluate": "Measure maps on text: cross-entropy, coverage, how near they are to the best.",
         "align": "Show two tokenizations of a text, and the chunks that they share.",
+        "vocab": "Show a model's tokens: exact bytes, types and roles; or write them all.",
         "report": "Write a page, one HTML file, that says what a map is fit for.",
     },
     "Stages": {

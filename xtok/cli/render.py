@@ -57,7 +57,7 @@ def render(
     if (model_argument is None) == (model is None):
         raise typer.BadParameter("give one model: MODEL, or --model")
     if output is not None:
-        output = _checked(output, file)
+        output = _output_path(output, file)
     chats = read_conversations(file)
     first = next(chats)
     tokenizer = loading.tokenizer(model_argument or model or "")
@@ -102,7 +102,7 @@ def _line(row: dict[str, Any]) -> bytes:
     return safe_json(json.dumps(row, ensure_ascii=False)).encode() + b"\n"
 
 
-def _checked(output: Path, file: Path) -> Path:
+def _output_path(output: Path, file: Path) -> Path:
     """Return the path to write to, before any work."""
     target = check_output(output, (".jsonl", ".parquet"))
     if target.exists() and file.exists() and target.samefile(file):

@@ -42,7 +42,7 @@ def report(
     files = {output: check_output(output, [".html"], "page")}
     if json:
         data = output.with_suffix(".json")
-        files[data] = _checked_data(check_output(data, [".json"], "page"))
+        files[data] = _data_path(check_output(data, [".json"], "page"))
     from xtok.cli.page import render
     from xtok.inspection.report import examine
 
@@ -67,7 +67,7 @@ def report(
         print_path(name)
 
 
-def _checked_data(path: Path) -> Path:
+def _data_path(path: Path) -> Path:
     """Return the path of the page's data, which may replace a page's data and nothing else."""
     try:
         there = loads(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}

@@ -107,9 +107,10 @@ class Places:
         start = self._after_header(whole[0], first, asked)
         if start < 0:
             start = whole[0] if not asked or self._text.endswith(asked, 0, whole[0]) else first
-        is_written = not own or own[0].path[:1] == ("content",)
-        if not asked and is_written and mine and mine[0].path[:1] == ("role",):
-            start = first  # nothing asks for an answer; the header is what has the role
+        if not asked and mine and mine[0].path[:1] == ("role",):
+            # Nothing asks for an answer; the header is what has the role.
+            is_written = not own or own[0].path[:1] == ("content",)
+            start = first if is_written else self._behind_role(mine[0].end)
         if not later:
             yield from self._part(start, own, whole[1], control)
             return
@@ -164,6 +165,15 @@ class Places:
             if place >= 0:
                 return place + len(header)
         return -1
+
+    def _behind_role(self, place: int) -> int:
+        """Return where a header ends whose role ends at `place`, by the other messages' headers."""
+        for runs in self._runs.values():
+            if [run.path[:1] for run in runs[:2]] == [("role",), ("content",)]:
+                header = self._text[runs[0].end : runs[1].start]
+                if self._text.startswith(header, place):
+                    return place + len(header)
+        return place
 
     def whole(self, index: int) -> tuple[int, int] | None:
         """Return the turn, or for a message outside the loop, what is around its characters.

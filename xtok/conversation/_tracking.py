@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
+import numpy as np
+
 Path = tuple[str | int, ...]
 
 
@@ -181,6 +183,10 @@ for _kind in (TrackedText, TrackedObject, TrackedItems):  # what Jinja's errors 
 
 def tracked(value: Any, message: int, path: Path) -> Any:
     """Return a copy of a message's value, of plain JSON types, whose strings are tracked."""
+    if isinstance(value, np.generic) or (
+        isinstance(value, np.ndarray) and path[:1] == ("tool_calls",)
+    ):
+        value = value.tolist()
     if isinstance(value, str):
         text = str.__str__(value)
         return TrackedText(text, (Run(0, len(text), message, path, 0),) if text else ())

@@ -18,6 +18,7 @@ from xtok.conversation.templates import (
     Message,
     Rendering,
     check_messages,
+    is_missing,
     names_beside_date,
     render_template,
 )
@@ -98,7 +99,8 @@ def render(
     arguments["add_generation_prompt"] = add_generation_prompt
     chat = encoded(tokenizer, messages, arguments)
     # Of a message with calls, templates may drop the content: what was thought before them.
-    parts = ["tool_calls" if message.get("tool_calls") else "content" for message in messages]
+    calls = [message.get("tool_calls") for message in messages]
+    parts = ["tool_calls" if of and not is_missing(of) else "content" for of in calls]
     _require_written(enumerate(parts), chat, tokenizer, messages, arguments)
     return chat
 

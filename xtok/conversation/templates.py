@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -17,6 +18,7 @@ from types import CodeType
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
+import numpy as np
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
@@ -157,7 +159,14 @@ def check_messages(messages: Sequence[Message]) -> None:
         level: list[Any] = [message]
         for _ in range(_MAX_DEPTH):
             inside = (one.values() if isinstance(one, Mapping) else one for one in level)
-            level = [part for parts in inside for part in parts if isinstance(part, _NESTING)]
+            values = [value for values in inside for value in values]
+            if any(isinstance(v, np.ndarray) and v.dtype.kind in "OUS" for v in values):
+                raise XtokError(
+                    f"message {i}, the {role}'s, has an array where JSON has a list",
+                    hint="make lists of them, as array.tolist() does, or read rows with "
+                    "pyarrow's to_pylist()",
+                )
+            level = [value for value in values if isinstance(value, _NESTING)]
         if level:
             raise XtokError(
                 f"message {i} is nested more than {_MAX_DEPTH} deep",
@@ -168,16 +177,21 @@ def check_messages(messages: Sequence[Message]) -> None:
 def _as_given(message: Message) -> Message:
     """Return a message as Transformers hands it to a template.
 
-    Keys that are null are left out, as OpenAI's `"content": null` beside tool calls; values within
-    others, such as arguments of a call, stay null. Reasoning has all the names that templates read
-    it by.
+    Keys that are null, or NaN as in pandas' rows, are left out, as OpenAI's `"content": null`
+    beside tool calls; values within others, such as arguments of a call, stay null. Reasoning has
+    all the names that templates read it by.
     """
-    message = {name: value for name, value in message.items() if value is not None}
+    message = {name: value for name, value in message.items() if not is_missing(value)}
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a message's value stands for none: null, or the NaN of pandas."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _require_utf8(text: TrackedText, source: str) -> None:

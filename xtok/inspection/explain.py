@@ -196,7 +196,7 @@ def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
 
 
 def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:
-    return tuple(role for role, ids in table.roles.items() if token_id in ids)
+    return table.roles_by_id.get(token_id, ())
 
 
 def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) -> str:

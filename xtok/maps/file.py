@@ -508,7 +508,7 @@ def _table(
     require(offsets[0] == 0 and offsets[-1] == len(data) and rising, f"{side}_token_offsets")
     require(bool(np.isin(types, list(TokenType)).all()), f"{side}_token_types")
 
-    def checked(value: Any) -> int:
+    def known_id(value: Any) -> int:
         token_id = int(value)  # keys of JSON objects are text
         require(0 <= token_id < width, f"the {side}'s token id {value}")
         return token_id
@@ -517,9 +517,9 @@ def _table(
         data,
         offsets,
         types,
-        control_names={checked(i): str(name) for i, name in fields["control_names"].items()},
-        roles={str(role): tuple(map(checked, ids)) for role, ids in fields["roles"].items()},
-        preferred_ids=tuple(map(checked, fields["preferred_ids"])),
+        control_names={known_id(i): str(name) for i, name in fields["control_names"].items()},
+        roles={str(role): tuple(map(known_id, ids)) for role, ids in fields["roles"].items()},
+        preferred_ids=tuple(map(known_id, fields["preferred_ids"])),
     )
     without_bytes = ~np.isin(types, [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE])
     require(not table.lengths[without_bytes].any(), f"the {side}'s special tokens have bytes")

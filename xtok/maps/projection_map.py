@@ -177,35 +177,8 @@ class ProjectionMap(StoredMap):
         return ids[0]
 
     def student_ids_of(self, token: str | bytes | int) -> list[int]:
-        r"""Return the student ids of a token; several ids may have the same bytes.
-
-        Args:
-            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
-                control token; its exact bytes; or an id, which is returned alone.
-
-        Raises:
-            XtokError: if the map carries no tokens, or the student has no such token or id.
-        """
-        if not isinstance(token, str | bytes):
-            if not 0 <= token < self.shape[0]:
-                raise XtokError(
-                    f"there is no student id {token}: the map has rows 0 to {self.shape[0] - 1}",
-                    hint="give another id, or the token itself",
-                )
-            return [int(token)]
-        table = self.student.table
-        if table is None:
-            raise XtokError(
-                "the map carries no tokens: xtok did not write it",
-                hint="give the token's id instead",
-            )
-        ids = table.ids_of(token)
-        if not ids:
-            raise XtokError(
-                f"the student has no token {token!r}",
-                hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'",
-            )
-        return ids
+        """Return the student ids of a token, as `Vocabulary.ids_of` takes it."""
+        return self.student.ids_of(token)
 
     def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> ProjectionMap:
         """Return the map with one more step in its history, and without a recipe."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xtok._lib.shards import Source
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.parts import Recipe
-from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import SIDES, Pair
+
+if TYPE_CHECKING:
+    from xtok.maps.projection_map import ProjectionMap
 
 _IN_WORDS = {
     "texts": "it was counted on other text",

@@ -66,7 +66,7 @@ class PrefixTable(NamedTuple):
 
 
 class ProjectedRows(NamedTuple):
-    """ProjectedRows of the student, and their projections: at most `top_k` candidates each."""
+    """Rows of the student, and their projections: at most `top_k` candidates each."""
 
     place: NDArray[np.int64]  # [rows], the teacher's token at the byte where the student's begins
     inside: NDArray[np.int64]  # [rows], how many bytes of it are before that

@@ -495,9 +495,15 @@ def _bounds(
     begins, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):  # some libraries leave spaces out of a span
-        before = begins[i] - len(token) + len(token.lstrip())
-        if before >= (ends[i - 1] if i else 0) and data.startswith(token, before):
+        last, text = ends[i - 1] if i else 0, token.lstrip()
+        before = begins[i] - len(token) + len(text)
+        if before >= last and data.startswith(token, before):
             begins[i] = before
+        # Or all of it, where they put a space before it: the span is empty, and behind the text.
+        before = begins[i] - len(text)
+        if text and begins[i] == ends[i] and before >= last and data.startswith(text, before):
+            begins[i] = before
+    begins = np.minimum.accumulate(begins[::-1])[::-1]
     # An empty span, as of all bytes of a character but the last, is the beginning of the next one.
     is_new = (begins[1:] >= ends[:-1]) & (begins[:-1] < ends[:-1])
     firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
@@ -507,6 +513,9 @@ def _bounds(
         place = int(begins[first]) if first else 0
         end = int(begins[behind]) if behind < len(tokens) else len(data)
         own, stretch = tokens[first:behind], data[place:end]
+        if len(own) > 1 and own[0].isspace() and not stretch[:1].isspace():  # the library's space
+            starts.append(place)
+            first, own = first + 1, own[1:]
         spelled = b"".join(own)
         if spelled in (stretch, b" " + stretch):
             after = accumulate(map(len, own), initial=end - len(spelled))

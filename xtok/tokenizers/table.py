@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.config import TokenForm
-from xtok.errors import TokenizerError
+from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers.display import escape, quoted, shortened, unescape
 
 SIDES = "student", "teacher"
@@ -161,6 +161,15 @@ class TokenTable:
         ids = [i for i in self.text_ids.tolist() if tokens[i] in spellings]
         return ids + [i for i, name in self.control_names.items() if name == token]
 
+    @functools.cached_property
+    def roles_by_id(self) -> dict[int, tuple[str, ...]]:
+        """The roles of each id that has any."""
+        roles: dict[int, tuple[str, ...]] = {}
+        for role, ids in self.roles.items():
+            for i in ids:
+                roles[i] = (*roles.get(i, ()), role)
+        return roles
+
     def name(self, token_id: int) -> str:
         """Return an id as people read it: escaped bytes, a control name, or its type."""
         if token := self[token_id]:
@@ -224,6 +233,37 @@ class Vocabulary:
     def is_lower_bound(self) -> bool:
         """Whether it is of a file by another program, which may have fewer rows than V."""
         return self.table is None and self.width_source in ("ids", "map")
+
+    def ids_of(self, token: str | bytes | int) -> list[int]:
+        r"""Return the ids of a token; several ids may have the same bytes.
+
+        Args:
+            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
+                control token; its exact bytes; or an id, which is returned alone.
+
+        Raises:
+            XtokError: if there is no such token or id, or the tokens are not known.
+        """
+        if not isinstance(token, str | bytes):
+            if not 0 <= token < self.vocab_size:
+                raise XtokError(
+                    f"{self.model_id} has no id {token}: its ids are 0 to {self.vocab_size - 1}",
+                    hint="give another id, or the token itself",
+                )
+            return [int(token)]
+        if self.table is None:
+            raise XtokError(
+                f"the map carries no tokens of {self.model_id}: xtok did not write it",
+                hint="give the token's id instead",
+            )
+        ids = self.table.ids_of(token)
+        if not ids:
+            raise XtokError(
+                f"{self.model_id} has no token {token!r}",
+                hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'; "
+                "a number in quotes is not an id",
+            )
+        return ids
 
 
 def decode_vocabulary(

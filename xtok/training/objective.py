@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,10 +18,14 @@ from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
-from xtok.training.losses.combine import combine, sum_teachers
+from xtok.training.heads import Head, draws_again, find_heads, logits_of, run
+from xtok.training.losses.combine import teacher_weights, weights_of
 from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import EventIndex
+from xtok.training.losses.hidden import AnyLogits
 from xtok.training.losses.named import BatchLoss, LossName, loss_named, make_loss
+from xtok.training.losses.one_pass import Plan, one_pass
 from xtok.training.losses.spelling_index import SpellingIndex
 from xtok.training.module import ProjectionModule
 
@@ -45,6 +50,12 @@ class Objective:
     teacher_weights: Sequence[float] | None = None  # each is 1 if None
     combine: CombineConfig = field(default_factory=CombineConfig)
 
+    @property
+    def takes_hidden(self) -> list[bool]:
+        """Of whose logits `HiddenLogits` will do: the student's, then each teacher's."""
+        of_teachers = [loss.takes_hidden for loss in self.losses]
+        return [all(of_teachers), *of_teachers]
+
     def count(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the terms of each mean: of the cross-entropy, then of each teacher's loss.
 
@@ -53,14 +64,14 @@ class Objective:
         int64 `[1 + teachers]`, on the batch's device.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
+        own = (batch["targets"] >= 0).sum()
         counts = [loss.count(batch, side) for loss, side in sides]
-        targets: Tensor = batch["targets"]
-        return torch.tensor([int((targets >= 0).sum()), *counts], device=targets.device)
+        return torch.stack([own, *(torch.as_tensor(n, device=own.device) for n in counts)])
 
     def terms(
         self,
-        student_logits: Tensor,
-        teacher_logits: Sequence[Tensor | None],
+        student_logits: AnyLogits,
+        teacher_logits: Sequence[AnyLogits | None],
         batch: Mapping[str, Any],
         totals: Tensor | None = None,
         whole: tuple[Tensor, Tensor] | None = None,
@@ -71,30 +82,57 @@ class Objective:
         with `dynamic_scaling`, if all of them are given `whole`, the sums of their distillation
         and of their cross-entropy. One choice is made per batch and not over all: the columns of a
         P-KL with `top_k`.
+
+        Logits may be `HiddenLogits` where `takes_hidden` says so. Each block of the student's is
+        made once, for the cross-entropy and the losses of all teachers; with `dynamic_scaling` and
+        without `whole` twice, as the factor is not known before.
         """
-        targets: Tensor = batch["targets"]
-        inside = targets >= 0
         count = batch["count"] if "count" in batch else self.count(batch)
-        shares = (count / (count if totals is None else totals.to(count)).clamp(min=1)).tolist()
-        own = student_logits.new_zeros((), dtype=torch.float32)
-        if self.combine.dynamic_scaling or self.combine.cross_entropy_weight > 0:
-            rows = student_logits[inside].float()
-            own = torch.nn.functional.cross_entropy(rows, targets[inside], reduction="sum")
-            own = own * (shares[0] / max(1, int(count[0])))
-        sides = zip(self.losses, teacher_logits, batch["teachers"], strict=True)
-        parts = [
-            loss(student_logits, logits, batch, side) * share
-            for (loss, logits, side), share in zip(sides, shares[1:], strict=True)
-        ]
-        if not parts:
-            loss, distillation = self.combine.cross_entropy_weight * own, torch.zeros_like(own)
-        else:
-            distillation = sum_teachers(parts, self.teacher_weights)
-            loss = combine(distillation, own, self.combine, whole=whole)
-        covered = [_covered(side)[inside].sum() for side in batch["teachers"]]
+        shares = count / (count if totals is None else totals.to(count)).clamp(min=1)
+        sides = [*zip(self.losses, teacher_logits, batch["teachers"], strict=True)]
+        given = student_logits, sides, batch, shares
+        if self.combine.dynamic_scaling and whole is None:
+            with torch.no_grad():
+                whole = self._weighed(*given, (1.0, 1.0))[1:]
+        weights = weights_of(self.combine, *(whole or (shares[0], shares[0])))
+        loss, distillation, own = self._weighed(*given, weights)
+        inside = batch["targets"] >= 0
+        covered = [(_covered(side) & inside).sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(own)) / max(1, len(covered))
-        coverage = coverage * (shares[0] / max(1, int(count[0])))
-        return LossTerms(loss, own.detach(), distillation.detach(), coverage)
+        coverage = coverage * (shares[0] / count[0].clamp(min=1))
+        return LossTerms(loss, own, distillation, coverage)
+
+    def _weighed(
+        self,
+        student_logits: AnyLogits,
+        sides: Sequence[tuple[BatchLoss, Any, Mapping[str, Any]]],
+        batch: Mapping[str, Any],
+        shares: Tensor,
+        weights: tuple[Tensor | float, Tensor | float],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weighted sum, and detached its parts: distillation and cross-entropy."""
+        of_distillation, of_own = weights
+        of_teachers = teacher_weights(self.teacher_weights, len(sides))
+        total = own = distillation = torch.zeros_like(shares[0])
+        planned: list[tuple[Plan, Tensor, Tensor | float]] = []  # with a share, and its weight
+        if of_own:
+            own_plan = plan_cross_entropy(student_logits, batch["targets"])
+            planned.append((own_plan, shares[0], of_own))
+        for (loss, logits, side), share, weight in zip(sides, shares[1:], of_teachers, strict=True):
+            plan = loss.plan(student_logits, logits, batch, side)
+            if plan is not None:
+                planned.append((plan, share * weight, of_distillation))
+            else:
+                part = loss(student_logits, logits, batch, side) * (share * weight)
+                total, distillation = total + of_distillation * part, distillation + part.detach()
+        if planned:
+            plans, of_plans, factors = zip(*planned, strict=True)
+            weighted = [factor * share for factor, share in zip(factors, of_plans, strict=True)]
+            in_blocks, means = one_pass(student_logits, plans, weighted)
+            parts = [mean * share for mean, share in zip(means, of_plans, strict=True)]
+            own = parts.pop(0) if of_own else own
+            total, distillation = total + in_blocks, sum(parts, distillation)
+        return total, distillation, own
 
 
 def _covered(side: Mapping[str, Any]) -> Tensor:
@@ -197,8 +235,11 @@ class DistillationMixin:
     accelerator: Any
     model_wrapped: Any
     compute_loss_context_manager: Any
+    _prepare_inputs: Any
     objective: Objective
     teachers: Sequence[Any]  # models; None for stored predictions
+    hidden_states: bool | None = None  # as `find_heads` takes it
+    _heads: list[Head | None] | None = None  # of the student and its teachers
     _sums: Tensor | None = None
     _logged_at = 0
 
@@ -235,12 +276,10 @@ class DistillationMixin:
 
     def _whole(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         """Return the distillation and cross-entropy of a step's batches on all processes."""
-        device = self.accelerator.device
-        generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        # What is drawn here, by dropout, is drawn again when gradients are computed.
-        with torch.no_grad(), self.compute_loss_context_manager(), generators:
+        again = draws_again(self.accelerator.device)
+        with torch.no_grad(), self.compute_loss_context_manager(), again:
             self.model_wrapped.train()
-            terms = [self._terms(self.model_wrapped, batch)[0] for batch in batches]
+            terms = [self._terms(self.model_wrapped, batch) for batch in batches]
         parts = torch.stack([torch.stack([t.distillation, t.cross_entropy]) for t in terms])
         distillation, own = self.accelerator.reduce(parts.sum(0), "sum")
         return distillation, own
@@ -262,31 +301,40 @@ class DistillationMixin:
         number.
         """
         batch = self.prepared(inputs)
-        terms, of_student = self._terms(model, batch)
+        outputs = run(model, batch) if return_outputs else None
+        terms = self._terms(model, batch, outputs)
         loss = terms.loss
         if "totals" in batch:
             new = torch.stack([term.float() for term in terms[1:]])
             self._sums = new if self._sums is None else self._sums + new
             loss = loss * self.accelerator.num_processes
-        return (loss, of_student) if return_outputs else loss
+        return (loss, outputs) if return_outputs else loss
 
-    def _terms(self, model: Any, batch: dict[str, Any]) -> tuple[LossTerms, Any]:
-        """Run the models; return what their outputs add up to, and the student's."""
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Evaluate a batch; whole logits are made only where they are asked for."""
+        if not prediction_loss_only:
+            return super().prediction_step(model, inputs, False, *args, **kwargs)  # type: ignore[misc]
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 
-        def run(of: Any, side: dict[str, Any]) -> Any:
-            mask = side["attention_mask"]
-            return of(input_ids=side["input_ids"], attention_mask=mask, use_cache=False)
-
-        of_student, logits = run(model, batch), []
+    def _terms(self, model: Any, batch: dict[str, Any], outputs: Any = None) -> LossTerms:
+        """Run the teachers, and without its outputs the student; return what the losses are."""
+        models, sides = [model, *self.teachers], [batch, *batch["teachers"]]
+        if self._heads is None:
+            takes = self.objective.takes_hidden
+            self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
+            for note in notes:
+                self.accelerator.print(f"note: {note}", file=sys.stderr)
+        student = logits_of(model, batch, self._heads[0]) if outputs is None else outputs.logits
+        theirs = []
         with torch.no_grad():
-            for teacher, side in zip(self.teachers, batch["teachers"], strict=True):
+            for teacher, side, head in zip(self.teachers, sides[1:], self._heads[1:], strict=True):
                 if teacher is not None:
                     teacher.eval()  # DeepSpeed's returns None
-                logits.append(None if teacher is None else run(teacher, side).logits)
-        terms = self.objective.terms(
-            of_student.logits, logits, batch, batch.get("totals"), batch.get("whole")
-        )
-        return terms, of_student
+                theirs.append(None if teacher is None else logits_of(teacher, side, head))
+        return self.objective.terms(student, theirs, batch, batch.get("totals"), batch.get("whole"))
 
 
 def require_one_device(args: Any) -> None:

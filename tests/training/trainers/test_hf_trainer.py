@@ -310,6 +310,45 @@ def test_what_the_loss_is_made_of_is_logged(
     assert ((coverage > 0.5) & (coverage <= 1)).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_accumulation_steps": 2}])
+def test_hidden_states_train_as_whole_logits(
+    collator: Collator, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    found = []
+    for hidden_states in (None, False):
+        one = trainer(
+            collator,
+            arguments(tmp_path, learning_rate=1e-3, **options),
+            loss="alm",
+            hidden_states=hidden_states,
+            eval_dataset=ROWS[:2],
+        )
+        widths: list[int] = []
+        real = one.model.forward
+
+        def forward(*args: Any, real: Any = real, widths: list[int] = widths, **kwargs: Any) -> Any:
+            outputs = real(*args, **kwargs)
+            widths.append(outputs.logits.shape[1])
+            return outputs
+
+        one.model.forward = forward
+        one.train()
+        # The first is the check of the head, at three positions.
+        assert (set(widths[1:]) == {1}) is (hidden_states is None)
+        assert ("in blocks" in capsys.readouterr().err) is (hidden_states is None)
+        found.append([*logged(one), one.evaluate()["eval_loss"]])
+        assert one.predict(Dataset.from_list(ROWS[:2])).predictions.shape[1] > 1
+    assert found[0] == pytest.approx(found[1], rel=1e-2 if "bf16" in options else 1e-4)
+
+
+def test_a_loss_that_needs_whole_logits(
+    collator: Collator, tmp_path: Path, projection: Any
+) -> None:
+    given = {"loss": "p-kl", "projection": projection}
+    with pytest.raises(XtokError, match="whole"):
+        trainer(collator, arguments(tmp_path), hidden_states=True, **given).train()
+
+
 def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: ProjectionMap) -> None:
     with pytest.warns(UserWarning, match="exact row"):
         losses.make_loss("p-kl", module=ProjectionModule(projection))
@@ -439,7 +478,9 @@ def test_the_example_trains_from_stored_predictions(
     assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
 
 
-@pytest.mark.parametrize("more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"]])
+@pytest.mark.parametrize(
+    "more", [["--gradient_accumulation_steps=2"], ["--dynamic_scaling"], ["--loss=alm"]]
+)
 def test_two_processes_are_one_with_twice_the_batch(
     models: list[str], tmp_path: Path, forks: Forks, more: list[str]
 ) -> None:

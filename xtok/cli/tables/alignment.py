@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
     teacher: Sequence[tuple[int, str]]
 
 
-class _Block(NamedTuple):
+class _ChunkBlock(NamedTuple):
     lines: tuple[str, str, str]  # the student's, the teacher's, and a mark
     style: str
 
@@ -109,18 +109,18 @@ def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
     yield from alone(len(student), len(teacher))
 
 
-def _blocks(alignment: TextAlignment) -> Iterator[_Block]:
+def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
     number = 0
     for kind, student, teacher in chunks(alignment):
         mark, style = _KINDS.get(kind, ("", _COLOURS[number % len(_COLOURS)]))
         number += kind != "alone"
         upper, lower = (_BETWEEN.join(_shown(t) for _, t in side) for side in (student, teacher))
-        yield _Block((upper, lower, mark), style)
+        yield _ChunkBlock((upper, lower, mark), style)
 
 
-def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
+def _wrapped(blocks: list[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
     """Fill lines of the width; a block that is wider has a line of its own."""
-    row: list[_Block] = []
+    row: list[_ChunkBlock] = []
     used = 1
     for block in blocks:
         if row and used + block.width + 1 > width:

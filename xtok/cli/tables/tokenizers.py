@@ -1,9 +1,9 @@
-"""`doctor` as tables that fit 80 columns."""
+"""`doctor` and `vocab` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -13,11 +13,13 @@ from rich.text import Text
 
 from xtok.building.counting.texts import little_text
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing
+from xtok.tokenizers.display import quoted, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection import Check
     from xtok.inspection.doctor import Diagnosis, TokenizerDiagnosis
     from xtok.inspection.pair_facts import EventFacts, PairFacts, TextFacts
+    from xtok.inspection.vocab import VocabTable
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -96,3 +98,23 @@ def _on_text(text: TextFacts, events: EventFacts) -> Table:
         ("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits"),
     ]
     return new_table("on the text", "", "", rows=rows, caption=caption)
+
+
+def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) -> None:
+    """Print tokens; `names` gives the teacher's tokens by id, if there is a teacher."""
+    counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in table.types.items())
+    heads = ["id", "bytes", "length", "type", "name", "roles"]
+    rows = []
+    for t in table.tokens:
+        kind, roles = t.type.replace("_", " "), ", ".join(t.roles)
+        row = [str(t.id), shortened(t.bytes), str(t.length), kind, quoted(t.name), roles]
+        if names is not None:
+            partner = "" if t.teacher_id is None else str(t.teacher_id)
+            row += [partner, " ".join(map(names, (t.spelling or ())[:20]))]
+        rows.append(row)
+    if table.teacher is not None:
+        heads += ["teacher id", "spelling"]
+    caption = f"{table.model}: {table.vocab_size:,} ids: {counts}"
+    caption += "" if table.teacher is None else f"; teacher: {table.teacher}"
+    with printing() as console:
+        console.print(new_table(*heads, rows=rows, right=(0, 2, 6), caption=header(caption)))

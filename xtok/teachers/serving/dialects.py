@@ -65,14 +65,14 @@ class _Scored(msgspec.Struct):
     temperature: float | None = None
 
 
-class _Completions(_Scored):
+class _CompletionsRequest(_Scored):
     prompt: list[int | list[int]] | str = []
     prompt_logprobs: int | None = None
 
 
 def completions(body: bytes) -> Asked:
     """Read `POST /v1/completions`."""
-    asked = _decoded(body, _Completions)
+    asked = _decoded(body, _CompletionsRequest)
     _require_unique(body)
     if isinstance(asked.prompt, str) or not asked.prompt:
         raise BadRequest("prompt: give token ids, a list of them or several")
@@ -102,7 +102,7 @@ class _DemoPrompt(msgspec.Struct):
     prompt_token_ids: list[int]
 
 
-class _Demo(_Scored):
+class _DemoRequest(_Scored):
     prompt: _DemoPrompt | str = ""
     prompt_logprobs: int | None = None
 
@@ -113,7 +113,7 @@ class _Sampling(_Scored):
     prompt_logprob_start: int = 0
 
 
-class _Tokens(msgspec.Struct):
+class _TokensRequest(msgspec.Struct):
     token_ids: list[int]
     sampling_params: _Sampling
     stream: bool | None = False
@@ -121,7 +121,7 @@ class _Tokens(msgspec.Struct):
 
 def inference(body: bytes) -> Asked:
     """Read `POST /inference/v1/generate`."""
-    asked = _decoded(body, _Tokens)
+    asked = _decoded(body, _TokensRequest)
     _require_unique(body)
     sampling = asked.sampling_params
     _check_streams_nothing(asked.stream)
@@ -197,7 +197,7 @@ class _Length(msgspec.Struct):
     temperature: float | None = None  # never of the input's log-probabilities
 
 
-class _Generate(msgspec.Struct):
+class _GenerateRequest(msgspec.Struct):
     input_ids: list[int | list[int]] = []
     sampling_params: _Length | None = None
     return_logprob: bool = False
@@ -217,7 +217,7 @@ def generate(body: bytes) -> Asked:
         return _demo(body)
     if "input_ids" not in keys:
         raise BadRequest("input_ids: give token ids, a list of them or several")
-    asked = _decoded(body, _Generate)
+    asked = _decoded(body, _GenerateRequest)
     sequences, is_one = _split(asked.input_ids, "input_ids")
     if not asked.return_logprob:
         raise BadRequest("return_logprob: this server only scores, so ask for it")
@@ -242,7 +242,7 @@ def generate(body: bytes) -> Asked:
     return Asked(sequences, top_k, write, chosen=widest, temperature=temperature)
 
 
-def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]] | None]:
+def _chosen(asked: _GenerateRequest, sequences: list[list[int]]) -> list[list[list[int]] | None]:
     """Return the ids that a request chooses, of each sequence and each of its tokens."""
     rows = asked.token_ids_logprob_positions
     if rows is not None:
@@ -258,7 +258,11 @@ def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]
 
 
 def _sglang_answer(
-    name: str, one: Scores, student: Vocabulary, asked: _Generate, wanted: list[list[int]] | None
+    name: str,
+    one: Scores,
+    student: Vocabulary,
+    asked: _GenerateRequest,
+    wanted: list[list[int]] | None,
 ) -> dict[str, Any]:
     ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
     top_k, start = asked.top_logprobs_num, asked.logprob_start_len
@@ -289,7 +293,7 @@ def _sglang_answer(
 
 def _demo(body: bytes) -> Asked:
     """Read what atropos asks vLLM's demo server for, whose rows have plain numbers."""
-    asked = _decoded(body, _Demo)
+    asked = _decoded(body, _DemoRequest)
     if isinstance(asked.prompt, str):
         raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
     top_k = _needed(asked.prompt_logprobs, asked)

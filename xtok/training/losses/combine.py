@@ -43,17 +43,13 @@ def sum_teachers(losses: Sequence[Tensor], weights: Sequence[float] | None = Non
         ValueError: for weights that do not fit.
     """
     total = losses[0] * 0
-    for loss, weight in zip(losses, _weights(weights, len(losses)), strict=True):
+    for loss, weight in zip(losses, teacher_weights(weights, len(losses)), strict=True):
         total = total + loss * weight
     return total
 
 
 def combine(
-    distillation: Tensor,
-    cross_entropy: Tensor,
-    config: CombineConfig | None = None,
-    *,
-    whole: tuple[Tensor, Tensor] | None = None,
+    distillation: Tensor, cross_entropy: Tensor, config: CombineConfig | None = None
 ) -> Tensor:
     """Return the sum of a distillation loss d and the student's own cross-entropy c.
 
@@ -62,22 +58,27 @@ def combine(
         loss = sg(|c| / |d|) · d + c
 
     where sg lets no gradient through, and the factor is 1 where d is 0.
-
-    Args:
-        distillation: d.
-        cross_entropy: c.
-        config: the weights; the defaults if None.
-        whole: d and c of the whole step, for the factor, where these are a batch's shares of them.
     """
-    config = config or CombineConfig()
+    of_distillation, of_own = weights_of(config or CombineConfig(), distillation, cross_entropy)
+    return of_distillation * distillation + of_own * cross_entropy
+
+
+def weights_of(
+    config: CombineConfig, distillation: Tensor, cross_entropy: Tensor
+) -> tuple[Tensor | float, float]:
+    """Return the weights of distillation and cross-entropy, where they have these values."""
     if not config.dynamic_scaling:
-        weighted = config.distillation_weight * distillation
-        return weighted + config.cross_entropy_weight * cross_entropy
-    d, c = (part.detach().abs() for part in whole or (distillation, cross_entropy))
-    return torch.where(d > 0, c / d.clamp(min=1e-30), 1.0) * distillation + cross_entropy
+        return config.distillation_weight, config.cross_entropy_weight
+    d, c = distillation.detach().abs(), cross_entropy.detach().abs()
+    return torch.where(d > 0, c / d.clamp(min=1e-30), 1.0), 1.0
 
 
-def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
+def teacher_weights(weights: Sequence[float] | None, count: int) -> list[float]:
+    """Return a weight for each teacher; each is 1 if None.
+
+    Raises:
+        ValueError: for weights that do not fit.
+    """
     shares = [1.0] * count if weights is None else list(weights)
     if len(shares) != count or any(weight < 0 for weight in shares):
         raise ValueError(f"{shares} are not {count} weights of 0 or above, one per teacher")

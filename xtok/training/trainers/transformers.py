@@ -40,6 +40,9 @@ class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
             losses without a map.
         teacher_weights: of the teachers' losses; each is 1 if None.
         combine: the weights of distillation and cross-entropy; 1 and 1 if None.
+        hidden_states: None: losses make logits from hidden states, a block at a time, wherever loss
+            and models allow it; a note says where not. False: models make whole logits. True: an
+            error where they would have to.
         **kwargs: as of a `Trainer`: datasets, callbacks, optimizers …
 
     Raises:
@@ -58,8 +61,10 @@ class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         projection: Projection | Sequence[Projection | None] | None = None,
         teacher_weights: Sequence[float] | None = None,
         combine: CombineConfig | None = None,
+        hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        self.hidden_states = hidden_states
         args.remove_unused_columns = False
         super().__init__(model, args, data_collator, **kwargs)
         require_one_device(args)

@@ -81,6 +81,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         projection: a map, its file or its module; None for losses without a map.
         teacher_template: the teacher's chat template, if not its tokenizer's own: a file, the name
             of a format, or Jinja.
+        hidden_states: as of a `DistillationTrainer`.
         **kwargs: as of a `GOLDTrainer`: datasets, `processing_class` …
 
     Raises:
@@ -97,8 +98,10 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         loss: Loss = "p-kl",
         projection: Projection | None = None,
         teacher_template: str | Path | None = None,
+        hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        self.hidden_states = hidden_states
         if args is None:
             raise ValueError("args is None, and must be a GOLDConfig")
         if args.uld_student_temperature != args.uld_teacher_temperature:

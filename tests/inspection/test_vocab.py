@@ -1,0 +1,199 @@
+"""The table of a vocabulary: the same in Python, as JSON, and in each format of file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import error_of, fails, usage_error, works
+from conftest import KINDS, Cli, Load, Tokenizers
+from test_real import EVERY
+
+import xtok
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.table import TokenType
+
+HEAD = ["id", "bytes", "length", "type", "name", "roles"]
+
+
+def test_rows_are_the_table(tokenizers: Tokenizers) -> None:
+    for tokenizer in tokenizers.values():
+        table, found = tokenizer.table, xtok.vocab(tokenizer)
+        assert [t.id for t in found.tokens] == [*range(len(table))]
+        assert [bytes.fromhex(t.bytes) for t in found.tokens] == table.tokens()
+        assert [t.length for t in found.tokens] == table.lengths.tolist()
+        assert [TokenType[t.type.upper()] for t in found.tokens] == table.types.tolist()
+        assert [t.name for t in found.tokens] == [*map(table.name, range(len(table)))]
+        of_role = {(role, i) for role, ids in table.roles.items() for i in ids}
+        assert {(role, t.id) for t in found.tokens for role in t.roles} == of_role
+        assert sum(found.types.values()) == len(table) == found.vocab_size
+        assert {(t.teacher_id, t.spelling) for t in found.tokens} == {(None, None)}
+
+
+def test_a_teacher_gives_its_ids_and_spellings(tokenizers: Tokenizers) -> None:
+    for student in tokenizers.values():
+        for teacher in tokenizers.values():
+            pair = xtok.pair(student, teacher)
+            found = xtok.vocab(student, teacher=teacher)
+            assert [-1 if t.teacher_id is None else t.teacher_id for t in found.tokens] == (
+                pair.partners.tolist()
+            )
+            theirs = teacher.table.tokens()
+            for token in found.tokens:
+                spelling = token.spelling or ()
+                assert b"".join(theirs[i] for i in spelling) == bytes.fromhex(token.bytes)
+
+
+def test_tokens_are_looked_up_as_inspect_does(byte_level: Tokenizer) -> None:
+    [the] = xtok.vocab(byte_level, " the").tokens
+    assert [t.id for t in xtok.vocab(byte_level, [the.id, b" the", " the"]).tokens] == [the.id]
+    assert xtok.vocab(byte_level, []).tokens == ()
+    width = len(byte_level.table)
+    assert error_of(lambda: xtok.vocab(byte_level, width)).endswith(f"ids are 0 to {width - 1}")
+    assert error_of(lambda: xtok.vocab(byte_level, "no such")).endswith("has no token 'no such'")
+
+
+def test_the_table_of_what_is_asked_for(cli: Cli, small: Path) -> None:
+    model, teacher = small / "small-byte-level", small / "small.model"
+    the = xtok.vocab(model, " the").tokens[0].id
+    shown = works(cli("vocab", model, " the", r"\xe4", "--id", "7", "-t", teacher)).stdout
+    assert f" {the} " in shown
+    assert "' the'" in shown
+    assert "teacher: small.model" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    data = json.loads(works(cli("vocab", model, " the", "--id", "7", "--json")).stdout)
+    assert [token["id"] for token in data["tokens"]] == [the, 7]
+    assert data["model"] == "small-byte-level"
+    of_roles = works(cli("vocab", teacher)).stdout
+    assert "bos" in of_roles
+    assert "'</s>'" in of_roles
+    wrong = usage_error("vocab", str(model), str(teacher))
+    assert f"{teacher} is not a token; a second model is -t {teacher}" in wrong
+    assert "writes the whole vocabulary" in usage_error("vocab", "bytes", "a", "-o", "v.csv")
+    fails(cli("vocab", model, "no such"), "has no token 'no such'")
+    fails(cli("vocab", model, "-o", "v.txt"), "does not end in .parquet or .jsonl or .csv or .npz")
+
+
+@pytest.mark.parametrize("with_teacher", [False, True])
+def test_files_hold_the_table(cli: Cli, small: Path, tmp_path: Path, with_teacher: bool) -> None:
+    model, teacher = small / "small-digits", small / "small.model"
+    more = ["-t", str(teacher)] if with_teacher else []
+    table = xtok.vocab(model, teacher=teacher if with_teacher else None)
+    names = [*HEAD, "teacher_id", "spelling"] if with_teacher else HEAD
+    rows = [{name: getattr(token, name) for name in names} for token in table.tokens]
+    for suffix, read in READERS.items():
+        contents = []
+        for name in (f"a{suffix}", f"folder/b{suffix}"):
+            assert works(cli("vocab", model, *more, "-o", name)).stdout == f"{name}\n"
+            contents.append((tmp_path / name).read_bytes())
+        assert contents[0] == contents[1], suffix
+        assert read(tmp_path / f"a{suffix}") == [
+            {name: [*x] if isinstance(x, tuple) else x for name, x in row.items()} for row in rows
+        ]
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = [*csv.DictReader(file)]
+    for row in rows:
+        row |= {"id": int(row["id"]), "length": int(row["length"]), "roles": row["roles"].split()}
+        if "spelling" in row:
+            row["teacher_id"] = int(row["teacher_id"]) if row["teacher_id"] else None
+            row["spelling"] = [*map(int, row["spelling"].split())]
+    return rows
+
+
+READERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    ".parquet": read_parquet, ".jsonl": read_lines, ".csv": read_csv,
+}  # fmt: skip
+
+
+def test_arrays(cli: Cli, small: Path, tmp_path: Path) -> None:
+    model, teacher = small / "small-digits", small / "small.model"
+    pair = xtok.pair(model, teacher)
+    table = pair.tables[0]
+    works(cli("vocab", model, "-o", "a.npz"))
+    works(cli("vocab", model, "-t", teacher, "-o", "b.npz"))
+    works(cli("vocab", model, "-t", teacher, "-o", "c.npz"))
+    assert (tmp_path / "b.npz").read_bytes() == (tmp_path / "c.npz").read_bytes()
+    own: dict[str, Any] = {"bytes": table.data, "offsets": table.offsets, "types": table.types}
+    alone, both = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
+    assert alone.files == [*own]
+    assert both.files == [*own, "teacher_ids", "spellings", "spelling_offsets"]
+    for name, array in own.items():
+        for one in (alone, both):
+            assert one[name].dtype == array.dtype
+            assert np.array_equal(one[name], array)
+    assert both["teacher_ids"].tolist() == pair.partners.tolist()
+    assert both["spelling_offsets"].dtype == np.int64
+    assert both["spellings"].dtype == np.int32
+    spelled = pair.pieces(table.text_ids)
+    assert both["spellings"].tolist() == spelled.ids.tolist()
+    assert np.diff(both["spelling_offsets"])[table.text_ids].tolist() == spelled.counts.tolist()
+
+
+def test_a_vocabulary_cannot_break_a_line(cli: Cli, tmp_path: Path) -> None:
+    """Bytes are a vocabulary of line breaks, quotes, commas and control characters."""
+    works(cli("vocab", "bytes", "-o", "v.csv"))
+    works(cli("vocab", "bytes", "-o", "v.jsonl"))
+    for name in ("v.csv", "v.jsonl"):
+        lines = (tmp_path / name).read_text(encoding="utf-8").split("\n")
+        assert len(lines) == 256 + 1 + name.endswith("csv")
+        assert all(line.isprintable() for line in lines)
+    assert [row["bytes"] for row in read_csv(tmp_path / "v.csv")] == [
+        f"{i:02x}" for i in range(256)
+    ]
+
+
+TEXTS = (
+    "The cat sat on 2012 mats, didn't it?", " one space first", "x", "",
+    "caf\u00e9 \u6771\u4eac\u90fd \u0416 \U0001f389 end\n", "def f(x):\n\treturn  x ** 2\n\n\n",
+)  # fmt: skip
+
+
+def lengths_are_the_texts(tokenizer: Tokenizer) -> None:
+    """Lengths of a text's tokens sum to its bytes; a space put before it counts 0."""
+    lengths = tokenizer.table.lengths
+    for text in TEXTS:
+        encoding = tokenizer.encode(text)
+        own = np.diff(encoding.bounds)
+        assert own.sum() == len(text.encode())
+        of_table = lengths[encoding.ids]
+        if len(own):
+            first = tokenizer.table[int(encoding.ids[0])]
+            of_table[0] -= first.startswith(b" ") and not text.startswith(" ")
+            if text.startswith(" "):  # the prefix is a token of its own, or part of the first
+                of_table[0] -= of_table.sum() - own.sum()
+        assert own.tolist() == of_table.tolist(), text
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bytes"])
+def test_lengths_of_small_tokenizers(tokenizers: Tokenizers, kind: str) -> None:
+    lengths_are_the_texts(load_tokenizer("bytes") if kind == "bytes" else tokenizers[kind])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", [*EVERY, "tekken.json", "llama4.tiktoken"])
+def test_lengths_of_real_tokenizers(load_real: Load, name: str) -> None:
+    lengths_are_the_texts(load_real(name))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["gemma3", "llama2", "mistral-v3", "llama3"])
+def test_lengths_of_folders(hub_folder: Callable[[str], Path], name: str) -> None:
+    lengths_are_the_texts(load_tokenizer(hub_folder(name)))

@@ -1,0 +1,300 @@
+"""Hidden states and heads of models: the loss and all gradients are those of whole logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from pretended_gpu import GPU, on_cpu, pretended_gpu
+from tiny_models import one_torch_thread
+from torch import Tensor, nn
+
+import xtok
+from xtok import DistillationCollator, XtokError
+from xtok.tokenizers.pairs import Pair
+from xtok.training.collator import prepare
+from xtok.training.heads import Head, find_head, find_heads, logits_of, why_not
+from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.named import make_loss
+from xtok.training.objective import LossTerms, Objective
+
+TEXTS = ["There are 201 lighthouses.", "Fog, and high water at 6:12 tonight."]
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+SMALL = {
+    "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": None, "eos_token_id": None,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+MAMBA = {
+    "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8,
+    "mamba_n_groups": 1, "mamba_expand": 1,
+}  # fmt: skip
+
+MODELS: dict[str, tuple[dict[str, Any], float, float | None, bool]] = {
+    "Llama": ({**SIZES}, 1.0, None, False),
+    "Qwen3": ({**SIZES, "head_dim": 8, "tie_word_embeddings": True}, 1.0, None, False),
+    "Gemma2": ({**SIZES, "head_dim": 8, "final_logit_softcapping": 2.0}, 1.0, 2.0, False),
+    "Gemma3Text": ({**SIZES, "head_dim": 8}, 1.0, None, False),
+    "Granite": ({**SIZES, "logits_scaling": 8.0}, 1 / 8, None, False),
+    "HyperCLOVAX": ({**SIZES, "logits_scaling": 0.25}, 0.25, None, False),
+    "Cohere": ({**SIZES}, 0.0625, None, False),
+    "FalconH1": ({**SIZES, **MAMBA, "lm_head_multiplier": 0.3}, 0.3, None, False),
+    "GPT2": ({**SMALL, "n_positions": 64}, 1.0, None, False),
+    "GPTJ": ({**SMALL, "rotary_dim": 4}, 1.0, None, True),
+}
+"""Configurations of tiny models, and their heads: a factor, a softcap, and if there is a bias."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with one_torch_thread():
+        yield
+
+
+def model_named(name: str, width: int, **options: Any) -> Any:
+    """Return a random model, with peaked distributions, in float32 and training."""
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")
+    if config is None:
+        pytest.skip(f"this Transformers has no {name}")
+    made = config(vocab_size=width, **MODELS[name][0], **options)
+    model: Any = transformers.AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.train()
+
+
+def batch_of(pair: Pair) -> dict[str, Any]:
+    return prepare(DistillationCollator(*pair.tokenizers)(TEXTS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_head_is_found(name: str, dtype: torch.dtype) -> None:
+    _, scale, softcap, has_bias = MODELS[name]
+    model, ids = model_named(name, 300).to(dtype), torch.arange(14).view(2, 7)
+    assert why_not(model) is None
+    before = torch.get_rng_state()
+    head = find_head(model, ids)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (head.scale, head.softcap, head.linear.bias is not None) == (scale, softcap, has_bias)
+    side = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    logits: Any = logits_of(model, side, head)
+    whole = logits_of(model, side)
+    assert isinstance(whole, Tensor)
+    assert logits.shape == whole.shape
+    places = torch.tensor([0, 1, 1]), torch.tensor([6, 0, 3])
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(logits.at(places), whole[places].float(), rtol=close, atol=close)
+
+
+def gradients(
+    loss: Callable[[Tensor | Any, list[Any]], LossTerms],
+    models: list[Any],
+    sides: list[Any],
+    heads: list[Head | None],
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Return the terms, and the gradients of all of the student's parameters."""
+    student, *teachers = models
+    student.zero_grad()
+    with torch.no_grad():
+        theirs = [logits_of(*both) for both in zip(teachers, sides[1:], heads[1:], strict=True)]
+    terms = loss(logits_of(student, sides[0], heads[0]), theirs)
+    terms.loss.backward()
+    found = {name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None}
+    return [float(term.detach()) for term in terms], found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_gradients_are_those_of_whole_logits(name: str, pair: Pair) -> None:
+    batch, index = batch_of(pair), xtok.losses.event_index(xtok.events(*pair.tokenizers))
+    sides = [batch, *batch["teachers"]]
+    models = [model_named(name, pair.shape[0]), model_named("Gemma2", pair.shape[1])]
+    objective = Objective(
+        losses=[make_loss("event-kl", module=index)],
+        combine=CombineConfig(cross_entropy_weight=0.5),
+    )
+    loss = partial(objective.terms, batch=batch)
+    heads, notes = find_heads(models, sides, objective.takes_hidden)
+    assert all(heads)
+    assert len(notes) == 1
+    expected, whole = gradients(loss, models, sides, [None, None])
+    found, hidden = gradients(loss, models, sides, heads)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert hidden.keys() == whole.keys() == dict(models[0].named_parameters()).keys()
+    for parameter, gradient in whole.items():
+        largest = float(gradient.abs().max())
+        torch.testing.assert_close(hidden[parameter], gradient, rtol=1e-5, atol=1e-5 * largest)
+
+
+def of_event_kl(pair: Pair, **options: Any) -> tuple[Any, list[Any], Any]:
+    """Return two tiny models, their sides of a batch, and the loss on it."""
+    batch, index = batch_of(pair), xtok.losses.event_index(xtok.events(*pair.tokenizers))
+    models = [
+        model_named(n, w, **options) for n, w in zip(("Llama", "Qwen3"), pair.shape, strict=True)
+    ]
+    objective = Objective(losses=[make_loss("event-kl", module=index)])
+    return models, [batch, *batch["teachers"]], partial(objective.terms, batch=batch)
+
+
+@pytest.mark.parametrize("way", ["bfloat16", "autocast", "checkpointing", "one trained part"])
+def test_ways_of_training(way: str, pair: Pair) -> None:
+    models, sides, loss = of_event_kl(pair)
+    if way == "bfloat16":
+        models = [model.bfloat16() for model in models]
+    elif way == "checkpointing":
+        # Transformers 5.24 renamed it.
+        names = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+        next(getattr(models[0], n) for n in names if hasattr(models[0], n))()
+    elif way == "one trained part":
+        models[0].requires_grad_(False).model.layers[0].requires_grad_(True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+        heads, _ = find_heads(models, sides, [True, True])
+        assert all(heads)
+        expected, whole = gradients(loss, models, sides, [None, None])
+        found, hidden = gradients(loss, models, sides, heads)
+    assert found == pytest.approx(expected, rel=1e-2 if "b" in way else 1e-5)
+    assert hidden.keys() == whole.keys()
+    for name, gradient in whole.items():
+        if way in ("bfloat16", "autocast"):
+            ours, theirs = hidden[name].float().flatten(), gradient.float().flatten()
+            cosine = torch.cosine_similarity(ours, theirs, dim=0)
+            assert cosine > 0.99, name
+        else:
+            torch.testing.assert_close(hidden[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+class LowRank(nn.Module):
+    """An adapter as PEFT puts it around a linear layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = layer.requires_grad_(False)
+        self.a = nn.Linear(layer.in_features, 2, bias=False)
+        self.b = nn.Linear(2, layer.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return self.base_layer(x) + self.b(self.a(x))
+
+
+def test_adapters_in_the_decoder(pair: Pair) -> None:
+    models, sides, loss = of_event_kl(pair)
+    models[0].requires_grad_(False)
+    for layer in models[0].model.layers:
+        layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
+    heads, _ = find_heads(models, sides, [True, True])
+    _, whole = gradients(loss, models, sides, [None, None])
+    _, hidden = gradients(loss, models, sides, heads)
+    assert len(whole) == 4
+    for name, gradient in whole.items():
+        torch.testing.assert_close(hidden[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+class Twisted(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """A model whose logits are its head's and something more that no configuration names."""
+
+    def forward(self, *args: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, logits_to_keep=logits_to_keep, **kwargs)
+        outputs.logits = 40 * torch.tanh(outputs.logits / 40)
+        return outputs
+
+
+class Plain(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """A model that makes all logits."""
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, use_cache: bool = False) -> Any:
+        return super().forward(input_ids, attention_mask, use_cache=use_cache)
+
+
+def test_another_head_is_an_error(pair: Pair) -> None:
+    """However small the logits are, where it would not show: here below 0.1."""
+    model = Twisted(transformers.LlamaConfig(vocab_size=300, **SIZES, initializer_range=0.002))
+    ids = torch.arange(14).view(2, 7)
+    with pytest.raises(XtokError, match="logits"):
+        find_head(model, ids)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """This process as a group of its own."""
+    store = torch._C._distributed_c10d.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_models_that_make_whole_logits(pair: Pair) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    def llama() -> Any:
+        return model_named("Llama", 300)
+
+    config = llama().config
+    zero, adapted, offloaded = llama(), llama(), llama()
+    zero.lm_head.weight.ds_id = 0
+    adapted.lm_head = LowRank(adapted.lm_head)
+    offloaded.lm_head.to("meta")
+    mesh = init_device_mesh("cpu", (1,))
+    cases = {
+        "FSDP": FullyShardedDataParallel(
+            llama(), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
+        ),
+        "pieces": fully_shard(llama(), mesh=mesh),
+        "ZeRO-3": zero,
+        "adapter": adapted,
+        "offloaded": offloaded,
+        "compile": torch.compile(llama(), backend="eager"),
+        "static graph": DistributedDataParallel(llama(), static_graph=True),
+        "logits_to_keep": Plain(config),
+        "decoder": nn.Linear(2, 2),
+    }
+    side = {"input_ids": torch.arange(14).view(2, 7)}
+    for word, model in cases.items():
+        assert word in str(why_not(model)), word
+        heads, [note] = find_heads([model], [side], [True])
+        assert heads == [None]
+        assert word in note
+        with pytest.raises(XtokError, match=word):
+            find_heads([model], [side], [True], wanted=True)
+        assert find_heads([model], [side], [True], wanted=False) == ([None], [])
+    wrapped = DistributedDataParallel(llama())
+    assert why_not(wrapped) is None
+    assert find_head(wrapped, side["input_ids"]).scale == 1
+
+
+def test_on_a_gpu(pair: Pair) -> None:
+    """Nothing of a step is on two devices, and results are the CPU's."""
+
+    def step(device: torch.device | str) -> tuple[list[float], dict[str, Tensor]]:
+        models = [
+            model_named(name, width).to(device)
+            for name, width in zip(("Llama", "Gemma2"), pair.shape, strict=True)
+        ]
+        batch = prepare(DistillationCollator(*pair.tokenizers)(TEXTS), device)
+        sides = [batch, *batch["teachers"]]
+        index = xtok.losses.event_index(xtok.events(*pair.tokenizers)).to(device)
+        objective = Objective(losses=[make_loss("event-kl", module=index)])
+        heads, _ = find_heads(models, sides, objective.takes_hidden)
+        assert all(heads)
+        return gradients(partial(objective.terms, batch=batch), models, sides, heads)
+
+    expected, of_cpu = step("cpu")
+    with pretended_gpu():
+        found, of_gpu = step(GPU)
+    assert found == pytest.approx(expected, rel=1e-6)
+    for name, gradient in of_cpu.items():
+        torch.testing.assert_close(on_cpu(of_gpu[name]), gradient, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,114 @@
+"""`vocab`: the tokens of a vocabulary as exact bytes, and what another one has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, repeat
+
+import numpy as np
+
+from xtok._lib.progress import Progress, silent
+from xtok._lib.ragged import offsets_of
+from xtok.tokenizers import ModelLike, load_tokenizer, pair
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.table import TokenType
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabToken:
+    """A token id of a vocabulary."""
+
+    id: int
+    bytes: str  # in hexadecimal; empty for special tokens and unused ids
+    length: int  # in bytes
+    type: str  # the name of a `TokenType`, in lower case
+    name: str  # escaped bytes, or a special token's name
+    roles: tuple[str, ...]
+    teacher_id: int | None  # the teacher's token of the same bytes or role; None if it has none
+    # Its bytes in the teacher's tokens; empty if the teacher cannot spell it, and for special
+    # tokens; None without a teacher.
+    spelling: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabTable:
+    """Tokens of a vocabulary, of a model id, and the teacher whose ids they have."""
+
+    model: str
+    teacher: str | None
+    vocab_size: int  # V, the width of the model's logits
+    types: dict[str, int]  # how many ids are of each type
+    tokens: tuple[VocabToken, ...]
+
+
+def vocab(
+    model: ModelLike,
+    tokens: str | bytes | int | Sequence[str | bytes | int] | None = None,
+    *,
+    teacher: ModelLike | None = None,
+    progress: Progress = silent,
+) -> VocabTable:
+    """Return the tokens of a model: bytes, types, names and roles.
+
+    `Tokenizer.table` has the same as arrays.
+
+    >>> [token] = xtok.vocab("bytes", "a", teacher="bytes").tokens
+    >>> token.id, token.bytes, token.teacher_id, token.spelling
+    (97, '61', 97, (97,))
+
+    Args:
+        model: the model, as `load_tokenizer` takes it.
+        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them; by default every id.
+        teacher: a second model, for the id of the same bytes or role and the spelling there.
+        progress: called while tokens are spelled.
+
+    Raises:
+        XtokError: if a tokenizer cannot be loaded, or the model has no such token.
+    """
+    both = None if teacher is None else pair(model, teacher)
+    tokenizer = load_tokenizer(model) if both is None else both.tokenizers[0]
+    known, table = tokenizer.vocabulary, tokenizer.table
+    if isinstance(tokens, str | bytes | int):
+        tokens = [tokens]
+    ids: Sequence[int] = range(len(table))
+    if tokens is not None:
+        ids = list(dict.fromkeys(i for token in tokens for i in known.ids_of(token)))
+    theirs: Iterable[tuple[int | None, tuple[int, ...] | None]] = repeat((None, None))
+    if both is not None:
+        theirs = _of_teacher(both, ids, progress)
+    counts = np.bincount(table.types, minlength=1 + max(TokenType))
+    return VocabTable(
+        model=known.model_id,
+        teacher=None if both is None else both.teacher.model_id,
+        vocab_size=known.vocab_size,
+        types={t.name.lower(): int(counts[t]) for t in TokenType if counts[t]},
+        tokens=tuple(
+            VocabToken(
+                id=i,
+                bytes=table[i].hex(),
+                length=int(table.lengths[i]),
+                type=TokenType(int(table.types[i])).name.lower(),
+                name=table.name(i),
+                roles=table.roles_by_id.get(i, ()),
+                teacher_id=teacher_id,
+                spelling=spelling,
+            )
+            for i, (teacher_id, spelling) in zip(ids, theirs, strict=False)
+        ),
+    )
+
+
+def _of_teacher(
+    both: Pair, ids: Sequence[int], progress: Progress
+) -> Iterable[tuple[int | None, tuple[int, ...]]]:
+    """Give each id's token in the teacher's vocabulary, and its spelling there."""
+    own = np.array(ids, np.int64)
+    has_bytes = both.tables[0].lengths[own] > 0
+    spelled = both.pieces(own[has_bytes], progress)
+    counts = np.zeros(len(own), np.int64)
+    counts[has_bytes] = spelled.counts
+    pieces = spelled.ids.tolist()
+    bounds = pairwise(offsets_of(counts).tolist())
+    for partner, (start, end) in zip(both.partners[own].tolist(), bounds, strict=True):
+        yield (partner if partner >= 0 else None), tuple(pieces[start:end])

@@ -1,0 +1,243 @@
+"""A model's hidden states and its head, of which losses make logits a block at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xtok.errors import XtokError
+from xtok.training.losses.hidden import AnyLogits, HiddenLogits
+
+SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
+"""What configurations call a factor of the logits: Cohere, Granite (which divides by it) and
+HyperCLOVA X, Falcon H1, Muse."""
+
+SOFTCAPS = "final_logit_softcapping", "logits_soft_cap"
+"""What they call the c of c · tanh(logits / c): Gemma, nanochat; RecurrentGemma."""
+
+PROBES = 0.0, 64.0, 1024.0
+"""The largest |hidden · weight| at the positions where a head is compared with its model's logits.
+
+0: hidden states as they are. The others show a factor or a softcap, however small the logits are.
+"""
+
+WHOLE = "train with whole logits: hidden_states=False of a trainer, --logits of the examples"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a causal language model does to its hidden states."""
+
+    decoder: nn.Module  # whose first output is the hidden states, after the last norm
+    linear: Any  # an `nn.Linear`
+    bias: Tensor | None  # beside that of `linear`
+    scale: float
+    softcap: float | None
+
+    def logits(self, hidden: Tensor) -> HiddenLogits:
+        """Return the logits of hidden states `[B, T, d]`, not yet made."""
+        weight, bias = self.linear.weight, self.linear.bias
+        if self.bias is not None:
+            bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
+        if not torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(weight.dtype)
+        return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
+
+    def run(self, model: nn.Module, side: Mapping[str, Any]) -> HiddenLogits:
+        """Run a model, or what wraps it, on its side of a batch, without making its logits."""
+        taken: list[HiddenLogits] = []
+        # In the hook, so under the model's own autocast. The wrapper has to be called: DDP reduces
+        # gradients of what it has seen.
+        with _hook(self.decoder, lambda _, hidden: taken.append(self.logits(hidden))):
+            run(model, side, logits_to_keep=1)
+        [logits] = taken
+        _check_positions(model, logits, side["input_ids"])
+        return logits
+
+
+def run(model: Any, side: Mapping[str, Any], **options: Any) -> Any:
+    """Run a model on its side of a batch; return its outputs."""
+    ids, mask = side["input_ids"], side["attention_mask"]
+    return model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+
+
+def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:
+    """Run a model on its side of a batch; return its logits, not yet made if a head is given."""
+    return run(model, side).logits if head is None else head.run(model, side)
+
+
+def draws_again(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context after which the random numbers drawn in it, by dropout, are drawn again."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def find_heads(
+    models: Sequence[Any],
+    sides: Sequence[Mapping[str, Any]],
+    takes_hidden: Sequence[bool],
+    wanted: bool | None = None,
+) -> tuple[list[Head | None], list[str]]:
+    """Return the head of each model that runs without whole logits, and notes on the others.
+
+    Args:
+        models: the student, then its teachers; None for stored predictions.
+        sides: of a batch, for each model, on its device.
+        takes_hidden: for each model, whether the losses on its logits take hidden states.
+        wanted: False: whole logits of all; True: of none, or an error; None: where they have to be.
+
+    Raises:
+        XtokError: where `wanted` is True and a loss or a model does not allow it; and where a head
+            is found, and the model's logits are not what it gives.
+    """
+    names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
+    heads: list[Head | None] = [None] * len(models)
+    notes = []
+    for number, (model, side, takes) in enumerate(zip(models, sides, takes_hidden, strict=True)):
+        if model is None or wanted is False:
+            continue
+        problem = why_not(model) if takes else "its loss compares whole distributions"
+        if problem is None:
+            heads[number] = find_head(model, side["input_ids"])
+        elif wanted:
+            raise XtokError(f"{names[number]} needs whole logits: {problem}", hint=WHOLE)
+        else:
+            notes.append(f"{names[number]} makes whole logits: {problem}")
+    without = [name for name, head in zip(names, heads, strict=True) if head]
+    if without:
+        notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(without)}")
+    return heads, notes
+
+
+def why_not(model: Any) -> str | None:
+    """Return why losses cannot take a model's hidden states; None where nothing is against it."""
+    if getattr(model, "static_graph", False):
+        return "DDP with a static graph sees gradients of its outputs alone"
+    inner = _unwrapped(model)
+    if any("FullyShardedDataParallel" in type(m).__name__ for m in (*model.modules(),)):
+        return "FSDP has its head in pieces"
+    if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
+        return "torch.compile hides its hidden states"
+    config = getattr(inner, "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False):
+        return f"{type(inner).__name__} is not a decoder of Transformers"
+    if "logits_to_keep" not in inspect.signature(type(_base(inner)).forward).parameters:
+        return f"the forward of {type(_base(inner)).__name__} has no logits_to_keep"
+    decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
+    if decoder in (None, inner, _base(inner)) or linear is None:
+        return f"{type(_base(inner)).__name__} does not tell its decoder and its head"
+    if type(linear).forward is not nn.Linear.forward:
+        kind = f"{type(linear).__module__}.{type(linear).__name__}"
+        return f"its head is a {kind}, as of an adapter or of quantization"
+    return _why_not_weight(linear.weight)
+
+
+def _why_not_weight(weight: Tensor) -> str | None:
+    if hasattr(weight, "ds_id"):
+        return "DeepSpeed ZeRO-3 has its head in pieces"
+    if hasattr(weight, "device_mesh"):
+        return "FSDP or tensor parallelism has its head in pieces"
+    if weight.device.type == "meta":
+        return "its head is offloaded"
+    return None
+
+
+@torch.no_grad()
+def find_head(model: Any, ids: Tensor) -> Head:
+    """Return the head whose logits are the model's own, at three positions of some ids `[B, T]`.
+
+    Raises:
+        XtokError: if no bias, factor and softcap that its configuration names gives them.
+    """
+    inner = _unwrapped(model)
+    config = inner.config.get_text_config()
+    decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
+    scales, softcaps = ([_number(config, name) for name in names] for names in (SCALES, SOFTCAPS))
+    factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
+    caps = [None, *(cap for cap in softcaps if cap)]
+    bias = getattr(_base(inner), "final_logits_bias", None)
+    candidates = [Head(decoder, linear, bias, *both) for both in product(factors, caps)]
+    ours: list[HiddenLogits] = []
+
+    def scaled(output: Any, hidden: Tensor) -> Any:
+        """Scale the hidden states as `PROBES` has it; keep what each candidate makes of them."""
+        _check_positions(inner, hidden, few)
+        largest = linear(hidden.to(linear.weight.dtype)).abs().amax(-1).float()
+        wanted = torch.tensor(PROBES, device=hidden.device)
+        factors = torch.where(wanted > 0, wanted / largest.clamp(min=1e-6), 1.0)
+        hidden = (hidden * factors[..., None]).to(hidden.dtype)
+        ours.extend(head.logits(hidden) for head in candidates)
+        if isinstance(output, tuple):
+            return (hidden, *output[1:])
+        output.last_hidden_state = hidden
+        return output
+
+    few = ids[:1].repeat(1, len(PROBES))[:, : len(PROBES)]
+    with draws_again(ids.device), _hook(decoder, scaled):
+        own = inner(input_ids=few, use_cache=False).logits[0]
+    at = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
+    for head, logits in zip(candidates, ours, strict=True):
+        if _is_close(logits.at(at), own, logits.dtype):
+            return head
+    raise XtokError(
+        f"the logits of {_name(model)} are not its head times its hidden states, with what its "
+        f"configuration says of {', '.join((*SCALES, *SOFTCAPS))}",
+        hint=WHOLE,
+    )
+
+
+def _check_positions(model: Any, hidden: Tensor | HiddenLogits, ids: Tensor) -> None:
+    """Raise an `XtokError` unless there is a hidden state for each id: prompt tuning has more."""
+    if hidden.shape[:2] != ids.shape:
+        raise XtokError(
+            f"{_name(model)} has hidden states {list(hidden.shape[:2])} for ids {list(ids.shape)}",
+            hint=WHOLE,
+        )
+
+
+def _is_close(ours: Tensor, own: Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits are equal, position by position, but for rounding to a type."""
+    if ours.shape != own.shape:
+        return False
+    eps = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
+    ours, own = ours.float(), own.float()
+    rounding = max(1e-4, 4 * eps) * own.abs().amax(-1, keepdim=True)
+    return bool(((ours - own).abs() <= rounding).all())
+
+
+@contextmanager
+def _hook(module: nn.Module, call: Callable[[Any, Tensor], Any]) -> Iterator[None]:
+    """Call with a module's output, and its first part; what is returned is the output then."""
+    handle = module.register_forward_hook(lambda _, args, output: call(output, output[0]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model inside DDP, DeepSpeed's engine and the like."""
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    return model
+
+
+def _base(inner: Any) -> Any:
+    """Return the model inside PEFT's."""
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def _number(config: Any, name: str) -> float | None:
+    value = getattr(config, name, None)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _name(model: Any) -> str:
+    inner = _unwrapped(model)
+    return str(getattr(inner.config, "name_or_path", "") or type(inner).__name__)
