@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def test_a_prefix_behind_control_tokens_has_no_place(vocabularies: Path, tmp_pat
         text = "".join(parts)
         encoding, data = tokenizer.encode(text), text.encode()
         bounds = encoding.bounds.tolist()
-        stretches = [data[a:b].decode() for a, b in zip(bounds, bounds[1:], strict=False)]
+        stretches = [data[a:b].decode() for a, b in pairwise(bounds)]
         assert [stretch for stretch in stretches if stretch] == parts
         assert not encoding.num_changed
 
