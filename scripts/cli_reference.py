@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from xtok.cli import make_app
+from xtok.cli.help import EXAMPLES, MODEL_KINDS
 
 app = make_app()  # Typer reads it from this file
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,10 +48,25 @@ def render() -> str:
         return f"* [`{line[1]}`](#xtok-{line[1]}): {summaries[line[1]]}"
 
     text = re.sub(r"^\* `([a-z][a-z-]*)`: .*$", whole, text, flags=re.MULTILINE)
+    text = re.sub(r"\{([^}]*)\}(?:\.\.\.)?", r"\1", text)  # arguments that Typer puts in braces
+    text = re.sub(r"^(xtok .*)\[(\[TOKEN\]\.\.\.)\]\.\.\.$", r"\1\2", text, flags=re.MULTILINE)
+
+    def with_example(head: re.Match[str]) -> str:
+        return f"{head[0]}Example: `{EXAMPLES[head[1]]}`\n\n"
+
+    text = re.sub(r"^## `xtok (\S+)`\n\n.+\n\n", with_example, text, flags=re.MULTILINE)
     return HEADER.format(typer_version()) + stated_once(text)
 
 
-SHARED = """## Shared options
+SHARED = f"""## Models
+
+`xtok help models` prints:
+
+```text
+{MODEL_KINDS}
+```
+
+## Shared options
 
 These mean the same in each command that names them.
 

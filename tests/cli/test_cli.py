@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from typer.testing import CliRunner
 import xtok
 from xtok.cli import COMMANDS, HELP, make_app
 from xtok.cli.command import expanded
+from xtok.cli.help import EXAMPLES
 from xtok.cli.options import output_path
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
@@ -354,13 +357,66 @@ def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
 def test_help_names_every_option_in_full_at_80_columns() -> None:
     for name in COMMANDS:
         app = make_app([name])
-        done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"})
-        shown = done.stdout.replace(",", " ").split()
+        done = CliRunner().invoke(app, [name, "--help-all"], env={"COLUMNS": "80"})
+        shown = re.sub(r"--\[no-\]([\w-]+)", r"--\1 --no-\1", done.stdout).replace(",", " ").split()
         [command] = typer.main.get_group(app).commands.values()
         params = [p for p in command.params if not getattr(p, "hidden", False)]  # NeMo-RL's
         options = [o for p in params for o in (*p.opts, *p.secondary_opts)]
         assert [o for o in options if o.startswith("--") and o not in shown] == []
-        assert [line for line in done.stdout.splitlines() if line.endswith("… │")] == []
+        assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_help_is_lines_of_whole_sentences(columns: int) -> None:
+    """No switch has a <bool>, no line ends where the source does, and rare options are apart."""
+    for name in COMMANDS:
+        app, env = make_app([name]), {"COLUMNS": str(columns), "NO_COLOR": "1"}
+        [command] = typer.main.get_group(app).commands.values()
+        short, full = (
+            CliRunner().invoke(app, [name, flag], env=env).stdout
+            for flag in ("--help", "--help-all")
+        )
+        assert not re.search(r"<(bool|str|Path)|\x1b", full)
+        width = min(columns, 100)
+        for part in str(command.help).split("\n\n"):
+            assert "\n".join(wrap(" ".join(part.split()), width)) in short
+        assert f"Example:\n  {EXAMPLES[name]}\n" in short
+        rare = re.search(r"--help-all also shows (\d+) options", short)
+        assert ("--trust-remote-code" in full) == (rare is not None and name != "sort-cut")
+        assert "--trust-remote-code" not in short
+
+
+def test_the_example_of_each_command_parses() -> None:
+    assert EXAMPLES.keys() == COMMANDS.keys()
+    for name, line in EXAMPLES.items():
+        [_, typed, *words] = shlex.split(line)
+        assert typed == name
+        [command] = typer.main.get_group(make_app([name])).commands.values()
+        assert command.make_context(name, words).params
+
+
+def test_help_of_models_is_said_once(cli: Cli) -> None:
+    assert cli("help", "models").stdout == cli("help", "models", env={"COLUMNS": "120"}).stdout
+    assert "SentencePiece" in cli("help", "models").stdout
+    assert cli("help", "sort-cut").stdout == cli("sort-cut", "--help").stdout
+    assert cli("help", "sort-cut", "--help-all").stdout == cli("sort-cut", "--help-all").stdout
+    assert cli("--help-all").stdout == cli("--help").stdout == cli("help").stdout
+
+
+def test_models_stand_behind_maps(cli: Cli, small: Path, maps: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The cat sat in 2012. " * 20, encoding="utf-8")
+    options, models = pair(small), pair(small)[1::2]
+    path = maps / "map.safetensors"
+    text = ["--text", "text.txt", "--json"]
+    alone = works(cli("evaluate", path, *models, *text)).stdout
+    assert alone == works(cli("evaluate", path, *options, *text)).stdout
+    assert works(cli("report", path, *models, "-o", "a.html")).stdout == "a.html\n"
+    works(cli("report", path, *options, "-o", "b.html"))
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    for words in (["a.pt", *models], ["-o", "b.pt", *models], ["c.pt", *options]):
+        works(cli("convert", path, *words))
+    made = [(tmp_path / f"{name}.pt").read_bytes() for name in "abc"]
+    assert made[0] == made[1] == made[2]
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_the_guide_has_a_row_for_each() -> None:
 
 
 def test_the_help_shows_only_our_own(cli: Cli) -> None:
-    text = cli("multitoken", "--help").stdout
+    text = cli("multitoken", "--help-all").stdout
     assert "--max-pieces" in text
     assert not any(f"--{name.replace('_', '-')}" in text for name in ALIASES.keys() - {"top_k"})
 

@@ -21,7 +21,7 @@ _PACKAGES = (
 
 def version_lines() -> Iterator[str]:
     """Yield a line each for xtok, Python, the machine, and the packages that matter."""
-    yield f"xtok {__version__} ({Path(__file__).parent})"
+    yield f"xtok {__version__} ({Path(__file__).parents[1]})"
     yield f"Python {platform.python_version()} ({sys.executable})"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     yield f"{platform.platform()}, {available_cores()} cores, {memory:.1f} GB"

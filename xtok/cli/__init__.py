@@ -9,43 +9,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from xtok.cli import help
 from xtok.cli.command import run
+from xtok.cli.help import COMMANDS as COMMANDS
+from xtok.cli.help import HELP as HELP
 from xtok.cli.spellings import Command
-
-HELP = {
-    "Everyday": {
-        "build": "Build a finished map from two tokenizers.",
-        "inspect": "Show what a map holds, why its rows are as they are, or where two maps differ.",
-        "verify": "Check a map file, and its models if given; exit with 3 if a check fails.",
-        "convert": "Convert a map between .safetensors and NeMo-RL's .pt.",
-        "doctor": "Check tokenizers for what spoils training; exit with 3 if a check fails.",
-    },
-    "Measure": {
-        "evaluate": "Measure maps on text: cross-entropy, coverage, how near they are to the best.",
-        "align": "Show two tokenizations of a text, and the chunks that they share.",
-        "vocab": "Show a model's tokens: exact bytes, types and roles; or write them all.",
-        "report": "Write a page, one HTML file, that says what a map is fit for.",
-    },
-    "Stages": {
-        "multitoken": "Map each student token to the teacher tokens that spell it, and back.",
-        "reapply-exact": "Give tokens that both sides have a single entry of weight 1.",
-        "sort-cut": "Keep the heaviest entries of each row, and normalize it; a slot stays last.",
-        "generate": "Map each student token to the teacher tokens that are most similar.",
-    },
-    "Train": {
-        "events": "Build an event map (default), or the tables for CSD.",
-        "render": "Write conversations as ids, with masks of what the assistant wrote.",
-        "project": "Turn a teacher's stored top-k log-probabilities into a student's.",
-        "serve": "Answer trainers as a served teacher would if it had the student's tokenizer.",
-    },
-}
-"""The commands in the order of the help: its parts, and a command's first sentence.
-
-The function of a command has its name, and so has the module that it is in.
-"""
-
-COMMANDS = {name: part for part, names in HELP.items() for name in names}
-"""The part of the help that each command stands in."""
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
@@ -54,7 +22,7 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
         name="xtok",
         help="Build cross-tokenizer projection maps: for each token of a student model, the tokens "
         "of a teacher model that it corresponds to, byte-exact.",
-        epilog="xtok help COMMAND shows the options of a command.",
+        epilog="xtok help COMMAND shows a command's options, xtok help models what a model can be.",
         cls=_Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -63,7 +31,7 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
     )
     for name in names:
         function = _described(name) if only_described else _loaded(name)
-        app.command(name, cls=Command, rich_help_panel=COMMANDS[name])(function)
+        app.command(name, cls=Command)(function)
     return app
 
 
@@ -87,7 +55,15 @@ class _Group(TyperGroup):
     """The commands; `xtok help COMMAND` is `xtok COMMAND --help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+        if args[:1] == ["help"]:
+            if args[1:] == ["models"]:
+                help.print_models()
+                ctx.exit()
+            args = [*args[1:2], help.ALL if help.ALL in args else "--help"]
+        return super().parse_args(ctx, ["--help" if args == [help.ALL] else one for one in args])
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        help.print_commands(self, ctx)
 
 
 def program() -> None:
@@ -114,7 +90,10 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show what a bug report needs."
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Show the versions of xtok and its dependencies.",
         ),
     ] = False,
 ) -> None:

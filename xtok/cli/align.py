@@ -40,7 +40,7 @@ def align(
     ),
     json: bool = JSON,
 ) -> None:
-    """Show two tokenizations of a text, and the chunks that they share."""
+    """Show a text in two tokenizations, and the chunks they share."""
     if models.student_model and models.teacher_model and not text and not models.teacher:
         models, text = replace(models, student=None), models.student  # the only argument
     models.both()

@@ -60,7 +60,7 @@ def build(
     ),
     map_options: MapOptions,
 ) -> None:
-    """Build a finished map from two tokenizers.
+    """Build a projection map from two tokenizers.
 
     With --text, the map is counted on it.
     """

@@ -144,7 +144,7 @@ class Option:
         plain, item = _plain(kind)
         if plain is tuple:  # written as 1,2,3
             kind, default = str | None, None
-        metavar = "FILE" if item is Path else "N" if plain is int else None
+        metavar = _METAVARS.get(item if plain is list else plain)
         words: dict[str, Any] = {
             "metavar": details.argument or details.metavar or metavar,
             "parser": details.parser or (read_path if item is Path else None),
@@ -187,6 +187,9 @@ class Option:
         if isinstance(value, bool):
             return self.flag if value else f"--no-{self.flag[2:]}"
         return f"{self.flag} {value}"
+
+
+_METAVARS: Mapping[Any, str] = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 
 
 def _plain(kind: Any) -> tuple[Any, Any]:

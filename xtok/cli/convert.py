@@ -1,13 +1,14 @@
 """`xtok convert`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 import xtok
 from xtok.cli import console
-from xtok.cli.command import command, read_path
-from xtok.cli.options import JSON, MAP, MapOptions, Models, print_written
+from xtok.cli.command import command, expanded
+from xtok.cli.options import JSON, MAP, MapOptions, ModelArguments, print_written
 from xtok.config import option
 
 
@@ -15,23 +16,25 @@ from xtok.config import option
 def convert(
     *,
     map_path: Path = MAP,
-    target: Path | None = option(
+    target: str | None = option(
         None,
         "Where to write: .safetensors, or .pt as NeMo-RL reads it; of a spelling map NAME.pt and "
         "NAME.reverse.pt.",
         argument="OUTPUT",
-        parser=read_path,
+        parser=expanded,
     ),
     output: Path | None = option(None, "Where to write, instead of OUTPUT.", short="-o"),
     normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
     json: bool = JSON,
-    models: Models,
+    models: ModelArguments,
     map_options: MapOptions,
 ) -> None:
     """Convert a map between .safetensors and NeMo-RL's .pt."""
     from xtok.maps.convert import nemo_overrides
-    from xtok.maps.file import check_output, files_of
+    from xtok.maps.file import SUFFIXES, check_output, files_of
 
+    if output is not None and target is not None and not target.endswith(SUFFIXES):
+        models, target = replace(models, student=target, teacher=models.student), None
     if target is None and output is None:
         other = map_path.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
         raise typer.BadParameter(f"say where to write: xtok convert {map_path} {other}")

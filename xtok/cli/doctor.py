@@ -31,9 +31,10 @@ def doctor(
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:
-    """Check tokenizers for what spoils training; exit with 3 if a check fails.
+    """Check tokenizers, and tell which loss suits a pair.
 
-    For two models it says what they share, which loss suits, through what, and the next command.
+    Exits with 3 if a check fails. For two models it also shows what they share, and the next
+    command.
     """
     if text and teacher is None:
         raise typer.BadParameter("--text goes with two models")

@@ -1,6 +1,5 @@
 """`xtok evaluate`."""
 
-from pathlib import Path
 from typing import TextIO
 
 import typer
@@ -8,8 +7,17 @@ import typer
 import xtok
 from xtok.building.counting.texts import check_texts
 from xtok.cli import console
-from xtok.cli.command import command, show
-from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.cli.command import command, expanded, show
+from xtok.cli.options import (
+    JSON,
+    KINDS,
+    TEXT_FIELD,
+    MapOptions,
+    ModelOptions,
+    map_option,
+    maps_and_models,
+    text_option,
+)
 from xtok.cli.tables.quality import print_evaluation
 from xtok.config import TEXT, Loss, option
 
@@ -20,11 +28,14 @@ _GATES = "Gates for scripts"
 def evaluate(
     stderr: TextIO,
     *,
-    map_paths: list[Path] = map_option(
-        "Map files of one pair, measured side by side.", ..., argument="MAP..."
+    arguments: list[str] = map_option(
+        "Map files of one pair, measured side by side, then the two models: " + KINDS,
+        ...,
+        argument="MAP... STUDENT TEACHER",
+        parser=expanded,
     ),
     text: list[str] = text_option("Text to read: ", required=True),
-    models: Models,
+    models: ModelOptions,
     field: str = TEXT_FIELD,
     group_by: str | None = option(
         None, "Group documents by this field or column; by default by file.", panel=TEXT
@@ -48,11 +59,13 @@ def evaluate(
     json: bool = JSON,
     map_options: MapOptions,
 ) -> None:
-    """Measure maps on text: cross-entropy, coverage, how near they are to the best.
+    """Measure maps on text: cross-entropy, coverage, leak.
 
-    Of event maps: how often the two sides' tokens fall into different events, and the entropy kept.
+    Of event maps: how often the two sides' tokens fall into different events (the leak), and the
+    entropy kept.
     """
-    models.both()
+    map_paths, given = maps_and_models(arguments, models)
+    given.both()
     check_texts(text, field, group_by)
     maps = [map_options.load_any(path) for path in map_paths]
     are_events = [isinstance(one, xtok.EventMap) for one in maps]
@@ -63,7 +76,7 @@ def evaluate(
             "--for, --min-coverage and --max-cross-entropy are not for event maps"
         )
     names = [str(path) for path in map_paths]
-    maps[0], pair = models.with_map(maps[0], name=names[0])
+    maps[0], pair = given.with_map(maps[0], name=names[0])
     for one in maps:
         console.print_reports(one.reports)
     evaluation = xtok.evaluate(

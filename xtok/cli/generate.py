@@ -41,7 +41,7 @@ def generate(
     ),
     widths: Widths,
 ) -> None:
-    """Map each student token to the teacher tokens that are most similar."""
+    """Map each student token to the most similar teacher tokens."""
     output.check()
     pair = models.pair(widths)
     note_one_vocabulary(pair)

@@ -67,7 +67,7 @@ def inspect(
     models: Models,
     map_options: MapOptions,
 ) -> None:
-    """Show what a map holds, why its rows are as they are, or where two maps differ.
+    """Show what a map holds, single rows, or where two maps differ.
 
     Given the models, tokens are also spelled in each other's pieces.
     """

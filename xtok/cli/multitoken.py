@@ -37,7 +37,7 @@ def multitoken(
     ),
     map_options: MapOptions,
 ) -> None:
-    """Map each student token to the teacher tokens that spell it, and back."""
+    """Map each student token to the teacher tokens that spell it."""
     output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
     note_one_vocabulary(pair)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape, glob
 from pathlib import Path
@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="AnyMap")
 
 _FILES = "plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. Repeatable."
-KINDS = (
-    "a Hugging Face repo id (REPO@REVISION pins a commit), folder or tokenizer.json; a "
-    "SentencePiece .model, tiktoken or tekken.json file; or the word bytes. If ambiguous, add a "
-    "prefix: hf:, spm:, tiktoken:, tekken:."
-)
+KINDS = "a repo, folder or file (xtok help models)."
 
 
 def map_files(incomplete: str) -> list[str]:
@@ -110,7 +106,7 @@ class Widths(Config):
 PRESERVE_LAST = option(
     None,
     "Whether the last column holds scale slots; by default what the file says.",
-    panel="A .pt by another program",
+    panel=RARE,
 )
 
 
@@ -219,6 +215,14 @@ class Models(Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelOptions(Models):
+    """The models, as options, of a command that also takes them behind its maps."""
+
+    student_model: str | None = _model("The student, as an option.", "-s", RARE)
+    teacher_model: str | None = _model("The teacher, as an option.", "-t", RARE)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelArguments(Models):
     """The models, as two arguments or two options."""
 
@@ -226,6 +230,23 @@ class ModelArguments(Models):
     teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
     student_model: str | None = _model("The same as STUDENT, as an option.", "-s", RARE)
     teacher_model: str | None = _model("The same as TEACHER, as an option.", "-t", RARE)
+
+
+def maps_and_models(arguments: Sequence[str], models: Models) -> tuple[list[Path], Models]:
+    """Return a command's maps, and its models, which may stand behind them as arguments.
+
+    Arguments behind the last .safetensors or .pt, at most two, are the models. With a model as an
+    option, all are maps.
+    """
+    end = len(arguments)
+    while not models.names() and len(arguments) - end < 2 and end > 1:
+        if arguments[end - 1].endswith((".safetensors", ".pt")):
+            break
+        end -= 1
+    named: dict[str, Any] = {
+        f"{side}_model": name for side, name in zip(SIDES, arguments[end:], strict=False)
+    }
+    return [*map(Path, arguments[:end])], replace(models, **named)
 
 
 _MADE_FOR = {

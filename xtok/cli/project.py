@@ -59,7 +59,7 @@ def project(
     ),
     json: bool = JSON,
 ) -> None:
-    """Turn a teacher's stored top-k log-probabilities into a student's.
+    """Turn a teacher's stored log-probabilities into a student's.
 
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.

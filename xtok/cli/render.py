@@ -49,7 +49,7 @@ def render(
     ),
     loading: Loading,
 ) -> None:
-    """Write conversations as ids, with masks of what the assistant wrote.
+    """Write conversations as ids, with the assistant's masks.
 
     Fields: text, input_ids, assistant_masks, labels (-100 but for the assistant's) and
     message_spans.

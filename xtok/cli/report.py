@@ -8,8 +8,16 @@ import typer
 from xtok._lib.io import check_output, write
 from xtok.building.counting.texts import check_texts
 from xtok.cli import console
-from xtok.cli.command import command
-from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.cli.command import command, expanded
+from xtok.cli.options import (
+    KINDS,
+    TEXT_FIELD,
+    MapOptions,
+    ModelOptions,
+    map_option,
+    maps_and_models,
+    text_option,
+)
 from xtok.cli.stdout import print_path
 from xtok.config import OUTPUT, option
 from xtok.errors import OutputError
@@ -18,11 +26,14 @@ from xtok.errors import OutputError
 @command
 def report(
     *,
-    map_paths: list[Path] = map_option(
-        "A map file, or two of one pair to put side by side.", ..., argument="MAP..."
+    arguments: list[str] = map_option(
+        "A map file, or two of one pair to put side by side; then the two models: " + KINDS,
+        ...,
+        argument="MAP... [STUDENT TEACHER]",
+        parser=expanded,
     ),
     text: list[str] = text_option("With both models: measure the maps on this text: "),
-    models: Models,
+    models: ModelOptions,
     field: str = TEXT_FIELD,
     output: Path = option(
         Path("report.html"), "Where to write the page: .html.", short="-o", panel=OUTPUT
@@ -32,13 +43,14 @@ def report(
     ),
     map_options: MapOptions,
 ) -> None:
-    """Write a page, one HTML file, that says what a map is fit for.
+    """Write a page (HTML) that shows what a map is good for.
 
     With the models it has sentences in both tokenizations; with --text, the map's quality.
     """
+    map_paths, given = maps_and_models(arguments, models)
     if len(map_paths) > 2:
         raise typer.BadParameter("give one map, or two of one pair")
-    names = models.both() if text or models.names() else None
+    names = given.both() if text or given.names() else None
     files = {output: check_output(output, [".html"], "page")}
     if json:
         data = output.with_suffix(".json")
@@ -50,7 +62,7 @@ def report(
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
         console.print_reports(projection.reports)
-    maps[0], pair = models.with_map(maps[0], name=map_paths[0])
+    maps[0], pair = given.with_map(maps[0], name=map_paths[0])
     examined = examine(
         maps,
         texts=text,

@@ -35,7 +35,7 @@ def serve(
     teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,
 ) -> None:
-    """Answer trainers as a served teacher would if it had the student's tokenizer.
+    """Serve a teacher as if it had the student's tokenizer.
 
     Trainers send the student's ids, as to vLLM or SGLang; the teacher's server is asked for the
     same bytes in the teacher's tokens. Prints its address when it answers; SIGTERM ends it.

@@ -14,7 +14,10 @@ def sort_cut(
     config: SortCutConfig,
     preserve_last: bool | None = PRESERVE_LAST,
 ) -> None:
-    """Keep the heaviest entries of each row, and normalize it; a slot stays last."""
+    """Keep the heaviest entries of each row, and normalize it.
+
+    A scale slot stays last.
+    """
     files.check()
     projection = xtok.ProjectionMap.load(files.source(), preserve_last=preserve_last)
     projection = xtok.sort_cut(projection, config)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from xtok.cli import help
 from xtok.maps.names import map_name
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual, then set xtok's options by NeMo-RL's."""
         line = ctx.meta[__name__] = NemoWords()
+        if help.ALL in args:
+            ctx.meta[help.ALL], args = True, ["--help"]
         if self.name == "build" and "--loss" in {one.partition("=")[0] for one in args}:
             raise typer.BadParameter("--loss: name the map's loss as --for", ctx=ctx)
         try:
@@ -130,6 +133,10 @@ class Command(TyperCommand):
         if is_theirs and self.name != _IGNORING:
             self._set_output(ctx, theirs)
         return rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; rare options only with --help-all."""
+        help.print_command(self, ctx, rare=help.ALL in ctx.meta)
 
     def _set_options(self, ctx: Any, line: NemoWords, theirs: Mapping[str, Any]) -> None:
         for name, value in theirs.items():

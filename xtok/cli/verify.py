@@ -21,7 +21,10 @@ _UNKNOWN = Vocabulary(
 def verify(
     *, map_path: Path = MAP, models: ModelArguments, json: bool = JSON, widths: Widths
 ) -> None:
-    """Check a map file, and its models if given; exit with 3 if a check fails."""
+    """Check a map file, and its models if they are given.
+
+    Exits with 3 if a check fails.
+    """
     tokenizers = models.tokenizers()
     student, teacher = (tokenizers.get(f"{side}_model") for side in SIDES)
     ours, theirs = (_UNKNOWN if one is None else one.vocabulary for one in (student, teacher))

@@ -60,7 +60,7 @@ def vocab(
     json: bool = JSON,
     loading: Loading,
 ) -> None:
-    """Show a model's tokens: exact bytes, types and roles; or write them all.
+    """Show a model's tokens: bytes, types, roles; or write them all.
 
     A second model is always --teacher-model: further arguments are tokens.
     """
