@@ -37,9 +37,6 @@ FIRST_PIECE_WEIGHT = 0.9
 
 PIECE_DECAY = 0.1
 
-SLOT_WEIGHT = 0.2
-"""Weight of the scale slot beside a row that sums to 1, before both are normalized."""
-
 POWER_OF_LARGEST = 10.0
 """A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
 NeMo-RL)."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import xtok
-from benchmarks import harness
+from benchmarks import harness, hidden
 from benchmarks.harness import Row, memory_status, race, tokenizer
 from xtok import ProjectionMap, losses
 from xtok.alignment.aligner import ShiftedAlignment
@@ -80,7 +80,9 @@ def p_kl_row(
 
 
 def loss_cost(options: Namespace) -> Iterator[Row]:
-    """A step of CSD and of ALM on text, forward and backward, beside one of event KL."""
+    """A step from hidden states; and of CSD and of ALM on text, beside one of event KL."""
+    yield from hidden.steps(options)
+    yield from hidden.beside_liger(options)
     for label, (student, teacher) in harness.chosen(PAIRS, options):
         pair = xtok.pair(tokenizer(student), tokenizer(teacher))
         collate = xtok.DistillationCollator(*pair.tokenizers, max_length=POSITIONS)

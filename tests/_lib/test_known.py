@@ -150,6 +150,27 @@ def test_rows_of_the_next_token_are_found_whatever_their_number(
         projected(of, answer)
 
 
+@pytest.mark.parametrize("length", [6, 11])
+@pytest.mark.parametrize("kind", ["neutral", "distillkit"])
+def test_a_few_rows_of_the_next_token_behind_an_empty_one(
+    kind: str, length: int, row: Row, digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    def run(name: str, by: int) -> None:
+        cut = {"id": "a", "input_ids": row["input_ids"][:length]}
+        for column in ("topk_ids", "topk_logprobs"):
+            cut[column] = [[], *row[column][1 + by : length + by]]
+        path = tmp_path / f"{name}.parquet"
+        if kind == "neutral":
+            teachers.write_neutral(path, [cut])
+        else:
+            teachers.write_distillkit(path, [cut], compressed=False, d=1280)
+        xtok.project(path, xtok.pair(digits, byte_level), tmp_path / f"{name}.out.parquet")
+
+    run("right", 0)
+    with pytest.raises(XtokError, match=r"shifted by one: \d+% hold the next token, and 0% their"):
+        run("next", 1)
+
+
 # Layouts
 
 

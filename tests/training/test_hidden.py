@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import test_alm
 import test_csd
 import torch
 from make import alignment
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtok.training import losses
 from xtok.training.losses import (
@@ -22,6 +24,12 @@ from xtok.training.losses import (
     HiddenLogits,
     SameTokenizerConfig,
 )
+from xtok.training.losses.boundaries import first_positions
+from xtok.training.losses.chunks import number_chunks
+from xtok.training.losses.cross_entropy import plan_cross_entropy
+from xtok.training.losses.event_kl import plan_event_kl
+from xtok.training.losses.named import LOSSES, make_loss
+from xtok.training.losses.one_pass import one_pass
 
 D = 5
 HEADS: list[dict[str, Any]] = [{}, {"bias": True, "scale": 0.3, "softcap": 4.0}]
@@ -143,3 +151,193 @@ def test_hidden_states_are_as_good_as_logits(
         found = value_and_gradients(loss, (logits[0], hidden[1]), [logits[0]])
         of_logits = value_and_gradients(loss, logits, [logits[0]])
         torch.testing.assert_close(found, of_logits, rtol=limit, atol=limit)
+
+
+LARGE = (2, 24, 300), (2, 30, 400)
+
+
+def large(seed: int = 3) -> tuple[Any, EventIndex]:
+    """An alignment of chunks of one to three tokens on either side, and events."""
+    random = np.random.default_rng(seed)
+    ids = [
+        np.stack(
+            [np.repeat(np.arange(99), random.integers(1, 4, 99))[:places] for _ in range(rows)]
+        )
+        for rows, places, _ in LARGE
+    ]
+    return alignment(*ids), event_index_of(LARGE[0][2], LARGE[1][2])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_in_bfloat16_they_are_no_further_from_float64(reverse: bool) -> None:
+    aligned, index = large()
+    config = ChunkLossConfig(reverse_kl=reverse)
+    own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
+
+    def loss(s: Any, q: Any) -> Tensor:
+        return losses.event_kl(s, q, index, aligned, config) + losses.cross_entropy(s, own)
+
+    low = [head(shape, dtype=torch.bfloat16, bias=True, seed=n)[0] for n, shape in enumerate(LARGE)]
+    exact = [[x.detach().double().requires_grad_() for x in side] for side in low]
+    expected = value_and_gradients(loss, [whole(side) for side in exact], exact[0])
+    of_logits = value_and_gradients(loss, [whole(side) for side in low], low[0])
+    of_hidden = value_and_gradients(loss, [HiddenLogits(*side) for side in low], low[0])
+    for found, other, right in zip(of_hidden, of_logits, expected, strict=True):
+        assert found.dtype == other.dtype
+        assert float((found - right).norm()) <= 1.02 * float((other - right).norm())
+
+
+def test_one_pass_of_several_teachers_and_the_cross_entropy() -> None:
+    """Weights are of each loss; a block of the student's logits is made once for all of them."""
+    aligned, index = large()
+    generator = torch.Generator().manual_seed(5)
+    own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=generator)
+    own[0, 5:9] = -100
+    ours, options = head(LARGE[0], dtype=torch.float64, softcap=5.0)
+    teacher = whole(head(LARGE[1], dtype=torch.float64, seed=1)[0]).detach()
+    config = ChunkLossConfig(temperature=2.0)
+    weights: list[Any] = [0.5, 2.0, torch.tensor(0.25)]
+
+    class Counted(HiddenLogits):
+        made = 0
+
+        def at(self, positions: Any, dtype: Any = None) -> Tensor:
+            self.made += len(positions[0])
+            return super().at(positions, dtype)
+
+    results = []
+    for student in (whole(ours, **options), Counted(*ours, **options)):
+        total, parts = one_pass(
+            student,
+            [
+                plan_cross_entropy(student, own),
+                plan_event_kl(student, teacher, index, aligned, config),
+                plan_event_kl(student, teacher, index, aligned),
+            ],
+            weights,
+        )
+        if isinstance(student, Counted):
+            chunks = number_chunks(aligned, starts_only=True)
+            compared = own >= 0
+            compared[first_positions(chunks.student, chunks.total)] = True
+            assert student.made == int(compared.sum())
+        alone = [
+            losses.cross_entropy(student, own),
+            losses.event_kl(student, teacher, index, aligned, config),
+            losses.event_kl(student, teacher, index, aligned),
+        ]
+        expected = sum(w * x for w, x in zip(weights, alone, strict=True))
+        torch.testing.assert_close(parts, [x.detach() for x in alone])
+        results.append([total.detach(), *torch.autograd.grad(total, ours, retain_graph=True)])
+        results.append([expected.detach(), *torch.autograd.grad(expected, ours)])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-12, atol=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the size of the largest tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("event", "csd", "alm"))][::5])
+def test_nothing_is_as_large_as_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, with blocks of a position."""
+    loss, shapes = CASES[name]
+    sides = [
+        HiddenLogits(*head(shape, dtype=torch.float32, seed=n)[0]) for n, shape in enumerate(shapes)
+    ]
+    monkeypatch.setattr("xtok.training.sparse._BLOCK", 1)
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        loss(*sides).backward()
+    assert largest.numbers < max(torch.Size(shape).numel() for shape in shapes)
+
+
+def test_what_needs_a_gradient_gets_one() -> None:
+    aligned, index = large()
+    teacher = HiddenLogits(*head(LARGE[1], dtype=torch.float32, seed=1)[0])
+    hidden, weight = head(LARGE[0], dtype=torch.float32)[0]
+    loss = losses.event_kl(HiddenLogits(hidden.detach(), weight), teacher, index, aligned)
+    loss.backward()
+    assert weight.grad is not None
+    assert teacher.weight.grad is None
+    with pytest.raises(RuntimeError, match="for one backward"):
+        loss.backward()
+    with torch.no_grad():
+        assert not losses.event_kl(HiddenLogits(hidden, weight), teacher, index, aligned).grad_fn
+    nothing = torch.full(LARGE[0][:2], -100)
+    zero = losses.cross_entropy(HiddenLogits(hidden, weight), nothing)
+    value, *gradients = value_and_gradients(lambda s, q: zero, (None, None), [hidden, weight])
+    assert float(value) == 0
+    assert not any(bool(gradient.any()) for gradient in gradients)
+
+
+def test_the_product_is_in_the_type_of_the_autocast_that_made_it() -> None:
+    hidden, weight = (x.detach() for x in head(LARGE[0], dtype=torch.float32)[0])
+    plain = HiddenLogits(hidden, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = HiddenLogits(hidden, weight)
+        assert plain.at((torch.tensor([0]), torch.tensor([0]))).dtype == torch.float32
+        model = torch.nn.functional.linear(hidden, weight)
+    positions = torch.tensor([0, 1, 1]), torch.tensor([0, 3, 9])
+    assert (plain.dtype, cast.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(cast.at(positions), model[positions].float())
+    assert not torch.equal(cast.at(positions), plain.at(positions))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": torch.zeros(2, 3)}, r"hidden \[2, 3\] and weight \[7, 5\] are not"),
+        ({"weight": torch.zeros(7, 4)}, r"weight \[7, 4\]"),
+        ({"bias": torch.zeros(6)}, r"bias is \[6\], and must be \[7\]"),
+        ({"softcap": 0}, "softcap is 0, and must be above 0"),
+    ],
+)
+def test_bad_heads(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HiddenLogits(**{"hidden": torch.zeros(2, 3, 5), "weight": torch.zeros(7, 5), **change})
+
+
+def test_bad_input() -> None:
+    aligned, index = large()
+    tensors, teacher = (head(shape, dtype=torch.float32)[0] for shape in LARGE)
+    for place, what in enumerate(("hidden states", "weight")):
+        broken = [x.detach().clone() for x in tensors]
+        broken[place][0] = torch.nan
+        with pytest.raises(ValueError, match=f"student's {what} are nan at"):
+            losses.event_kl(HiddenLogits(*broken), HiddenLogits(*teacher), index, aligned)
+        with pytest.raises(ValueError, match=f"student's {what} are nan at"):
+            losses.cross_entropy(HiddenLogits(*broken), torch.zeros(LARGE[0][:2]).long())
+    student = HiddenLogits(*tensors)
+    with pytest.raises(ValueError, match="the targets have 300, of 300 logits"):
+        losses.cross_entropy(student, torch.full(LARGE[0][:2], 300))
+    with pytest.raises(ValueError, match="do not fit the logits"):
+        losses.cross_entropy(student, torch.zeros(2, 3).long())
+    with pytest.raises(ValueError, match="list is given where logits are due"):
+        losses.cross_entropy([1], torch.zeros(2, 3).long())  # type: ignore[arg-type]
+    whole_teacher, whole_student = torch.zeros(LARGE[1]), torch.zeros(LARGE[0])
+    refused: Any = ((student, whole_teacher), (whole_student, HiddenLogits(*teacher)))
+    nothing: Any = None
+    for ours, theirs in refused:
+        with pytest.raises(ValueError, match=r"p_kl needs tensors of logits.* event_kl or csd"):
+            losses.p_kl(ours, theirs, nothing, aligned)
+        with pytest.raises(ValueError, match=r"gold needs tensors of logits.* event_kl or csd"):
+            losses.gold(ours, theirs, nothing, aligned)
+
+
+def test_which_losses_of_the_table_take_them() -> None:
+    taking = {name for name, row in LOSSES.items() if row.plan is not None}
+    assert taking == {"event-kl", "csd", "alm", "same-tokenizer", "topk-kl"}
+    assert make_loss("alm").takes_hidden
+    assert not losses.BatchLoss(lambda *_: torch.zeros(())).takes_hidden
+    assert losses.BatchLoss(lambda *_: torch.zeros(())).plan(None, None, {}, {}) is None

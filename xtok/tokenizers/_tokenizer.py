@@ -513,9 +513,11 @@ def _bounds(
         place = int(begins[first]) if first else 0
         end = int(begins[behind]) if behind < len(tokens) else len(data)
         own, stretch = tokens[first:behind], data[place:end]
-        if len(own) > 1 and own[0].isspace() and not stretch[:1].isspace():  # the library's space
-            starts.append(place)
-            first, own = first + 1, own[1:]
+        begin = int(begins[first])
+        if len(own) > 1 and own[0].isspace() and not data[begin : begin + 1].isspace():
+            starts.append(place)  # the library's own space
+            num_changed += begin - place
+            first, own, place, stretch = first + 1, own[1:], begin, data[begin:end]
         spelled = b"".join(own)
         if spelled in (stretch, b" " + stretch):
             after = accumulate(map(len, own), initial=end - len(spelled))

@@ -20,18 +20,17 @@ def first_positions(numbers: Tensor, total: int) -> Positions:
     return first // numbers.shape[1], first % numbers.shape[1]
 
 
-def kl(log_p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
+def kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
     """Return the sum of KL(t ‖ p) over n positions, and its gradient to the logits of p.
 
     Reversed, of KL(p ‖ t). `log_t`, `[n, V]`, is overwritten.
     """
-    p = log_p.exp()
     if reverse:
         difference = log_t.neg_().add_(log_p)
         lost = torch.dot(p.view(-1), difference.view(-1))
         return lost, difference.sub_((p * difference).sum(1, keepdim=True)).mul_(p)
     t = log_t.exp()
-    return torch.dot(t.view(-1), log_t.sub_(log_p).view(-1)), p.sub_(t)
+    return torch.dot(t.view(-1), log_t.sub_(log_p).view(-1)), t.neg_().add_(p)
 
 
 def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,7 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
         log_p, own = block.log_probabilities(width), ids[rows.numbers]
         is_wrong = (of_positions[rows.numbers] >= width).any()
         lost = -log_p.gather(1, own).sum(dtype=torch.float64)
-        back = log_p.exp()
+        back = block.probabilities(width).clone()
         back.scatter_add_(1, own, torch.full_like(own, -1, dtype=back.dtype))
         return lost.masked_fill(is_wrong, torch.nan), back
 

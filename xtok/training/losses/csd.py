@@ -220,7 +220,10 @@ class _CSDStep(NamedTuple):
         logits = self.teacher.at(positions, self.dtype)[:, : index.widths[1]]
         log_q = log_probabilities(logits, temperature)
         log_t = log_q.index_select(1, index.student_partner.clamp(min=0))
-        p, (value, slope) = log_p.exp(), _divergence(log_p, log_t, self.config)
+        p, (value, slope) = (
+            block.probabilities(index.widths[0], temperature),
+            _divergence(log_p, log_t, self.config),
+        )
         parts = {id(part): part for part in (value, slope)}.values()
         for part in parts:
             part.index_fill_(1, ours, 0)

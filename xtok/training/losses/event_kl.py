@@ -140,7 +140,8 @@ def plan_event_kl(
         log_p = block.log_probabilities(width, config.temperature)
         logits = teacher.at((theirs[0][rows.numbers], theirs[1][rows.numbers]), dtype)
         log_q = log_probabilities(logits[:, :of_teacher], config.temperature)
-        return kl(log_p, _shared_out(log_p, log_q, index), reverse=config.reverse_kl)
+        p, log_t = block.probabilities(width, config.temperature), _shared_out(log_p, log_q, index)
+        return kl(log_p, p, log_t, reverse=config.reverse_kl)
 
     parts = [Part(ours, compare, teacher.shape[2])] if chunks.total else []
     return Plan(parts, chunks.total, dtype, config.temperature, teacher=teacher)

@@ -149,9 +149,9 @@ def gradient_part(
     def compare(block: LogitBlock, rows: Rows) -> tuple[float, Tensor]:
         row, is_there = rows.entries_at(at.place)
         own = to_logprobs[rows.entries] * is_there
-        log_p = block.log_probabilities(width, temperature)
-        sums = log_p.new_zeros(len(log_p)).index_add_(0, row, own)
-        back = log_p.exp().mul_(-sums[:, None])
+        p = block.probabilities(width, temperature)
+        sums = p.new_zeros(len(p)).index_add_(0, row, own)
+        back = p * -sums[:, None]
         return 0.0, back.index_put_((row, at.ids[rows.entries]), own, accumulate=True)
 
     return Part(at.positions, compare, place=at.place, only_gradient=True)

@@ -76,6 +76,11 @@ class HiddenLogits:
             self.dtype = torch.get_autocast_dtype(self.device.type)
 
     @property
+    def may_be_masked(self) -> bool:
+        """Whether logits may be −∞: by a bias."""
+        return self.bias is not None
+
+    @property
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients go to."""
         return self.hidden, self.weight, self.bias
@@ -153,6 +158,8 @@ class HiddenLogits:
 
 class WholeLogits:
     """A tensor of logits, `[B, T, V]`, as `HiddenLogits` is."""
+
+    may_be_masked = True
 
     def __init__(self, logits: Tensor) -> None:
         self.logits, self.inputs = logits, (logits,)

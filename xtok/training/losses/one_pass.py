@@ -24,11 +24,15 @@ from xtok.training.sparse import block_length
 
 
 class LogitBlock:
-    """The student's logits at some positions, `[m, V]`; comparisons leave them as they are."""
+    """The student's logits at some positions, `[m, V]`, and what comparisons share of them.
+
+    All leave them as they are.
+    """
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
         self._made: dict[tuple[int, float], Tensor] = {}
+        self._exp: dict[tuple[int, float], Tensor] = {}
 
     def log_probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
         """Return those of the first tokens, `[m, width]`, at a temperature."""
@@ -36,6 +40,13 @@ class LogitBlock:
         if key not in self._made:
             self._made[key] = log_probabilities(self.logits[:, :width], temperature)
         return self._made[key]
+
+    def probabilities(self, width: int, temperature: float = 1.0) -> Tensor:
+        """Return those of the first tokens, `[m, width]`, at a temperature."""
+        key = width, temperature
+        if key not in self._exp:
+            self._exp[key] = self.log_probabilities(width, temperature).exp()
+        return self._exp[key]
 
 
 class Rows(NamedTuple):
@@ -97,6 +108,7 @@ def one_pass(
     logits = as_logits(student)
     to = logits.gradients()
     dtype = torch.float64 if torch.float64 in [p.dtype for p in plans] else torch.float32
+    weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
     has_gradient = any(x is not None for x in to)
     parts, factors, owners = [], [], []
     for number, (plan, weight) in enumerate(zip(plans, weights, strict=True)):
@@ -114,7 +126,8 @@ def one_pass(
                 if has_gradient:
                     back = _sum(back, to_block.mul_(factors[part]), block.logits)
             if back is not None:
-                back.masked_fill_(torch.isneginf(block.logits), 0)
+                if logits.may_be_masked:
+                    back.masked_fill_(torch.isneginf(block.logits), 0)
                 logits.add(to, positions, block.logits, back)
         losses = [
             total * (plan.temperature**2 / max(1, plan.num_terms))

@@ -135,7 +135,7 @@ Block = tuple[int, slice]
 
 def _blocks(logits: Tensor, width: int) -> list[Block]:
     """Cut `[B, T, V]` into blocks of positions, of which `width` numbers each are computed."""
-    step = max(1, block_length(logits, width) // _num_threads(logits))
+    step = max(1, block_length(logits, width, cached=True) // _num_threads(logits))
     starts = range(0, logits.shape[1], step)
     return [(row, slice(start, start + step)) for row in range(len(logits)) for start in starts]
 
@@ -209,7 +209,9 @@ def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
     """Return the loss; `projected`, `[N, k]`, is overwritten with its gradient, in blocks."""
     scale = config.temperature**2 / len(projected)
     losses = projected.new_empty(len(projected))
-    step = max(1, block_length(projected, 4 * projected.shape[1]) // _num_threads(projected))
+    step = max(
+        1, block_length(projected, 4 * projected.shape[1], cached=True) // _num_threads(projected)
+    )
 
     def compare(part: slice) -> None:
         sums = projected[part].sum(1, keepdim=True) + EPSILON

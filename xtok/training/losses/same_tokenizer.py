@@ -68,14 +68,15 @@ def plan_same_tokenizer_kl(
     def compare(block: LogitBlock, of: Rows) -> tuple[Tensor, Tensor]:
         theirs = teacher.at((rows[of.numbers], places[of.numbers]), dtype)[:, :width]
         if columns is None:
-            log_s = block.log_probabilities(width, config.temperature)
+            shared = width, config.temperature
+            log_s, s = block.log_probabilities(*shared), block.probabilities(*shared)
             log_r = log_probabilities(theirs, config.temperature)
-            return kl(log_s, log_r, reverse=config.reverse_kl)
+            return kl(log_s, s, log_r, reverse=config.reverse_kl)
         log_s, log_r = (
             log_probabilities(logits.index_select(1, columns), config.temperature)
             for logits in (block.logits, theirs)
         )
-        lost, of_columns = kl(log_s, log_r, reverse=config.reverse_kl)
+        lost, of_columns = kl(log_s, log_s.exp(), log_r, reverse=config.reverse_kl)
         back = of_columns.new_zeros(len(of_columns), width)
         return lost, back.index_copy_(1, columns, of_columns)
 

@@ -89,7 +89,9 @@ def plan_topk_kl(
         lost = torch.where(p > 0, p * (log_p - of_candidates), 0).sum()
         lost = lost + torch.where(p_rest > 0, p_rest * (log_rest - rest), 0).sum()
         mass = p.sum(1) + p_rest.masked_fill(is_empty, 0)
-        back = log_q.exp().mul_(mass[:, None]).scatter_add_(1, ids.clamp(max=width - 1), -p)
+        back = (block.probabilities(width) * mass[:, None]).scatter_add_(
+            1, ids.clamp(max=width - 1), -p
+        )
         back -= others[:, :width].sub_(rest[:, None]).exp_().mul_(p_rest[:, None])
         is_wrong = ~(p.sum(1) + p_rest <= 1 + ROUNDING)
         return lost.masked_fill(is_wrong.any(), torch.nan), back

@@ -1,0 +1,175 @@
+"""A training step from hidden states beside one from logits: memory and time, in one run."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import nan
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarks.harness import Row, race
+from xtok import losses
+from xtok.training.losses.cross_entropy import plan_cross_entropy
+from xtok.training.losses.event_kl import plan_event_kl
+from xtok.training.losses.one_pass import one_pass
+
+# Heads of a student and a teacher: ids, and the width of hidden states, the student's that of
+# SmolLM2 135M. The narrower they are, the more of a step's time is the loss.
+SIDES = {
+    "llama 3.2 × gemma 3": ((128_256, 576), (262_208, 640)),
+    "llama 3.2 × qwen 3": ((128_256, 576), (151_936, 1024)),
+}
+TOKENS = (512, 2048, 8192)
+CHUNK_SIZES = (64, 128, 256, 512)  # of Liger
+
+
+def steps(options: Namespace) -> Iterator[Row]:
+    """Event KL and cross-entropy, forward and backward, from hidden states and from logits.
+
+    *torch*: logits, and PyTorch's own cross-entropy beside the loss; *logits*: logits, and one pass
+    for both. Logits of more tokens than the memory holds are left out.
+    """
+    for label, sides in SIDES.items():
+        for tokens in TOKENS if options.only in label else ():
+            yield _step(label, tokens, sides, options)
+
+
+def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
+    from benchmarks.training import peak_above
+
+    count, device = max(16, int(tokens * options.size)), options.device
+    widths = [(max(64, int(v * options.size)), d) for v, d in sides]
+    ways, free = _ways(count, widths, device), _free(device)
+    needed = {"hidden": 0, "logits": 4, "torch": 8}  # tensors as large as the wider side's logits
+    largest = 4 * count * max(v for v, _ in widths)
+    kept = {name: call for name, call in ways.items() if needed[name] * largest < free}
+    held = {name: peak_above(call, device) / 2**20 for name, call in kept.items()}
+    row: Row = {"step": label, "tokens a side": count}
+    for name in ways:
+        row[f"{name} MiB"] = held.get(name, nan)
+    for name in ("logits", "torch"):
+        row[f"memory, of {name}"] = held["hidden"] / max(1, held[name]) if name in held else nan
+        found = [race(ways["hidden"], ways[name], options.repeat)] if name in held else []
+        row[f"time, of {name}"] = found[0].row(None)["ratio"] if found else nan
+    return row
+
+
+def _ways(count: int, widths: list[tuple[int, int]], device: str) -> dict[str, Callable[[], None]]:
+    """Return a step, forward and backward, by the way to it."""
+    from benchmarks.training import make_alignment
+
+    ours, theirs = (_head(count, v, d, device, number) for number, (v, d) in enumerate(widths))
+    index, aligned = _index(widths[0][0], widths[1][0]).to(device), make_alignment(count, device)
+    targets = torch.randint(widths[0][0], (1, count), device=device)
+    for tensor in ours:
+        tensor.requires_grad_()
+
+    def in_one_pass(student: Any, teacher: Any) -> Tensor:
+        plans = [
+            plan_cross_entropy(student, targets), plan_event_kl(student, teacher, index, aligned)
+        ]  # fmt: skip
+        return one_pass(student, plans, (1.0, 1.0))[0]
+
+    def by_torch(student: Tensor, teacher: Tensor) -> Tensor:
+        own = cross_entropy(student.flatten(0, 1), targets.flatten())
+        return losses.event_kl(student, teacher, index, aligned) + own
+
+    def logits() -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            teacher = theirs[0] @ theirs[1].t()
+        return ours[0] @ ours[1].t(), teacher
+
+    def run(loss: Callable[[], Tensor]) -> None:
+        for tensor in ours:
+            tensor.grad = None
+        loss().backward()
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    def hidden() -> Tensor:
+        return in_one_pass(losses.HiddenLogits(*ours), losses.HiddenLogits(*theirs))
+
+    calls = {
+        "hidden": hidden, "logits": lambda: in_one_pass(*logits()),
+        "torch": lambda: by_torch(*logits()),
+    }  # fmt: skip
+    return {name: partial(run, call) for name, call in calls.items()}
+
+
+def beside_liger(options: Namespace) -> Iterator[Row]:
+    """The same KL of one vocabulary by Liger's chunked loss, with its chunk sizes.
+
+    `pip download --no-deps liger-kernel`, unpacked into the folder `--liger`.
+    """
+    if options.liger is None:
+        return
+    from benchmarks.training import peak_above
+
+    sys.path.insert(0, str(options.liger))
+    from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # type: ignore[import-not-found]
+
+    count = max(16, int(2048 * options.size))
+    width = max(64, int(128_256 * options.size))
+    (hidden, weight), theirs = (_head(count, width, d, "cpu", d) for d in (576, 640))
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    mask, labels = torch.ones(1, count), torch.zeros(count, dtype=torch.int64)
+
+    def ours() -> None:
+        hidden.grad = weight.grad = None
+        student, teacher = losses.HiddenLogits(hidden, weight), losses.HiddenLogits(*theirs)
+        losses.same_tokenizer_kl(student, teacher, mask).backward()
+
+    def liger(chunk_size: int) -> None:
+        hidden.grad = weight.grad = None
+        function = LigerFusedLinearJSDLoss(
+            weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.0, compiled=False,
+            chunk_size=chunk_size,
+        )  # fmt: skip
+        function(hidden[0], weight, theirs[0][0], theirs[1], labels).backward()
+
+    held = peak_above(ours, "cpu") / 2**20
+    for size in CHUNK_SIZES:
+        peer = partial(liger, size)
+        of_peer = peak_above(peer, "cpu") / 2**20
+        found = race(ours, peer, options.repeat).row(None)
+        yield {"Liger's chunk size": size, "MiB": held, "its MiB": of_peer, **found}
+
+
+def _head(count: int, width: int, d: int, device: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Return random hidden states and a head."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(1, count, d, generator=generator).to(device)
+    return hidden, (torch.randn(width, d, generator=generator) / d**0.5).to(device)
+
+
+def _index(width: int, columns: int) -> losses.EventIndex:
+    """Return events: seven tenths of the narrower side, the first tokens one to one."""
+    random = np.random.default_rng(0)
+    num_events = int(0.7 * min(width, columns))
+    sides = [
+        np.append(np.arange(num_events), random.integers(0, num_events, size - num_events))
+        for size in (width, columns)
+    ]
+    events: Any = SimpleNamespace(
+        student_event=sides[0], teacher_event=sides[1], num_events=num_events,
+        shape=(width, columns),
+    )  # fmt: skip
+    return losses.event_index(events)
+
+
+def _free(device: str) -> float:
+    """Return the bytes of memory that are free."""
+    if device != "cpu":
+        return float(torch.cuda.mem_get_info()[0])
+    with open("/proc/meminfo", encoding="ascii") as file:
+        [line] = [line for line in file if line.startswith("MemAvailable")]
+    return int(line.split()[1]) * 1024.0
