@@ -259,7 +259,7 @@ def test_the_commands_read_event_maps(
     event_map = EventMap.load(tmp_path / "e.safetensors")
     assert verify(event_map, xtok.pair(*pair)).failed == ()
     for words, code in (
-        (["inspect"], 1),
+        (["inspect"], 0),
         (["verify", *sides], 0),
         (["verify", "-s", pair[1]], 3),
         (["evaluate", *sides, "--text", corpus, "--max-leak", "0.1"], 0),
