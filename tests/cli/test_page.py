@@ -409,7 +409,7 @@ def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
 # What cannot be shown
 
 
-@pytest.mark.parametrize("args", [["a", "b", "c"], ["a", "--text", "b"]])
+@pytest.mark.parametrize("args", [["a.pt", "b.pt", "c.pt"], ["a", "--text", "b"]])
 def test_what_does_not_go_together(args: list[str]) -> None:
     assert "give " in usage_error("report", *args)
 
