@@ -8,18 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, places_of, tokens_in
 from xtok.training.losses.chunks import Chunks, chunks_of, kept_of, number_chunks, require
 from xtok.training.losses.config import CSDConfig
-from xtok.training.losses.gathered import (
-    ChunkTokens,
-    Entries,
-    Targets,
-    check_ids,
-    gather_logprobs,
-    gradient_part,
-    places_of,
-    tokens_in,
-)
+from xtok.training.losses.gathered import Entries, gather_logprobs, gradient_part
 from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.losses.spelling_index import Events, SpellingIndex
