@@ -279,10 +279,7 @@ def in_order(
 def foreign(
     entries: PtEntries, preserve_last: bool | None
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
-    """Return the fields of a map of what other programs wrote, counts of changes, and notes.
-
-    `student` and `teacher` are the fields of a `Vocabulary` each.
-    """
+    """Return the fields of another program's map and of its sides, counts of changes, and notes."""
     student, teacher = sides = [_side(place, entries) for place in (0, 1)]
     scale_trick = bool(entries.says.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
