@@ -40,8 +40,7 @@ from xtok.conversation import render, tool_suffix
 from xtok.conversation.files import read_conversations
 from xtok.conversation.formats import FORMATS
 from xtok.maps.events import EventMap
-from xtok.maps.file import check_output, to_nemo, to_safetensors
-from xtok.maps.nemo_tables import check_reverse
+from xtok.maps.file import check_output, check_reverse, to_nemo, to_safetensors
 from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair

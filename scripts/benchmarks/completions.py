@@ -27,7 +27,7 @@ from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import spelling_index
-from xtok.training.losses.gathered import tokens_in
+from xtok.training.losses.chunk_tokens import tokens_in
 
 PAIRS = [("smollm2", "gemma3"), ("llama3", "qwen"), ("mistral-v1", "qwen")]
 KINDS = ("1:1", "1:N", "M:1", "M:N", "left out")

@@ -51,6 +51,7 @@ def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
     needed = {"hidden": 0, "logits": 4, "torch": 8}  # tensors as large as the wider side's logits
     largest = 4 * count * max(v for v, _ in widths)
     kept = {name: call for name, call in ways.items() if needed[name] * largest < free}
+    ways["hidden"]()  # loads the libraries
     held = {name: peak_above(call, device) / 2**20 for name, call in kept.items()}
     row: Row = {"step": label, "tokens a side": count}
     for name in ways:
@@ -136,6 +137,7 @@ def beside_liger(options: Namespace) -> Iterator[Row]:
         )  # fmt: skip
         function(hidden[0], weight, theirs[0][0], theirs[1], labels).backward()
 
+    ours()  # loads the libraries
     held = peak_above(ours, "cpu") / 2**20
     for size in CHUNK_SIZES:
         peer = partial(liger, size)

@@ -49,8 +49,9 @@ from study_data import (
 
 from xtok._lib.threads import available_cores
 from xtok.training import losses
-from xtok.training.collator import IGNORED, DistillationCollator, prepare
+from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.heads import find_heads, logits_of
+from xtok.training.rows import IGNORED
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "models"
 MEASUREMENTS = 8  # of a run, evenly

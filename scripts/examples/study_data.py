@@ -23,7 +23,7 @@ from xtok.building.build import map_of_pair
 from xtok.building.events import events_of_pair
 from xtok.building.spellings import spellings_of_pair
 from xtok.teachers.back_map import BACK_MAP
-from xtok.training.collator import IGNORED, DistillationCollator, StoredTopK
+from xtok.training.collator import DistillationCollator
 from xtok.training.losses import (
     BatchLoss,
     CombineConfig,
@@ -34,6 +34,8 @@ from xtok.training.losses import (
 )
 from xtok.training.losses.named import LOSSES
 from xtok.training.objective import Objective
+from xtok.training.rows import IGNORED
+from xtok.training.topk_collator import StoredTopK
 
 CHARACTERS = 450  # of a text
 BEGINNING = 100  # characters that the teacher writes on from

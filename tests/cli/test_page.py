@@ -37,7 +37,8 @@ from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair, require_table
-from xtok.tokenizers.table import SIDES, Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
 

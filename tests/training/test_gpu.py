@@ -17,10 +17,11 @@ from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.similarity import Cosine
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import TopKCollator, prepare
+from xtok.training.collator import prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.named import LOSSES, LossName, make_loss
 from xtok.training.objective import make_objective
+from xtok.training.topk_collator import TopKCollator
 
 TEXTS = [
     "There are 201 lighthouses on this coast.", "Der Leuchtturm steht auf dem letzten Felsen.",

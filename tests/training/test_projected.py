@@ -18,9 +18,10 @@ from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import DistillationCollator, StoredTopK, TopKCollator, prepare
+from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses import topk_kl
 from xtok.training.objective import make_objective
+from xtok.training.topk_collator import StoredTopK, TopKCollator
 
 TEXTS = ["There were 1234 of them in 2024, or so.", "Äpfel? 12.50", "the other words of the text"]
 

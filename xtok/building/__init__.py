@@ -1,1 +1,1 @@
-"""The stages that make and refine a map; each takes values and returns a value."""
+"""What makes maps of every kind, in stages; each takes values and returns a value."""

@@ -29,9 +29,9 @@ from xtok.maps import file as mapfile
 from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, MapLike, as_map
-from xtok.maps.parts import Recipe
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import difference, difference_of_sides, recipe_of
+from xtok.maps.records import Recipe
 from xtok.maps.results import check_ignored, report_of_pair
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike

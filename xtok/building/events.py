@@ -12,7 +12,8 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.spellings import spellings_of_pair
 from xtok.config import EventLoss, loss_name
 from xtok.maps.events import EventMap
-from xtok.maps.parts import StageReport, history_step
+from xtok.maps.history import history_step
+from xtok.maps.records import StageReport
 from xtok.maps.results import tokenizer_notes
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from xtok.config import MultitokenConfig
 from xtok.maps.edges import Edges, single_edges
-from xtok.maps.parts import RowKind
+from xtok.maps.records import RowKind
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
 

@@ -10,9 +10,9 @@ from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.map_like import MapLike, as_map
-from xtok.maps.parts import StageReport
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import with_options
+from xtok.maps.records import StageReport
 from xtok.maps.results import map_of_edges
 
 

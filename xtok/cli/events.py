@@ -50,7 +50,7 @@ def events(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         check_output(path, suffixes)
     if path.suffix == ".pt":
-        from xtok.maps.nemo_tables import check_reverse
+        from xtok.maps.file import check_reverse
 
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)

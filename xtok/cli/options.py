@@ -182,12 +182,13 @@ class Models(Loading):
     def pair(self, widths: Widths | None = None) -> Pair:
         """Load both tokenizers; a model that is not given is a usage error."""
         self.both()
-        return xtok.pair(**self.tokenizers(widths))
+        loaded = self.tokenizers(widths)
+        return xtok.pair(loaded["student"], loaded["teacher"])
 
     def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
-        """Load the tokenizers that are given, by parameter."""
+        """Load the tokenizers that are given, by side."""
         return {
-            f"{side}_model": self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
+            side: self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
             for side, model in self.names().items()
         }
 

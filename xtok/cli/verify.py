@@ -8,7 +8,8 @@ import xtok
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, ModelArguments, Widths
 from xtok.cli.tables.maps import print_verification
-from xtok.tokenizers.table import SIDES, Vocabulary
+from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import Vocabulary
 
 _UNKNOWN = Vocabulary(
     model_id="unknown", revision=None, backend=None, vocab_size=0, width_source="ids",
@@ -26,7 +27,7 @@ def verify(
     Exits with 3 if a check fails.
     """
     tokenizers = models.tokenizers()
-    student, teacher = (tokenizers.get(f"{side}_model") for side in SIDES)
+    student, teacher = map(tokenizers.get, SIDES)
     ours, theirs = (_UNKNOWN if one is None else one.vocabulary for one in (student, teacher))
     pair = xtok.Pair(ours, theirs, student, teacher)
     verification = xtok.verify(map_path, pair, **vars(widths))

@@ -15,7 +15,8 @@ from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.classes import TokenClass, token_classes
-from xtok.tokenizers.table import SIDES, TokenType, Vocabulary
+from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import TokenType, Vocabulary
 
 _LARGEST = 10
 

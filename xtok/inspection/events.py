@@ -12,7 +12,7 @@ from xtok.inspection.describe import SideDescription, SpelledToken, describe_sid
 from xtok.maps.events import EventMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import require_table
-from xtok.tokenizers.table import SIDES
+from xtok.tokenizers.sides import SIDES
 
 Token = str | bytes | int
 

@@ -21,7 +21,8 @@ from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed, plural
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import ROLES
-from xtok.tokenizers.table import SIDES, TokenTable, Vocabulary, differing_ids
+from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import TokenTable, Vocabulary, differing_ids
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer

@@ -12,7 +12,7 @@ from xtok.tokenizers.table import Vocabulary, same_tokens
 
 if TYPE_CHECKING:
     from xtok.maps.map_like import AnyMap
-    from xtok.tokenizers import ModelLike
+    from xtok.tokenizers import Tokenizer
 
 M = TypeVar("M", bound="AnyMap")
 
@@ -25,17 +25,14 @@ def pair_of_maps(*maps: AnyMap) -> Pair:
 
 def pair_of_map(
     projection: AnyMap,
-    student_model: ModelLike | None = None,
-    teacher_model: ModelLike | None = None,
+    student: Tokenizer | None = None,
+    teacher: Tokenizer | None = None,
 ) -> Pair:
-    """Return the pair of a map, with the tokenizers of the models given, as wide as the map."""
-    if student_model is None and teacher_model is None:
+    """Return the pair of a map, with the tokenizers given, as wide as the map."""
+    if student is None and teacher is None:
         return pair_of_maps(projection)
-    from xtok.tokenizers import load_tokenizer  # which reading a map does not take
-
     sides: dict[str, Any] = {}
-    for side, model in zip(SIDES, (student_model, teacher_model), strict=True):
-        tokenizer = None if model is None else load_tokenizer(model)
+    for side, tokenizer in zip(SIDES, (student, teacher), strict=True):
         sides[f"{side}_tokenizer"] = tokenizer
         sides[side] = getattr(projection, side) if tokenizer is None else tokenizer.vocabulary
     return at_map_widths(Pair(**sides), projection)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
-from xtok.tokenizers.table import SIDES
+from xtok.tokenizers.sides import SIDES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

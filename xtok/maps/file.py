@@ -24,12 +24,15 @@ from safetensors import SafetensorError, safe_open
 
 from xtok._lib import io
 from xtok._lib.keys import unique_keys
-from xtok.errors import MAP_HINT, MapFileError, XtokError
+from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
-from xtok.maps.parts import InvariantError, StageReport, history_step
-from xtok.maps.pt import load_pt, require
+from xtok.maps.history import history_step
+from xtok.maps.pt import load_pt
+from xtok.maps.records import InvariantError, StageReport
+from xtok.maps.tensors import require
 from xtok.tokenizers.display import listed
-from xtok.tokenizers.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
+from xtok.tokenizers.sides import MAX_WIDTH, SIDES
+from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
 
 M = TypeVar("M", bound="StoredMap")
 
@@ -120,7 +123,7 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     if targets[0].suffix != ".pt":
         contents: Sequence[bytes] = [to_safetensors(any_map)]
     elif len(targets) == 2:
-        nemo_tables.check_reverse(targets[0], any_map.student.model_id, any_map.teacher.model_id)
+        check_reverse(targets[0], any_map.student.model_id, any_map.teacher.model_id)
         contents = nemo_tables.to_tables(*pack(any_map), any_map.student, any_map.teacher)
     else:
         contents = [to_nemo(any_map)]
@@ -137,6 +140,31 @@ def files_of(any_map: StoredMap, path: Path) -> list[Path]:
 def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> Path:
     """Check, before any work is done, that a map can be written there; see `io.check_output`."""
     return io.check_output(path, suffixes, or_folder=True)
+
+
+def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
+    """Check that the teacher's table replaces, beside the student's, none but that of its pair.
+
+    Raises:
+        OutputError: if there is anything else, which the name of the student's table did not name.
+    """
+    beside = nemo_tables.reverse_of(path)
+    if not beside.exists():
+        return
+    try:
+        there = load_pt(beside, beside)
+    except MapFileError:
+        there = None
+    if nemo_tables.are_tables(there) and "xtok" in there:
+        if (there.get("src"), there.get("dst")) == (teacher_id, student_id):
+            return
+        what = f"the table of {there.get('src')} in {there.get('dst')}"
+    else:
+        what = "not a table by xtok"
+    raise OutputError(
+        f"{beside} exists, and is {what}: the teacher's table would replace it",
+        hint=f"move it away, or give the output another name than {path.name}",
+    )
 
 
 def to_safetensors(any_map: StoredMap) -> bytes:
@@ -179,7 +207,9 @@ def read(
         if is_pt:
             loaded = load_pt(contents, source)
             if nemo_tables.are_tables(loaded):
-                return unpack(*nemo_tables.read_tables(loaded, source))
+                beside = nemo_tables.reverse_of(source)
+                other = load_pt(beside, beside) if beside.is_file() else None
+                return unpack(*nemo_tables.read_tables(loaded, other, source))
             return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
         tensors, header = _tensors(contents, source)
         if "xtok" in header and normalize and kind_of(tensors) == "map":
@@ -205,6 +235,7 @@ def _imported(
     if entries.own is None:
         fields, counts, notes = nemo.foreign(entries, preserve_last)
         return fields | {
+            **{side: Vocabulary(**fields[side]) for side in SIDES},
             "history": (history_step("import", {}),),
             "reports": (StageReport("import", counts, notes),),
         }

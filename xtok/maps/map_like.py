@@ -12,7 +12,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import OTHER_KINDS, ProjectionMap, require_width
 from xtok.maps.spellings import SpellingMap
-from xtok.tokenizers.table import SIDES
+from xtok.tokenizers.sides import SIDES
 
 AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap

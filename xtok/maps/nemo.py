@@ -25,13 +25,15 @@ from xtok.maps.edges import (
     slot_entries,
     sum_duplicates,
 )
-from xtok.maps.parts import InvariantError, RowKind
-from xtok.maps.pt import own_tensors, require, strided
+from xtok.maps.records import InvariantError, RowKind
+from xtok.maps.tensors import own_tensors, require, strided
 from xtok.tokenizers.display import listed
-from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
+from xtok.tokenizers.sides import MAX_WIDTH, SIDES
 
 if TYPE_CHECKING:
     import torch
+
+    from xtok.tokenizers.table import Vocabulary
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -277,8 +279,8 @@ def in_order(
 def foreign(
     entries: PtEntries, preserve_last: bool | None
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
-    """Return the fields of a map of what other programs wrote, counts of changes, and notes."""
-    student, teacher = sides = [_vocabulary(place, entries) for place in (0, 1)]
+    """Return the fields of another program's map and of its sides, counts of changes, and notes."""
+    student, teacher = sides = [_side(place, entries) for place in (0, 1)]
     scale_trick = bool(entries.says.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
     starts = row_starts(s)
@@ -290,7 +292,7 @@ def foreign(
     edges, slotted, counts = _in_order(entries.edges, is_last, entries.has_order)
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
-    kind, scale_slot = np.zeros((2, student.vocab_size), np.uint8)
+    kind, scale_slot = np.zeros((2, student["vocab_size"]), np.uint8)
     kind[edges.student_ids] = RowKind.MIXED
     kind[exact_rows] = RowKind.EXACT
     scale_slot[slotted] = 1
@@ -309,14 +311,14 @@ def foreign(
     }
     unknown = tuple(
         f"the width of the {side} is not in the file, and taken from its largest id: "
-        f"{vocabulary.vocab_size:,}"
+        f"{vocabulary['vocab_size']:,}"
         for side, vocabulary in zip(SIDES, sides, strict=True)
-        if vocabulary.width_source == "ids"
+        if vocabulary["width_source"] == "ids"
     )
     return fields, counts, unknown
 
 
-def _vocabulary(place: int, entries: PtEntries) -> Vocabulary:
+def _side(place: int, entries: PtEntries) -> dict[str, Any]:
     """Return a side as far as a file tells: a width that it does not is at least its ids."""
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
     told, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
@@ -326,15 +328,15 @@ def _vocabulary(place: int, entries: PtEntries) -> Vocabulary:
     says = entries.says
     model_id = str(says.get(f"{side}_model_id") or says.get(f"{old}_id") or "unknown")
     model_id.encode()  # no lone surrogates
-    return Vocabulary(
-        model_id=model_id,
-        revision=None,
-        backend=None,
-        vocab_size=size,
-        width_source="ids" if told is None else "map",
-        tokenizer_vocab_size=None,
-        table=None,
-    )
+    return {
+        "model_id": model_id,
+        "revision": None,
+        "backend": None,
+        "vocab_size": size,
+        "width_source": "ids" if told is None else "map",
+        "tokenizer_vocab_size": None,
+        "table": None,
+    }
 
 
 def _in_order(

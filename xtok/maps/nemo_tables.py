@@ -10,14 +10,17 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import MapFileError, OutputError
-from xtok.maps.pt import load_pt, own_tensors, require
-from xtok.tokenizers.table import SIDES, Vocabulary
+from xtok.errors import MapFileError
+from xtok.maps.tensors import own_tensors, require
+from xtok.tokenizers.sides import SIDES
+
+if TYPE_CHECKING:
+    from xtok.tokenizers.table import Vocabulary
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -39,31 +42,6 @@ def reverse_of(path: Path) -> Path:
     'pair.reverse.pt'
     """
     return path.with_name(f"{path.stem}.reverse{path.suffix}")
-
-
-def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that the teacher's table replaces, beside the student's, none but that of its pair.
-
-    Raises:
-        OutputError: if there is anything else, which the name of the student's table did not name.
-    """
-    beside = reverse_of(path)
-    if not beside.exists():
-        return
-    try:
-        there = load_pt(beside, beside)
-    except MapFileError:
-        there = None
-    if are_tables(there) and "xtok" in there:
-        if (there.get("src"), there.get("dst")) == (teacher_id, student_id):
-            return
-        what = f"the table of {there.get('src')} in {there.get('dst')}"
-    else:
-        what = "not a table by xtok"
-    raise OutputError(
-        f"{beside} exists, and is {what}: the teacher's table would replace it",
-        hint=f"move it away, or give the output another name than {path.name}",
-    )
 
 
 def to_tables(
@@ -127,12 +105,13 @@ class _Table(NamedTuple):
     metadata: str
 
 
-def read_tables(loaded: Any, source: Path) -> tuple[dict[str, NDArray[Any]], str]:
-    """Read the two tables of a spelling map that xtok wrote, given the student's.
+def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArray[Any]], str]:
+    """Read the two tables of a spelling map that xtok wrote.
 
     Args:
         loaded: what the student's file holds.
-        source: its path; the teacher's table is beside it, see `reverse_of`.
+        other: what the teacher's holds, beside it as `reverse_of` says; None if it is missing.
+        source: the path of the student's.
 
     Returns:
         the tensors and the JSON text of the map, not yet checked.
@@ -149,12 +128,12 @@ def read_tables(loaded: Any, source: Path) -> tuple[dict[str, NDArray[Any]], str
         if first != source:
             hint = f"give the student's, {first}; the teacher's is found beside it"
         raise MapFileError(f"{source} is the teacher's table", hint=hint)
-    if not beside.is_file():
+    if other is None:
         raise MapFileError(
             f"{beside} is missing, the teacher's table that goes with {source}",
             hint=f"keep both files in one folder; {_AGAIN}",
         )
-    teacher = _read(load_pt(beside, beside), beside)
+    teacher = _read(other, beside)
     if teacher.side != "teacher":
         raise MapFileError(f"{beside} is not the teacher's table", hint=_AGAIN)
     if student.metadata != teacher.metadata:

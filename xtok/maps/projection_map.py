@@ -24,10 +24,12 @@ from xtok.maps.edges import (
     slot_entries,
 )
 from xtok.maps.file import StoredMap
-from xtok.maps.parts import InvariantError, Recipe, history_step
-from xtok.maps.parts import RowKind as RowKind
-from xtok.maps.parts import StageReport as StageReport
-from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
+from xtok.maps.history import history_step
+from xtok.maps.records import InvariantError, Recipe
+from xtok.maps.records import RowKind as RowKind
+from xtok.maps.records import StageReport as StageReport
+from xtok.tokenizers.sides import MAX_WIDTH, SIDES
+from xtok.tokenizers.table import Vocabulary
 
 if TYPE_CHECKING:
     import pandas

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xtok._lib.shards import Source
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
-from xtok.maps.parts import Recipe
+from xtok.maps.records import Recipe
 from xtok.tokenizers.pairs import SIDES, Pair
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
-from xtok.tokenizers.table import SIDES, TokenTable, TokenType
+from xtok.tokenizers.sides import SIDES
+from xtok.tokenizers.table import TokenTable, TokenType
 
 Ids = NDArray[np.int64]
 

@@ -1,1 +1,1 @@
-"""A teacher's stored predictions, in the tokens of a student."""
+"""A teacher's predictions in the tokens of a student: from files, or from a server."""

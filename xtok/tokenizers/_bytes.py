@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend
-from xtok.tokenizers.table import MAX_WIDTH, Entry, TokenType, byte_offsets
+from xtok.tokenizers.sides import MAX_WIDTH
+from xtok.tokenizers.table import Entry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):

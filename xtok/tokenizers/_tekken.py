@@ -18,7 +18,8 @@ from xtok.tokenizers._tiktoken import (
     bad_pattern,
     require_single_bytes,
 )
-from xtok.tokenizers.table import MAX_WIDTH, Entry, TokenType
+from xtok.tokenizers.sides import MAX_WIDTH
+from xtok.tokenizers.table import Entry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
 # tokens/tokenizers/tekken.py.

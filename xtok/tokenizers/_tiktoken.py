@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, damaged, is_panic, splitting_at
-from xtok.tokenizers.table import MAX_WIDTH, Entry, TokenType
+from xtok.tokenizers.sides import MAX_WIDTH
+from xtok.tokenizers.table import Entry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

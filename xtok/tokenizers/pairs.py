@@ -16,7 +16,7 @@ from xtok.errors import XtokError
 from xtok.tokenizers.pieces import Pieces, Spellings
 from xtok.tokenizers.relaxed import match_relaxed
 from xtok.tokenizers.roles import match_roles
-from xtok.tokenizers.table import SIDES as SIDES
+from xtok.tokenizers.sides import SIDES as SIDES
 from xtok.tokenizers.table import (
     TokenTable,
     Vocabulary,

@@ -21,12 +21,6 @@ from xtok.config import TokenForm
 from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers.display import escape, quoted, shortened, unescape
 
-SIDES = "student", "teacher"
-"""The rows of a map, and its columns."""
-
-MAX_WIDTH = 2**24
-"""The widest vocabulary accepted: 64 times the largest in use; ids stay int32."""
-
 MAX_NAME = 1 << 10
 """Bytes of the longest name of a special token; those in use stay below 100."""
 

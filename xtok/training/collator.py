@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok._lib.known import NEXT, candidates_of_row, own_logprobs, without_null
+from xtok._lib.known import NEXT, own_logprobs
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,
@@ -26,17 +25,15 @@ from xtok.alignment.aligner import (
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
-from xtok.conversation.batching import pad
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.boundaries import ROUNDING
+from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
+from xtok.training.topk_collator import StoredTopK
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-
-IGNORED = -100
-"""The label of what is no target, as PyTorch's cross-entropy has it."""
 
 
 class _SampleRow(NamedTuple):
@@ -112,7 +109,7 @@ class DistillationCollator:
         templates = list(teacher_templates or [None] * len(several))
         if len(templates) != len(several):
             raise ValueError(f"{len(several)} teachers, {len(templates)} templates for them")
-        _check_length(max_length)
+        check_length(max_length)
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
         # For each teacher, the pair of the student and this teacher.
@@ -200,20 +197,8 @@ class DistillationCollator:
                 for row, prompt in zip(rows, prompts or [None] * len(rows), strict=True)
             ]
             side = _pad(theirs, teacher, self.max_length)
-            # Ids that stand for nothing, which a model wider than its tokenizer may write, and
-            # unknown tokens are in no chunk.
-            aligner = self.aligners[number]
-            nothing = aligner.student.stands_for_nothing.copy()
-            nothing[aligner.student.unknown_ids] = True
-            is_unknown = np.isin(side["labels"], aligner.teacher.unknown_ids)
-            of_targets = aligner.align(
-                input_ids,
-                side["input_ids"],
-                student_attention_mask=wanted & ~nothing[np.where(wanted, ids, 0)],
-                teacher_attention_mask=(side["labels"].numpy() != IGNORED) & ~is_unknown,
-            )
             side["alignment"] = replace(
-                of_targets,
+                _aligned_targets(self.aligners[number], input_ids, wanted, side),
                 student_kept=attention_mask != 0,
                 teacher_kept=side["attention_mask"] != 0,
             )
@@ -253,7 +238,7 @@ class DistillationCollator:
         )
         side["alignment"] = _in_batch(alignments, batch, side)
         values = [realized[: self.max_length] for _, realized in of_teacher]
-        side["realized_logprob"] = _stack(values, np.nan)
+        side["realized_logprob"] = stack(values, np.nan)
         return {**batch, "teachers": [side]}
 
     @cached_property
@@ -344,129 +329,10 @@ class DistillationCollator:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StoredTopK:
-    """Stored predictions for the tokens of a padded batch, as `topk_kl` takes them."""
-
-    top_ids: torch.Tensor  # int64 [B, T, K], the student's
-    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ where a row has fewer than K
-    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ where the candidates have all
-    valid: torch.Tensor  # bool [B, T], whether a token counts
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopKCollator:
-    """Turns rows of stored predictions into a batch for the loss `topk-kl`; no teacher runs.
-
-    A row is a mapping of lists, as a row of the Parquet file that `xtok project` writes. Row i of
-    the predictions is of token i, so that of the first token is empty. `input_ids` are the
-    student's, `topk_ids` and `topk_logprobs` have a list of candidates for each, `rest_logprob` the
-    logarithm of what these leave; None where they have all. Tokens count that have candidates,
-    unless `valid` or `loss_mask` says otherwise; without `loss_mask` all are targets.
-
-    The batch is that of a `DistillationCollator`, with one teacher, of which it has `stored`.
-    """
-
-    max_length: int | None = None  # tokens of a row that are kept; all if None
-    pad_id: int = 0  # of `input_ids`
-
-    pairs: ClassVar[list[None]] = [None]
-
-    def __post_init__(self) -> None:
-        _check_length(self.max_length)
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of the rows.
-
-        Raises:
-            ValueError: if there are no rows, or columns of a row differ in length; for predictions
-                of a first token, which are those of a file of the next tokens; and for candidates
-                that stand twice, or are no probabilities.
-        """
-        if not rows:
-            raise ValueError("a batch needs samples")
-        width = max((len(ids) for row in rows for ids in row["topk_ids"]), default=0)
-        columns = [self._columns(row, max(1, width)) for row in rows]
-        fills: dict[str, float] = {"input_ids": self.pad_id, "labels": IGNORED}
-        fills |= {"top_logprobs": -np.inf, "rest_logprob": -np.inf}
-        batch = {
-            name: _stack([c[name][: self.max_length] for c in columns], fills.get(name, 0))
-            for name in columns[0]
-        }
-        stored = StoredTopK(**{field.name: batch.pop(field.name) for field in fields(StoredTopK)})
-        return {**batch, "teachers": [{"stored": stored}]}
-
-    def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
-        """Return a row as arrays, its candidates `[T, width]`."""
-        ids, columns = np.asarray(row["input_ids"], np.int64), _columns_of(row, _PER_TOKEN)
-        counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
-        top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
-        is_target = _flags(columns, "loss_mask", len(ids))
-        rest = [-np.inf if value is None else value for value in columns["rest_logprob"]]
-        return {
-            "input_ids": ids,
-            "attention_mask": np.ones(len(ids), np.int64),
-            "labels": np.where(is_target, ids, IGNORED),
-            "top_ids": top_ids,
-            "top_logprobs": top_logprobs,
-            "rest_logprob": np.array(rest, np.float32),
-            "valid": _flags(columns, "valid", len(ids)) & is_target & (counts > 0),
-        }
-
-
-_PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
-
-
-def _columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of these names that a row has, each with a value per token."""
-    columns = {name: row[name] for name in names if row.get(name) is not None}
-    for name, values in columns.items():
-        if len(values) != len(row["input_ids"]):
-            raise ValueError(f"{name} has {len(values)} rows for {len(row['input_ids'])} input_ids")
-    return columns
-
-
-def _candidates_of(
-    columns: Mapping[str, Any], token_ids: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
-    lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
-    counts, others = ([len(best) for best in column] for column in lists)
-    if counts != others:
-        raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
-    ids, logprobs = map(chain.from_iterable, lists)
-    return candidates_of_row(
-        token_ids,
-        np.array(counts, np.int64),
-        np.fromiter(ids, np.int64),
-        np.array(without_null(logprobs), np.float32),
-    )
-
-
-def _flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
-    """Return a column of flags; all are set without it."""
-    values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
-    is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
-    if not is_flag.all():
-        raise ValueError(f"{name} has {values[~is_flag].tolist()[0]!r}, which is neither 0 nor 1")
-    return values.astype(np.bool_)
-
-
-def pad_candidates(
-    counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return candidates that lie one after another as rows, `[rows, width]`: id 0, −inf behind."""
-    filled = np.arange(width) < counts[:, None]
-    top_ids = np.zeros(filled.shape, np.int64)
-    top_logprobs = np.full(filled.shape, -np.inf, np.float32)
-    top_ids[filled], top_logprobs[filled] = ids, logprobs
-    return top_ids, top_logprobs
-
-
 def _said(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
     """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
     ids = np.asarray(row["input_ids"], np.int64)
-    columns = _columns_of(row, ("realized_logprob", "loss_mask"))
+    columns = columns_of(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
         raise ValueError("a row of a teacher's input_ids needs their realized_logprob")
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
@@ -475,7 +341,7 @@ def _said(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
         raise ValueError(f"realized_logprob begins with a value, and {NEXT}")
     if (wrong := realized > ROUNDING).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
-    is_target = _flags(columns, "loss_mask", len(ids))
+    is_target = flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])
     return _SampleRow(ids, is_target), realized
 
@@ -534,11 +400,6 @@ def _naming(parameter: str) -> Iterator[None]:
         raise
 
 
-def _check_length(max_length: int | None) -> None:
-    if max_length is not None and max_length < 1:
-        raise ValueError(f"max_length is {max_length}, and must be at least 1")
-
-
 def _of_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: _SampleRow, theirs: _SampleRow
 ) -> FlatAlignment:
@@ -570,6 +431,25 @@ def _places(tokenizer: Tokenizer, row: _SampleRow) -> NDArray[np.int64]:
     return np.concatenate([before, encoding.bounds, behind])
 
 
+def _aligned_targets(
+    aligner: TokenAligner, input_ids: torch.Tensor, wanted: NDArray[np.bool_], side: dict[str, Any]
+) -> PaddedAlignment:
+    """Align the student's targets, bool `[B, T]`, with a teacher's.
+
+    Ids that stand for nothing, which a model wider than its tokenizer may write, and unknown tokens
+    are in no chunk.
+    """
+    nothing = aligner.student.stands_for_nothing.copy()
+    nothing[aligner.student.unknown_ids] = True
+    is_unknown = np.isin(side["labels"], aligner.teacher.unknown_ids)
+    return aligner.align(
+        input_ids,
+        side["input_ids"],
+        student_attention_mask=wanted & ~nothing[np.where(wanted, input_ids.cpu().numpy(), 0)],
+        teacher_attention_mask=(side["labels"].numpy() != IGNORED) & ~is_unknown,
+    )
+
+
 def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
     cuts = np.flatnonzero(np.diff(is_target)) + 1
     flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
@@ -599,14 +479,10 @@ def _pad(rows: Sequence[_SampleRow], tokenizer: Tokenizer, end: int | None) -> d
     labels = [np.where(row.is_target, row.ids, IGNORED)[:end] for row in rows]
     masks = [np.ones(len(row.ids), np.int64)[:end] for row in rows]
     return {
-        "input_ids": _stack([row.ids[:end] for row in rows], _pad_id(tokenizer)),
-        "attention_mask": _stack(masks, 0),
-        "labels": _stack(labels, IGNORED),
+        "input_ids": stack([row.ids[:end] for row in rows], _pad_id(tokenizer)),
+        "attention_mask": stack(masks, 0),
+        "labels": stack(labels, IGNORED),
     }
-
-
-def _stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
-    return torch.from_numpy(pad(rows, fill, padding_side="right"))
 
 
 def _in_batch(

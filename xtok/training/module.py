@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xtok import __version__
 from xtok._lib.ragged import offsets_of
 from xtok.maps.edges import Edges, map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -146,17 +145,14 @@ class ProjectionModule(nn.Module):
             scale_slot[edges.student_ids[is_slot & ~keep]] = 0
         edges, is_slot = edges.take(keep), is_slot[keep]
         edges = edges.take(map_order(edges, is_slot))
-        step = {"stage": "learn", "options": {}, "xtok_version": __version__}
         return replace(
-            self.map,
+            self.map.after("learn", {}),
             student_ids=edges.student_ids.astype(np.int32),
             teacher_ids=edges.teacher_ids.astype(np.int32),
             weights=edges.weights.astype(np.float32),
             row_kind=kind,
             scale_slot=scale_slot,
-            history=(*self.map.history, step),
             reports=(),
-            recipe=None,
         )
 
     def extra_repr(self) -> str:

@@ -26,11 +26,12 @@ from xtok import DistillationCollator as Collator
 from xtok import ProjectionMap, XtokError, losses
 from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import TopKCollator, prepare
+from xtok.training.collator import prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
 from xtok.training.losses.named import EVENTS, LOSSES, SPELLINGS
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import Objective, make_objective
+from xtok.training.topk_collator import TopKCollator
 from xtok.training.trainers import transformers as hf_integration
 from xtok.training.trainers.transformers import DistillationTrainer
 

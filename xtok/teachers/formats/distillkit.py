@@ -19,7 +19,7 @@ from xtok.teachers.formats.topk import (
     chosen_rows,
     without_padding,
 )
-from xtok.tokenizers.table import MAX_WIDTH
+from xtok.tokenizers.sides import MAX_WIDTH
 
 COLUMNS = (
     ("input_ids", "compressed_logprobs", "bytepacked_indices"),

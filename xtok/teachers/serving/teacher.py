@@ -22,7 +22,7 @@ from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.ranked import Scores, completed
 from xtok.teachers.formats.topk import Documents
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.table import MAX_WIDTH
+from xtok.tokenizers.sides import MAX_WIDTH
 
 Kind: TypeAlias = Literal["vllm", "sglang"]
 

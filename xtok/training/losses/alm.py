@@ -7,18 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, tokens_in
 from xtok.training.losses.chunks import chunks_of
 from xtok.training.losses.config import ALMConfig
 from xtok.training.losses.gathered import (
-    ChunkTokens,
     Entries,
-    Targets,
-    check_ids,
     check_stored,
     gather_logprobs,
     gradient_part,
     stored_logprobs,
-    tokens_in,
 )
 from xtok.training.losses.hidden import AnyLogits, as_logits
 from xtok.training.losses.one_pass import Plan, one_pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ from xtok.training.sparse import check_width, work_dtype
 EPSILON = 1e-10
 """Added to a chunk's size and inside logarithms, as NeMo-RL does, whose values we match."""
 
-_KEPT: WeakKeyDictionary[ShiftedAlignment, dict[Any, Chunks]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[ShiftedAlignment, dict[Any, tuple[Any, Any]]] = WeakKeyDictionary()
 
 
 class Chunks(NamedTuple):
@@ -65,18 +65,31 @@ def number_chunks(
 ) -> Chunks:
     """Number the chunks that count: valid, with a predicting position on both sides.
 
-    They are kept as long as the alignment, so that a step counts once. `mask`, `[B]`, is 0 where a
-    row does not count.
+    `mask`, `[B]`, is 0 where a row does not count.
     """
     require_shifted(alignment)
     device = device or torch.as_tensor(alignment.pair_valid).device
     key = exactly, starts_only, device
-    if mask is not None:
-        return _numbered(alignment, exactly, starts_only, mask, device)
+    chunks: Chunks = kept_of(
+        alignment, key, (mask,), lambda: _numbered(alignment, exactly, starts_only, mask, device)
+    )
+    return chunks
+
+
+def kept_of(
+    alignment: ShiftedAlignment, key: Any, of: Sequence[Any], make: Callable[[], Any]
+) -> Any:
+    """Return what is made `of` some objects and an alignment, which lives as long as it does.
+
+    So a step counts its chunks once: what counts them, and the loss, take the same objects, which
+    must not change in place meanwhile.
+    """
     kept = _KEPT.setdefault(alignment, {})
-    if key not in kept:
-        kept[key] = _numbered(alignment, exactly, starts_only, None, device)
-    return kept[key]
+    objects, made = kept.get(key, ((None,) * len(of), None))
+    if made is None or any(old is not new for old, new in zip(objects, of, strict=True)):
+        made = make()
+        kept[key] = of, made
+    return made
 
 
 def _numbered(

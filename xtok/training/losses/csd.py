@@ -8,18 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunks import Chunks, chunks_of, number_chunks, require
+from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, places_of, tokens_in
+from xtok.training.losses.chunks import Chunks, chunks_of, kept_of, number_chunks, require
 from xtok.training.losses.config import CSDConfig
-from xtok.training.losses.gathered import (
-    ChunkTokens,
-    Entries,
-    Targets,
-    check_ids,
-    gather_logprobs,
-    gradient_part,
-    places_of,
-    tokens_in,
-)
+from xtok.training.losses.gathered import Entries, gather_logprobs, gradient_part
 from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.losses.spelling_index import Events, SpellingIndex
@@ -111,7 +103,7 @@ def plan_csd(
     chunks = chunks_of(alignment, *both, index.widths, config, sample_mask, starts_only=True)
     if not chunks.total:
         return Plan((), 0, dtype)
-    ours, theirs, events = _events(index, chunks, targets)
+    ours, theirs, events = _events(index, chunks, targets, alignment)
     step = _CSDStep(both[0], both[1], index, config, dtype, ours, theirs, events)
     parts, known = [], torch.zeros((), dtype=torch.float64, device=both[0].device)
     if len(events.singles):
@@ -141,20 +133,26 @@ def count_completed(
     chunks = number_chunks(
         alignment, exact_token_match_only, starts_only=True, device=targets[0].device
     )
-    return _events(index, chunks, targets)[2].num_chunks if chunks.total else 0
+    return _events(index, chunks, targets, alignment)[2].num_chunks if chunks.total else 0
 
 
 def _events(
-    index: SpellingIndex, chunks: Chunks, targets: Targets
+    index: SpellingIndex, chunks: Chunks, targets: Targets, alignment: Any
 ) -> tuple[ChunkTokens, ChunkTokens, Events]:
-    ours, theirs = (
-        tokens_in(side, numbers, sizes, count, ids, width)
-        for side, numbers, sizes, count, ids, width in zip(
-            ("student", "teacher"), chunks[:2], chunks[2:4], chunks.positions, targets,
-            index.widths, strict=True,
-        )
-    )  # fmt: skip
-    return ours, theirs, index.events(ours, theirs)
+    def make() -> tuple[ChunkTokens, ChunkTokens, Events]:
+        ours, theirs = (
+            tokens_in(side, numbers, sizes, count, ids, width)
+            for side, numbers, sizes, count, ids, width in zip(
+                ("student", "teacher"), chunks[:2], chunks[2:4], chunks.positions, targets,
+                index.widths, strict=True,
+            )
+        )  # fmt: skip
+        return ours, theirs, index.events(ours, theirs)
+
+    found: tuple[ChunkTokens, ChunkTokens, Events] = kept_of(
+        alignment, "events", (index, chunks, *targets), make
+    )
+    return found
 
 
 class _CSDStep(NamedTuple):
@@ -217,8 +215,9 @@ class _CSDStep(NamedTuple):
         index, temperature = self.spellings, self.config.temperature
         ours, theirs = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
-        logits = self.teacher.at(positions, self.dtype)[:, : index.widths[1]]
-        log_q = log_probabilities(logits, temperature)
+        log_q = log_probabilities(
+            self.teacher.at(positions, self.dtype)[:, : index.widths[1]], temperature
+        )
         log_t = log_q.index_select(1, index.student_partner.clamp(min=0))
         p, (value, slope) = (
             block.probabilities(index.widths[0], temperature),

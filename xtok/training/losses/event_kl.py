@@ -138,8 +138,8 @@ def plan_event_kl(
         Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
         """
         log_p = block.log_probabilities(width, config.temperature)
-        logits = teacher.at((theirs[0][rows.numbers], theirs[1][rows.numbers]), dtype)
-        log_q = log_probabilities(logits[:, :of_teacher], config.temperature)
+        at = theirs[0][rows.numbers], theirs[1][rows.numbers]
+        log_q = log_probabilities(teacher.at(at, dtype)[:, :of_teacher], config.temperature)
         p, log_t = block.probabilities(width, config.temperature), _shared_out(log_p, log_q, index)
         return kl(log_p, p, log_t, reverse=config.reverse_kl)
 

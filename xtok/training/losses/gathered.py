@@ -1,4 +1,4 @@
-"""The text's own tokens in chunks, and log-probabilities of single tokens with their gradient."""
+"""Log-probabilities of single tokens, and how their gradient gets back to the logits."""
 
 from __future__ import annotations
 
@@ -11,77 +11,6 @@ from xtok.training.losses.boundaries import ROUNDING
 from xtok.training.losses.hidden import FLOOR, Logits, Positions, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Rows
 from xtok.training.sparse import block_length
-
-Targets = tuple[Tensor, Tensor]
-"""The ids that positions predict, the student's int64 `[B, T_s]` and the teacher's `[B, T_t]`."""
-
-
-def places_of(mask: Tensor, count: int) -> Tensor:
-    """Return where a mask `[n]` is true, which is `count` times: what `nonzero` has to fetch."""
-    return (~mask).to(torch.uint8).argsort(stable=True)[:count]
-
-
-class ChunkTokens(NamedTuple):
-    """The n tokens of one side that are in chunks, chunk after chunk; int64 tensors."""
-
-    positions: Positions  # [n], what predicts them
-    chunk: Tensor  # [n], the number of each one's chunk, rising
-    ids: Tensor  # [n]
-    starts: Tensor  # [N], the place of each chunk's first token
-    sizes: Tensor  # [N], at least 1
-
-    def last(self, chunks: Tensor) -> Tensor:
-        """Return the places of some chunks' last tokens."""
-        return self.starts[chunks] + self.sizes[chunks] - 1
-
-    def at(self, places: Tensor) -> Positions:
-        """Return the positions of the tokens at some places."""
-        return self.positions[0][places], self.positions[1][places]
-
-
-def tokens_in(
-    side: str, numbers: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
-) -> ChunkTokens:
-    """Return one side's tokens in chunks.
-
-    Ids are checked where that fetches nothing, on a CPU. Elsewhere a wrong one is −1, whose
-    log-probability is NaN.
-
-    Args:
-        side: what errors call it.
-        numbers: int64 `[B, T]`, the number of each position's chunk, N for none.
-        sizes: int64 `[N]`, of the chunks.
-        count: how many positions are in chunks.
-        targets: `[B, T]`, the ids that the positions predict; None where nobody needs them.
-        width: how many ids there are.
-
-    Raises:
-        ValueError: if the targets do not fit, or are no ids in a chunk.
-    """
-    if targets is not None and targets.shape != numbers.shape:
-        raise ValueError(
-            f"the {side}'s targets are {list(targets.shape)}, and do not fit its positions "
-            f"{list(numbers.shape)}, [B, T]"
-        )
-    flat, starts = numbers.flatten(), sizes.cumsum(0) - sizes
-    order = flat.argsort(stable=True)[:count]
-    positions, chunk = (order // numbers.shape[1], order % numbers.shape[1]), flat[order]
-    if targets is None:
-        return ChunkTokens(positions, chunk, torch.zeros_like(chunk), starts, sizes)
-    ids = targets.flatten()[order].long()
-    wrong = (ids < 0) | (ids >= width)
-    if ids.device.type == "cpu":
-        check_ids(side, ids, wrong, width)
-    return ChunkTokens(positions, chunk, ids.masked_fill(wrong, -1), starts, sizes)
-
-
-def check_ids(side: str, ids: Tensor, wrong: Tensor, width: int) -> None:
-    """Raise a `ValueError` that names the first of the wrong ids."""
-    if bool(wrong.any()):
-        raise ValueError(
-            f"the {side}'s targets in a chunk have {int(ids[wrong][0])}, which is not in "
-            f"0..{width - 1}"
-        )
 
 
 def stored_logprobs(logprobs: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from xtok.maps.events import EventMap
 from xtok.maps.loss_fit import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.alm import alm, plan_alm
+from xtok.training.losses.alm import plan_alm
 from xtok.training.losses.chunks import count_chunks, require
 from xtok.training.losses.config import (
     ALMConfig,
@@ -27,14 +27,14 @@ from xtok.training.losses.config import (
     PKLConfig,
     SameTokenizerConfig,
 )
-from xtok.training.losses.csd import count_completed, csd, plan_csd
-from xtok.training.losses.event_kl import EventIndex, event_index, event_kl, plan_event_kl
+from xtok.training.losses.csd import count_completed, plan_csd
+from xtok.training.losses.event_kl import EventIndex, event_index, plan_event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
-from xtok.training.losses.one_pass import Plan
+from xtok.training.losses.one_pass import Plan, one_pass
 from xtok.training.losses.p_kl import p_kl
-from xtok.training.losses.same_tokenizer import plan_same_tokenizer_kl, same_tokenizer_kl
+from xtok.training.losses.same_tokenizer import plan_same_tokenizer_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
-from xtok.training.losses.topk_kl import plan_topk_kl, topk_kl
+from xtok.training.losses.topk_kl import plan_topk_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
@@ -128,8 +128,8 @@ class NamedLoss:
 
     # Takes the student's logits, the teacher's unless they are stored, what `prepared` returned if
     # there is an artefact, then `arguments` and `config` by name.
-    function: Callable[..., Tensor]
-    plan: Callable[..., Plan] | None = None  # the same, for one pass; None if it has no blocks
+    plan: Callable[..., Plan] | None = None  # what `one_pass` takes; None if it has no blocks
+    function: Any = None  # the loss itself, where there is no plan
     config: Any = None  # a dataclass; its fields are the options that the loss has
     artefact: Artefact | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
@@ -151,7 +151,10 @@ class _TableLoss(BatchLoss):
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Tensor:
         given, named = self._arguments(student_logits, teacher_logits, batch, side)
-        return self.row.function(*given, **named)
+        if self.row.plan is not None:
+            return one_pass(student_logits, [self.row.plan(*given, **named)])[0]
+        mean: Tensor = self.row.function(*given, **named)
+        return mean
 
     def count(self, batch: Batch, side: Batch) -> int:
         return self.row.count(batch, side, self.artefact, self.exactly)
@@ -166,7 +169,7 @@ class _TableLoss(BatchLoss):
         self, student: Any, teacher: Any, batch: Batch, side: Batch
     ) -> tuple[list[Any], dict[str, Any]]:
         named = self.row.arguments(batch, side) | self.fixed
-        if self.row.function is alm and teacher is None:
+        if self.row.plan is plan_alm and teacher is None:
             named["teacher_logprobs"] = side.get("teacher_logprobs")
         if teacher is None and not self.row.is_stored and named.get("teacher_logprobs") is None:
             hint = "give a model as the teacher; for alm, its log-probabilities will do, too"
@@ -192,15 +195,15 @@ def _pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPai
 LOSSES: dict[LossName, NamedLoss] = {
     "p-kl": NamedLoss(function=p_kl, config=PKLConfig, artefact=MAP, prepared=_for_p_kl),
     "event-kl": NamedLoss(
-        function=event_kl, plan=plan_event_kl, config=ChunkLossConfig, artefact=EVENTS,
+        plan=plan_event_kl, config=ChunkLossConfig, artefact=EVENTS,
         count=_starts,
     ),
     "csd": NamedLoss(
-        function=csd, plan=plan_csd, config=CSDConfig, artefact=SPELLINGS,
+        plan=plan_csd, config=CSDConfig, artefact=SPELLINGS,
         arguments=_with_targets, count=_completed,
     ),
     "alm": NamedLoss(
-        function=alm, plan=plan_alm, config=ALMConfig, arguments=_with_targets, count=_starts
+        plan=plan_alm, config=ALMConfig, arguments=_with_targets, count=_starts
     ),
     "gold": NamedLoss(function=gold, config=GoldConfig, artefact=MAP, prepared=_pairs),
     "h-kl": NamedLoss(
@@ -208,11 +211,11 @@ LOSSES: dict[LossName, NamedLoss] = {
         prepared=partial(_pairs, threshold=H_KL_THRESHOLD),
     ),
     "same-tokenizer": NamedLoss(
-        function=same_tokenizer_kl, plan=plan_same_tokenizer_kl, config=SameTokenizerConfig,
+        plan=plan_same_tokenizer_kl, config=SameTokenizerConfig,
         arguments=lambda batch, side: {"mask": batch["targets"] >= 0}, count=count_targets,
     ),
     "topk-kl": NamedLoss(
-        function=topk_kl, plan=plan_topk_kl, is_stored=True,
+        plan=plan_topk_kl, is_stored=True,
         arguments=lambda batch, side: {**vars(side["stored"])}, count=_stored,
     ),
 }  # fmt: skip

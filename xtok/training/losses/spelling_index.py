@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
 from xtok.maps.spellings import SpellingMap
-from xtok.training.losses.gathered import ChunkTokens, places_of
+from xtok.training.losses.chunk_tokens import ChunkTokens, places_of
 
 
 class CompletionTrie(NamedTuple):

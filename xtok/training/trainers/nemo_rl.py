@@ -10,7 +10,7 @@ from xtok.alignment import aligner
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.maps.binding import bind_map, pair_of_map
 from xtok.maps.map_like import as_any_map
-from xtok.tokenizers import pair
+from xtok.tokenizers import load_tokenizer, pair
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import Array
@@ -40,7 +40,9 @@ class NemoTokenAligner(aligner.TokenAligner):
             both = pair(student_tokenizer, teacher_tokenizer)
         else:
             projection = as_any_map(projection_matrix_path)
-            both = pair_of_map(projection, student_tokenizer, teacher_tokenizer)
+            both = pair_of_map(
+                projection, load_tokenizer(student_tokenizer), load_tokenizer(teacher_tokenizer)
+            )
             bind_map(both, projection)
         super().__init__(both, max_comb_len)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import Trainer, TrainingArguments
 
-from xtok.training.collator import DistillationCollator, TopKCollator, prepare
+from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import (
     DistillationMixin,
@@ -16,6 +16,7 @@ from xtok.training.objective import (
     make_objective,
     require_one_device,
 )
+from xtok.training.topk_collator import TopKCollator
 
 
 class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]

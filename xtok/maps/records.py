@@ -1,4 +1,4 @@
-"""What a map has beside its arrays: kinds of rows, steps of its history, reports of stages."""
+"""What is recorded of a map beside its arrays: kinds of rows, reports of stages, its recipe."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
-
-from xtok import __version__
 
 
 class RowKind(IntEnum):
@@ -43,8 +41,3 @@ class InvariantError(ValueError):
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(message)
         self.invariant = invariant
-
-
-def history_step(stage: str, options: Mapping[str, Any], **details: Any) -> dict[str, Any]:
-    """Return what the history says of a stage: its name, its options, this version, and more."""
-    return {"stage": stage, "options": options, **details, "xtok_version": __version__}

@@ -1,0 +1,44 @@
+"""Rows of a batch: columns with a value for each token, checked, and padded to one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xtok.conversation.batching import pad
+
+IGNORED = -100
+"""The label of what is no target, as PyTorch's cross-entropy has it."""
+
+
+def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of these names that a row has, each with a value per token."""
+    columns = {name: row[name] for name in names if row.get(name) is not None}
+    for name, values in columns.items():
+        if len(values) != len(row["input_ids"]):
+            raise ValueError(f"{name} has {len(values)} rows for {len(row['input_ids'])} input_ids")
+    return columns
+
+
+def flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
+    """Return a column of flags; all are set without it."""
+    values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
+    is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
+    if not is_flag.all():
+        raise ValueError(f"{name} has {values[~is_flag].tolist()[0]!r}, which is neither 0 nor 1")
+    return values.astype(np.bool_)
+
+
+def check_length(max_length: int | None) -> None:
+    """Raise a `ValueError` for a length that keeps no token."""
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length is {max_length}, and must be at least 1")
+
+
+def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
+    """Return rows of unequal length as one tensor, filled behind."""
+    return torch.from_numpy(pad(rows, fill, padding_side="right"))

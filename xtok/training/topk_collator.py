@@ -1,0 +1,116 @@
+"""A data collator of stored predictions: rows of `xtok project` in, a batch for `topk-kl` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xtok._lib.known import candidates_of_row, without_null
+from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredTopK:
+    """Stored predictions for the tokens of a padded batch, as `topk_kl` takes them."""
+
+    top_ids: torch.Tensor  # int64 [B, T, K], the student's
+    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ where a row has fewer than K
+    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ where the candidates have all
+    valid: torch.Tensor  # bool [B, T], whether a token counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKCollator:
+    """Turns rows of stored predictions into a batch for the loss `topk-kl`; no teacher runs.
+
+    A row is a mapping of lists, as a row of the Parquet file that `xtok project` writes. Row i of
+    the predictions is of token i, so that of the first token is empty. `input_ids` are the
+    student's, `topk_ids` and `topk_logprobs` have a list of candidates for each, `rest_logprob` the
+    logarithm of what these leave; None where they have all. Tokens count that have candidates,
+    unless `valid` or `loss_mask` says otherwise; without `loss_mask` all are targets.
+
+    The batch is that of a `DistillationCollator`, with one teacher, of which it has `stored`.
+    """
+
+    max_length: int | None = None  # tokens of a row that are kept; all if None
+    pad_id: int = 0  # of `input_ids`
+
+    pairs: ClassVar[list[None]] = [None]
+
+    def __post_init__(self) -> None:
+        check_length(self.max_length)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of the rows.
+
+        Raises:
+            ValueError: if there are no rows, or columns of a row differ in length; for predictions
+                of a first token, which are those of a file of the next tokens; and for candidates
+                that stand twice, or are no probabilities.
+        """
+        if not rows:
+            raise ValueError("a batch needs samples")
+        width = max((len(ids) for row in rows for ids in row["topk_ids"]), default=0)
+        columns = [self._columns(row, max(1, width)) for row in rows]
+        fills: dict[str, float] = {"input_ids": self.pad_id, "labels": IGNORED}
+        fills |= {"top_logprobs": -np.inf, "rest_logprob": -np.inf}
+        batch = {
+            name: stack([c[name][: self.max_length] for c in columns], fills.get(name, 0))
+            for name in columns[0]
+        }
+        stored = StoredTopK(**{field.name: batch.pop(field.name) for field in fields(StoredTopK)})
+        return {**batch, "teachers": [{"stored": stored}]}
+
+    def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
+        """Return a row as arrays, its candidates `[T, width]`."""
+        ids, columns = np.asarray(row["input_ids"], np.int64), columns_of(row, _PER_TOKEN)
+        counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
+        top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
+        is_target = flags(columns, "loss_mask", len(ids))
+        rest = [-np.inf if value is None else value for value in columns["rest_logprob"]]
+        return {
+            "input_ids": ids,
+            "attention_mask": np.ones(len(ids), np.int64),
+            "labels": np.where(is_target, ids, IGNORED),
+            "top_ids": top_ids,
+            "top_logprobs": top_logprobs,
+            "rest_logprob": np.array(rest, np.float32),
+            "valid": flags(columns, "valid", len(ids)) & is_target & (counts > 0),
+        }
+
+
+_PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
+
+
+def _candidates_of(
+    columns: Mapping[str, Any], token_ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
+    lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
+    counts, others = ([len(best) for best in column] for column in lists)
+    if counts != others:
+        raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
+    ids, logprobs = map(chain.from_iterable, lists)
+    return candidates_of_row(
+        token_ids,
+        np.array(counts, np.int64),
+        np.fromiter(ids, np.int64),
+        np.array(without_null(logprobs), np.float32),
+    )
+
+
+def pad_candidates(
+    counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return candidates that lie one after another as rows, `[rows, width]`: id 0, −inf behind."""
+    filled = np.arange(width) < counts[:, None]
+    top_ids = np.zeros(filled.shape, np.int64)
+    top_logprobs = np.full(filled.shape, -np.inf, np.float32)
+    top_ids[filled], top_logprobs[filled] = ids, logprobs
+    return top_ids, top_logprobs
