@@ -61,6 +61,7 @@ def test_no_library_writes_on_the_stdout_of_any_command(
     (tmp_path / "teacher.jsonl").write_text(TEACHER)
     work = {name: [*["--json"] * (name != "render"), *args] for name, args in WORK.items()}
     del work["serve"]  # its tests look at its stdout
+    work["vocab"] = ["--json", "small.model", "-t", "bytes"]  # a file, or JSON
     work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
     order = [*FIRST, *(work.keys() - set(FIRST))]
     done = subprocess.run(
