@@ -79,7 +79,7 @@ def render(
 ) -> Conversation:
     """Render a conversation once, encode the text once, and find the messages in it.
 
-    Nothing is rendered twice and compared, so templates that write earlier turns anew do not
+    Nothing is rendered twice and compared, so templates that rewrite earlier turns do not
     confuse the spans. Control tokens are recognised by their names everywhere, in a message's
     content too, as the libraries do it.
 

@@ -50,7 +50,7 @@ def scores_of(
     candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
     outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
     if len(outside):
-        raise ValueError(f"{outside[0]} is no token id")
+        raise ValueError(f"{outside[0]} is not a token id")
     unknown = np.full(len(ids), np.nan, np.float32)
     with np.errstate(over="ignore"):  # what is infinite then is refused as such
         values = np.array(logprobs, np.float64).astype(np.float32)
@@ -122,7 +122,7 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
 
 
 def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
-    """Return the log-probability of a token that is no candidate, in each row."""
+    """Return the log-probability of a token that is not a candidate, in each row."""
     p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
     rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # nothing is known of a row without candidates
     left = np.maximum(1, vocab_size - np.diff(topk.starts))
