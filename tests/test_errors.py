@@ -630,8 +630,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a .pt of 6 rows of 1073741824 columns would take 6 times 12 GiB",
      "cut the map first with xtok sort-cut, or write .safetensors"),
     (lambda: to_safetensors(replace(TINY, method="x" * (8 << 20))),
-     "a map of org/student and org/teacher cannot be written: its metadata has 8389469 bytes, "
-     "and may take 8388608", "shorten the names of the special tokens in the tokenizer's files"),
+     "a map of org/student and org/teacher cannot be written: its metadata takes 8389469 bytes, "
+     "and may take 8388608 at most",
+      "shorten the names of the special tokens in the tokenizer's files"),
     (lambda: check_output("map.txt"), "the output map.txt does not end in .safetensors or .pt",
      "name it map.safetensors, or map.txt/ if that is a folder"),
     (lambda: check_output("Llama-3.2"), "the output Llama-3.2 does not end in .safetensors or .pt",

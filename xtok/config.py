@@ -199,7 +199,7 @@ class MultitokenConfig(Config):
     top_k: int = top_k_option(32, "Entries per row, including the scale slot.")
     max_pieces: int = option(
         4,
-        "Maximum number of a token's pieces on the other side that count.",
+        "Use at most this many of a token's pieces on the other side.",
         no_effect_with={"text": True, "weights": "synthetic"},
         min=1,
         max=MAX_ENTRIES,

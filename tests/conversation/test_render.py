@@ -151,7 +151,7 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     notes = done.stderr.splitlines()
     assert notes[:2] == [
         "note: conversations: 2; tokens: 44, the assistant's: 4",
-        "note: conversations without a token of the assistant's: 1",
+        "note: conversations without assistant tokens: 1",
     ]
     assert "no token that ends the turn is a target" in notes[2]
     assert notes[2].endswith("(conversations: 1)")

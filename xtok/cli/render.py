@@ -87,10 +87,7 @@ def render(
         else:
             lines = (_line(row) for row in rows(advance))
             write(output, lines) if output is not None else result_stream().buffer.writelines(lines)
-    notes = [
-        "conversations: {conversations:,}; tokens: {tokens:,}, of which the assistant wrote "
-        "{targets:,}"
-    ]
+    notes = ["conversations: {conversations:,}; tokens: {tokens:,}, the assistant's: {targets:,}"]
     if counts["without"]:
         notes.append("conversations without assistant tokens: {without:,}")
     console.print_notes(note.format(**counts) for note in notes)

@@ -338,7 +338,7 @@ BAD: list[tuple[str, Any, str]] = [
         {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[2**63]]}},
         "the chosen id 9223372036854775808 is outside",
     ),
-    ("/v1/completions", b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' sta"),
+    ("/v1/completions", b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' occ"),
     ("/generate", b'{"input_ids":[1],"return_logprob":true,"input_ids":[2]}', "the key 'input_ids"),
     (
         "/inference/v1/generate",

@@ -189,9 +189,7 @@ def decompressed_rows(
     rest = _Bytes(logprobs, place)
     values = np.zeros((num_rows, k), np.float32)
     values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # what is not a number then is refused as such
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are refused as such
         if config.polynomial_terms:
             others = k - exact_k
             t = np.linspace(0, 1, others) if config.normalize_t else np.arange(float(others))

@@ -170,7 +170,7 @@ class _TableLoss(BatchLoss):
             named["teacher_logprobs"] = side.get("teacher_logprobs")
         if teacher is None and not self.row.is_stored and named.get("teacher_logprobs") is None:
             hint = "give a model as the teacher; for alm, its log-probabilities are enough"
-            raise XtokError("no teacher, and no teacher's predictions, are given", hint=hint)
+            raise XtokError("neither a teacher nor its predictions are given", hint=hint)
         given = [student] if self.row.is_stored else [student, teacher]
         return [*given, *([self.artefact] if self.row.artefact else [])], named
 
