@@ -823,11 +823,11 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "ask the server for this text again, or leave out the line"),
     (lambda: projected(text="abd"),
      "a.parquet, row 0: its ids do not spell its text: they differ from byte 2 on",
-     "give the teacher whose ids these are, or leave out its text and messages: then the ids tell "
+     "give the teacher that made these ids, or leave out its text and messages: then the ids tell "
      "the text"),
     (lambda: projected(messages=[ASK], template="plain"),
      "a.parquet, row 0: its ids are not those of its messages by the teacher's template",
-     "give the teacher whose ids these are, or leave out its text and messages: then the ids tell "
+     "give the teacher that made these ids, or leave out its text and messages: then the ids tell "
      "the text"),
     (lambda: projected(xtok.ProjectConfig(source="vllm")),
      "a.parquet: the file is Parquet, so it is not a vllm cache", CACHES),

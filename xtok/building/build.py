@@ -105,7 +105,7 @@ def map_of_pair(
     if initial is not None and not texts:
         raise ValueError("initial needs texts; multitoken extends a map")
     if config.target != "start" and not (texts or config.weights == "synthetic"):
-        raise ValueError(f"target {config.target!r} goes with weights 'synthetic', or with texts")
+        raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
     config = config.for_text() if texts else config
     check_ignored(pair, config)
     if texts:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
 BEGINS_IN_PROMPT = "a token holds the end of a prompt and the beginning of its answer: not a target"
 BLOCK_IN_PROMPT = "a generation block begins in the prompt: what the prompt says is not a target"
-NOT_GENERATED = "an answer is in no generation block of the template: nothing of it is a target"
-NO_TARGETS = "an answer leaves no trace in the text: nothing of it is a target, nor its end"
+NOT_GENERATED = "an answer is outside the template's generation blocks: it has no targets"
+NO_TARGETS = "an answer leaves no trace in the text: it has no targets, not even its end"
 _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 

@@ -778,7 +778,7 @@ def test_a_teacher_that_is_away_again_while_it_is_checked(
 
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
 ODD: list[tuple[Any, str]] = [
-    ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it says nothing of token 1"),
+    ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it has no candidates for token 1"),
     (
         {"choices": [{"prompt_logprobs": [{str(i): {"logprob": -1}} for i in (5, 6, 7)]}]},
         "position 0: it has a prediction",
@@ -799,7 +799,7 @@ ODD: list[tuple[Any, str]] = [
                 "input_top_logprobs": [None, [], []],
             }
         },
-        "it says nothing of token 2",
+        "it has no candidates for token 2",
     ),
     (
         b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-1},"6":{"logprob":-2}},{}]}]}',

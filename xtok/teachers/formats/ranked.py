@@ -45,7 +45,8 @@ def scores_of(
     if len(rows) != len(ids):
         raise ValueError(f"{len(rows)} rows for {len(ids)} ids")
     if not all(rows[1:]):
-        raise ValueError(f"it says nothing of token {[bool(row) for row in rows].index(False, 1)}")
+        empty = [bool(row) for row in rows].index(False, 1)
+        raise ValueError(f"it has no candidates for token {empty}")
     starts = offsets_of([*map(len, rows)])
     candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
     outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
