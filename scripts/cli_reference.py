@@ -49,7 +49,9 @@ def render() -> str:
 
     text = re.sub(r"^\* `([a-z][a-z-]*)`: .*$", whole, text, flags=re.MULTILINE)
     text = re.sub(r"\{([^}]*)\}(?:\.\.\.)?", r"\1", text)  # arguments that Typer puts in braces
-    text = re.sub(r"^(xtok .*)\[(\[TOKEN\]\.\.\.)\]\.\.\.$", r"\1\2", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\* `[^`<]+?) <(?:str|Path|list\[str\])>`", r"\1`", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\* `[^`<]+) <([^`>]+)>`", r"\1 \2`", text, flags=re.MULTILINE)  # choices
+    text = re.sub(r"^(\$ xtok .*)\[(\[TOKEN\]\.\.\.)\]\.\.\.$", r"\1\2", text, flags=re.MULTILINE)
 
     def with_example(head: re.Match[str]) -> str:
         return f"{head[0]}Example: `{EXAMPLES[head[1]]}`\n\n"

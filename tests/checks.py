@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -84,6 +85,7 @@ def usage_error(*args: str) -> str:
     """Return what a command line that is wrong prints on a wide terminal."""
     done = CliRunner().invoke(make_app(args[:1]), args, env={"COLUMNS": "300", "TERM": "dumb"})
     assert (done.exit_code, done.stdout) == (2, "")
+    assert re.fullmatch(r"(note: .*\n)*error: .+\nhint: run xtok( [a-z-]+)? --help\n", done.stderr)
     return done.stderr
 
 

@@ -259,14 +259,14 @@ def sglang(owns: list[object], tops: list[object]) -> object:
     return {"meta_info": {"input_token_logprobs": owns, "input_top_logprobs": tops}}
 
 
-WHOSE = "give the model whose ids these are"
+WHOSE = "give the model that made these ids"
 TRUE = "store natural log-probabilities at temperature 1"
 NO_LOGITS = f"{TRUE}, not logits, and leave out what has none"
 REST = f"{TRUE}; the rest is log(1 - their sum)"
 ROW_0 = "give rows that predict token i from the tokens before it; row 0 is empty"
 REMAKE = "make the cache again, or fetch it again"
 AS_GIVEN = "store rows as the server gave them, with the ids that it was asked for"
-FOOTER = "write a footer that is true, or none"
+FOOTER = "correct the footer, or remove it"
 FIRST = "it has a prediction, and nothing predicts a first token: row i is of token i, not of the"
 CACHES = (
     "give Parquet with the columns input_ids, topk_ids, topk_logprobs, or DistillKit's (input_ids, "
@@ -307,7 +307,7 @@ WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes on
 FETCH = "the checkpoint is damaged: fetch it again"
 WHOLE = "train with whole logits: hidden_states=False of a trainer, --logits of the examples"
 EACH = "give one for each teacher, as projection= of a trainer or module= of make_loss"
-COLLATE = "topk-kl goes with a TopKCollator, every other loss with a DistillationCollator"
+COLLATE = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
 
 NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
@@ -318,7 +318,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: load_tokenizer("none.model"), "no such file or folder: none.model",
      "check the path; if it is a repo on the hub, give hf:none.model"),
     (lambda: load_tokenizer("org/none", offline=True),
-     "org/none is no file or folder here and not in the local cache, and the hub is not asked "
+     "org/none is not a file or folder here and not in the local cache, and the hub is not asked "
      "(offline)",
      "check the spelling; to fetch the repo where there is a network: hf download org/none "
      "--include 'tokenizer*' --include '*config.json'"),
@@ -455,8 +455,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 2: no field 'text'; fields with text: body", LINES),
     (lambda: read_text("a.jsonl", '{"text": 3}'),
      "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
-    (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: no JSON: …", LINES),
-    (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: no JSON object", LINES),
+    (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …", LINES),
+    (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: not a JSON object", LINES),
     (lambda: read_text("a.txt", "x", group_by="lang"),
      "a.txt is plain text, and has no field 'lang' to group by",
      "group by files: give each group a file of its own, and no field"),
@@ -477,15 +477,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
     (lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
      "nothing can be counted: 0 documents, 0 bytes of text",
-     "give text, not empty, that both tokenizers can spell; xtok align shows how they differ"),
+     "give non-empty text that both tokenizers can spell; xtok align shows how they differ"),
     # Conversations
     (lambda: read_chats("a.jsonl", '[{"role": "user", "content": "x"}]\n{"mess'),
-     "a.jsonl, line 2: no JSON: …", CHAT),
+     "a.jsonl, line 2: not JSON: …", CHAT),
     (lambda: read_chats("a.jsonl", '[{}] [{}]'), "a.jsonl, line 1: more than one JSON value", CHAT),
     (lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
      "a.parquet: there is no column 'messages', but: text, id", CHAT),
     (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
-    (lambda: read_chats("a.json", "3"), "a.json: its messages are no list", CHAT),
+    (lambda: read_chats("a.json", "3"), "a.json: its messages are not a list", CHAT),
     (lambda: read_chats("a.json", '[{"role": "\xff"}]'.encode("latin1")),
      "a.json is not UTF-8: byte 0xff at offset 11, in line 1",
      "convert it, if it is latin1, with: iconv -f latin1 -t UTF-8"),
@@ -500,7 +500,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "message 0 is the assistant's and has the image placeholder <image>, which the format "
      "chatml does not allow", FORMAT),
     (lambda: chat([{"role": "user", "content": "a\ud83d"}]),
-     "message 0 has '\\ud83d', half of a surrogate pair, which is no text",
+     "message 0 has '\\ud83d', half of a surrogate pair, which is not text",
      "write the whole pair, or the character itself"),
     (lambda: chat([{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]),
      "message 0 is nested more than 100 deep", "give its content as text, or as a list of parts"),
@@ -513,7 +513,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: xtok.DistillationCollator("bytes", "bytes", student_template="plain")([[ASK]]),
      "bytes has no chat template", TEMPLATE.replace("template=", "teacher_templates=")),
     (lambda: load_tokenizer("bytes").encode_batch(["ok", "a\ud83d"]),
-     "text 1, 'a\\ud83d', has '\\ud83d', half of a surrogate pair, which is no text",
+     "text 1, 'a\\ud83d', has '\\ud83d', half of a surrogate pair, which is not text",
      "write the whole pair, or the character itself"),
     (lambda: chat([ASK], "none.jinja"),
      "the chat template none.jinja cannot be read: No such file or directory", TEMPLATE),
@@ -600,7 +600,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
          "options": {"special_tokens": "x"}},))),
      "the map's history names options that this xtok does not know: special_tokens is 'x', and "
      "must be one of ('roles', 'fuzzy', 'off')",
-     "build the map anew, or take the version of xtok that it was made with"),
+     "rebuild the map, or use the version of xtok that made it"),
     (lambda: xtok.sort_cut(TINY, xtok.SortCutConfig(top_k=1)),
      "a row of one entry has no room beside its scale slot",
      "give top_k= of 2 or more, or build the map without the scale trick"),
@@ -629,8 +629,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a .pt of 6 rows of 1073741824 columns would take 6 times 12 GiB",
      "cut the map first with xtok sort-cut, or write .safetensors"),
     (lambda: to_safetensors(replace(TINY, method="x" * (8 << 20))),
-     "a map of org/student and org/teacher cannot be written: its metadata take 8389469 bytes, "
-     "and may take 8388608", "shorten the names of the special tokens in the tokenizer's files"),
+     "a map of org/student and org/teacher cannot be written: its metadata takes 8389469 bytes, "
+     "and may take 8388608 at most",
+      "shorten the names of the special tokens in the tokenizer's files"),
     (lambda: check_output("map.txt"), "the output map.txt does not end in .safetensors or .pt",
      "name it map.safetensors, or map.txt/ if that is a folder"),
     (lambda: check_output("Llama-3.2"), "the output Llama-3.2 does not end in .safetensors or .pt",
@@ -690,12 +691,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "move it away, or give the output another name than t.pt"),
     # Embeddings
     (lambda: generate("small/small-digits"),
-     "the embedding model small/small-digits does not say what to take of it",
+     "the embedding model small/small-digits does not say which embeddings to use",
      "give sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "
      "layer, own for the two models' own layers, or spelling for none"),
     (lambda: generate("input:./none"), "no such folder: ./none", FOLDER),
     (lambda: generate("input:none/body@v1"),
-     "none/body at revision v1 is no file or folder here and not in the local cache, and the "
+     "none/body at revision v1 is not a file or folder here and not in the local cache, and the "
      "hub is not asked (offline)",
      "check the spelling; to fetch the repo where there is a network: hf download none/body"),
     (lambda: generate(f"input:{file('a-file')}"), "no such folder: a-file", FOLDER),
@@ -725,14 +726,14 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "pip install sentence-transformers, or in a clone of xtok: pip install -e '.[sentence]'"),
     (lambda: instead("sentence_transformers", lambda: generate("sentence:small/small-digits"),
          SimpleNamespace()),
-     "small/small-digits has no modules.json, so it is no sentence-transformers model",
+     "small/small-digits has no modules.json, so it is not a sentence-transformers model",
      "give input:small/small-digits for its input-embedding layer, or another model"),
     (lambda: layer(torch.zeros(4)),
      "wte.weight of model/model.safetensors is torch.float32 [4], not a matrix of floats", FLOATS),
     (lambda: layer(MATRIX, name="other"),
      "none of the 1 tensors of model is an input-embedding layer that xtok knows",
      "give another model; known names are model.embed_tokens.weight, transformer.wte.weight, "
-     "embeddings.word_embeddings.weight and their like"),
+     "embeddings.word_embeddings.weight and similar ones"),
     (lambda: layer(b"x"), "model/model.safetensors is not a whole safetensors file: …", FETCH),
     (lambda: layer(safetensors({"wte.weight": MATRIX})[:-1]),
      "model/model.safetensors is not a whole safetensors file: …", FETCH),
@@ -760,13 +761,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.parquet, row 0, position 1: the log-probability 0.5 of a candidate is of a probability "
      "above 1", NO_LOGITS),
     (lambda: cache_of(topk_logprobs=[[], [-math.inf], [-1, -2.0]]),
-     "a.parquet, row 0, position 1: −inf is no log-probability of a candidate", NO_LOGITS),
+     "a.parquet, row 0, position 1: −inf is not a log-probability of a candidate", NO_LOGITS),
     (lambda: cache_of(topk_logprobs=[[], [-0.5], [-0.1, -0.2]]),
      "a.parquet, row 0, position 2: its probabilities sum to 1.724", REST),
     (lambda: cache_of(rest_logprob=[None, -0.1, None]),
      "a.parquet, row 0, position 1: its probabilities and the rest sum to 1.511", REST),
     (lambda: cache_of(topk_ids=[[], [98], [99, 99]]),
-     "a.parquet, row 0, position 2: the candidate 99 stands twice", "store each candidate once"),
+     "a.parquet, row 0, position 2: the candidate 99 occurs twice", "store each candidate once"),
     (lambda: cache_of(topk_ids=[[], [7], [99, 98]], realized_logprob=[None, -0.1, -1.0]),
      "a.parquet, row 0, position 1: its candidates and its own token, which is none, sum to 1.511",
      TRUE),
@@ -790,7 +791,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "-2147483648..2147483647", REMAKE),
     (lambda: cache_of({"k": "1"}),
      "a.parquet, row 0, position 2: a row has 2 candidates, and the footer has k=1", FOOTER),
-    (lambda: cache_of({"k": "x"}), "a.parquet: its footer has k=x, which is no number", FOOTER),
+    (lambda: cache_of({"k": "x"}), "a.parquet: its footer has k=x, which is not a number", FOOTER),
     (lambda: cache_of({"vocab_size": "98"}),
      "a.parquet, row 0, position 1: it has the id 98, and the footer has vocab_size=98", FOOTER),
     (lambda: cache_of({"normalized": "topk"}),
@@ -799,9 +800,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: cache_of({"log_base": "2"}), "a.parquet: its footer has log_base=2, and e is read",
      "write it as this version of xtok does"),
     (lambda: open_cache(parquet(input_ids=[[97]], logprobs=[[0.5]])),
-     "a.parquet: no cache of a known format, its columns are: input_ids, logprobs", CACHES),
+     "a.parquet: not a cache of a known format; its columns are: input_ids, logprobs", CACHES),
     (lambda: answers({"text": "a"}),
-     "a.jsonl: no Parquet, and no answers with prompt_logprobs or meta_info; line 1 has: text",
+     "a.jsonl: neither Parquet nor answers with prompt_logprobs or meta_info; line 1 has: text",
      CACHES),
     (lambda: answers(vllm(None, {"x": 1})),
      "a.jsonl, line 1, position 1: its prompt_logprobs are not vLLM's", VLLM),
@@ -814,21 +815,21 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
      "candidate's, or missing", AS_GIVEN),
     (lambda: answers({"meta_info": {"input_token_logprobs": []}}),
-     "a.jsonl, line 1: no answer of SGLang with input_token_logprobs and input_top_logprobs in a "
-     "layout that is read; its meta_info has: input_token_logprobs", SGLANG),
+     "a.jsonl, line 1: not an answer of SGLang with input_token_logprobs and input_top_logprobs in "
+     "a layout that is read; its meta_info has: input_token_logprobs", SGLANG),
     (lambda: answers({"prompt_logprobs": [], "prompt_token_ids": []}, {"error": "too long"}),
      "a.jsonl, line 2: the server answered: too long",
      "ask the server for this text again, or leave out the line"),
     (lambda: projected(text="abd"),
      "a.parquet, row 0: its ids do not spell its text: they differ from byte 2 on",
-     "give the teacher whose ids these are, or leave out its text and messages: then the ids tell "
+     "give the teacher that made these ids, or leave out its text and messages: then the ids tell "
      "the text"),
     (lambda: projected(messages=[ASK], template="plain"),
      "a.parquet, row 0: its ids are not those of its messages by the teacher's template",
-     "give the teacher whose ids these are, or leave out its text and messages: then the ids tell "
+     "give the teacher that made these ids, or leave out its text and messages: then the ids tell "
      "the text"),
     (lambda: projected(xtok.ProjectConfig(source="vllm")),
-     "a.parquet: the file is Parquet, so it is no vllm cache", CACHES),
+     "a.parquet: the file is Parquet, so it is not a vllm cache", CACHES),
     (lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.txt"),
      "the output a.txt does not end in .parquet", "name it a.parquet"),
     # Training

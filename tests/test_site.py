@@ -61,7 +61,7 @@ def test_it_describes_every_public_name(site: Path) -> None:
     kinds = {"BatchLoss", "LossName"}  # names of types
     assert set(losses.__all__) - headings == kinds
     assert "option(" not in text
-    assert "Entries per row, the scale slot included. Range: at least" in text
+    assert "Entries per row, including the scale slot. Range: at least" in text
 
 
 def test_it_has_every_command_under_the_name_that_links_use(site: Path) -> None:

@@ -196,10 +196,10 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = top_k_option(32, "Entries per row, the scale slot included.")
+    top_k: int = top_k_option(32, "Entries per row, including the scale slot.")
     max_pieces: int = option(
         4,
-        "How many of a token's pieces on the other side count.",
+        "Use at most this many of a token's pieces on the other side.",
         no_effect_with={"text": True, "weights": "synthetic"},
         min=1,
         max=MAX_ENTRIES,
@@ -222,7 +222,7 @@ class MultitokenConfig(Config):
     )
     fuzzy_threshold: float = option(
         0.6,
-        "With --special-tokens fuzzy: the least similarity that counts.",
+        "With --special-tokens fuzzy: minimum similarity.",
         above=0,
         max=1,
         needs={"special_tokens": "fuzzy"},
@@ -238,8 +238,8 @@ class MultitokenConfig(Config):
     )
     canonicalization: Canonicalization = option(
         "exact",
-        "Match tokens of equal bytes only; relaxed also pairs ' ,' with ',' and the forms of a "
-        "line break where there are no equal bytes.",
+        "Match only tokens of equal bytes. relaxed also pairs ' ,' with ',' and the forms of a "
+        "line break if no token has equal bytes.",
         panel=MATCHING,
     )
     token_form: TokenForm = option(
@@ -281,7 +281,7 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = top_k_option(4, "Entries per row, the scale slot included.")
+    top_k: int = top_k_option(4, "Entries per row, including the scale slot.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +292,7 @@ class BuildConfig(MultitokenConfig):
     """
 
     top_k: int = top_k_option(
-        SortCutConfig.top_k, "Entries per row, the scale slot included; with --for, 8 unless given."
+        SortCutConfig.top_k, "Entries per row, including the scale slot. Default with --for: 8."
     )
     prep_top_k: int = option(
         MultitokenConfig.top_k,
@@ -303,21 +303,21 @@ class BuildConfig(MultitokenConfig):
     )
     weights: Weights = option(
         "decay",
-        "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
-        "from the two vocabularies.",
+        "Weights of a row: decreasing from piece to piece, or counted on synthetic text "
+        "generated from the two vocabularies.",
         no_effect_with={"text": True},
     )
     target: Target = option(
         "start",
-        "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
-        "same byte; chunk, all pairs within a chunk; or both.",
+        "What to count, on synthetic or given text: start (pairs of tokens that begin at the "
+        "same byte), chunk (all pairs within a chunk), or both.",
         metavar="TARGET",
         needs={"weights": "synthetic", "text": True},
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
     alpha: float | None = option(
         None,
-        "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
+        "Pseudo-count of the initial map's row. Default: chosen on held-out documents.",
         above=0,
         needs={"text": True},
         panel=RARE,
@@ -367,14 +367,13 @@ class GenerateConfig(Config):
     top_k: int = top_k_option(10, "Entries per row.")
     weight_threshold: float = option(
         0.0,
-        "Drop entries whose share of the row is less: of the whole row by embeddings, of its "
-        "top_k by spelling.",
+        "Drop entries with a smaller share of the row (by spelling: of its top_k entries).",
         min=0,
         below=1,
     )
     transform: Transform = option(
         "power",
-        "From cosines to weights: |cosine| to the power of 10 times the row's largest, or the "
+        "How cosines become weights: |cosine| to the power of 10 times the row's largest, or the "
         "softmax of cosine / temperature.",
         panel=RARE,
     )
@@ -387,8 +386,8 @@ class GenerateConfig(Config):
     device: str = option("cpu", "cpu, cuda, or cuda:N.", panel=COMPUTING)
     dtype: Dtype = option(
         "float32",
-        "What a sentence model computes in, and embeddings are rounded to: float32, bfloat16 or "
-        "float16; sums are float32.",
+        "Precision of a sentence model and of embeddings: float32, bfloat16 or float16. Sums are "
+        "float32.",
         metavar="DTYPE",
         panel=COMPUTING,
     )
@@ -402,14 +401,13 @@ class ProjectConfig(Config):
     top_k: int = top_k_option(64, "Candidates per token.")
     to: CacheFormat = option(
         "neutral",
-        "What to write: neutral, Parquet; axolotl or distillkit, the columns that it reads; vllm, "
-        "lines of answers such as it gives.",
+        "Output format: neutral (Parquet), axolotl or distillkit (the columns that each reads), "
+        "or vllm (its answers, as JSON lines).",
         metavar="FORMAT",
     )
     source: CacheKind | None = option(
         None,
-        "What the files are, where their contents do not tell: neutral, vllm, sglang or "
-        "distillkit.",
+        "Input format, if it cannot be detected: neutral, vllm, sglang or distillkit.",
         name="from",
         metavar="FORMAT",
         panel=RARE,
@@ -421,12 +419,12 @@ class ServeConfig(Config):
     """How `serve` answers trainers, and asks the teacher's server."""
 
     panel = MAIN
-    host: str = option("127.0.0.1", "The address to listen at; 0.0.0.0 for all of this machine.")
-    port: int = option(8100, "The port to listen at; 0 for a free one.", min=0, max=65535)
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")
+    port: int = option(8100, "Port to listen on; 0 picks a free one.", min=0, max=65535)
     candidates: int | None = option(
         None,
-        "Candidates a token that the teacher is asked for; by default 64, or as many as its server "
-        "allows. A request that wants more gets more.",
+        "Candidates per token to request from the teacher. Default: 64, or as many as its server "
+        "allows. A request for more gets more.",
         short="-k",
         min=20,
         max=MAX_ENTRIES,
@@ -434,23 +432,27 @@ class ServeConfig(Config):
     )
     chat: bool = option(
         True,
-        "Read conversations back from the ids, where that is certain, and let the teacher read "
-        "them by its own chat template; else all is spelled as text.",
+        "Recover conversations from the ids where that is certain, and send them to the teacher "
+        "in its own chat template. Otherwise, everything is sent as text.",
     )
     concurrency: int = option(
-        64, "Sequences that the teacher's server is sent at once.", min=1, panel=LIMITS
+        64, "Maximum number of sequences in flight to the teacher's server.", min=1, panel=LIMITS
     )
     wait: float = option(
         WAIT,
-        "Seconds to wait at the start for a server that does not answer yet.",
+        "Seconds to wait at startup for a server that does not answer yet.",
         min=0,
         panel=LIMITS,
     )
     api_key: str | None = option(
         None,
-        "What clients must send as a Bearer token; XTOK_API_KEY says it without showing it.",
+        "Bearer token that clients must send. Set XTOK_API_KEY instead to keep it off the "
+        "command line.",
         panel=LIMITS,
     )
     teacher_api_key: str | None = option(
-        None, "What the teacher's server asks for; or XTOK_TEACHER_API_KEY.", panel=LIMITS
+        None,
+        "Bearer token for the teacher's server. Set XTOK_TEACHER_API_KEY instead to keep it "
+        "off the command line.",
+        panel=LIMITS,
     )

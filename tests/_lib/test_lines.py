@@ -84,12 +84,12 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"{", "no JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b"{", "not JSON: Expecting property name enclosed in double quotes at column 2"),
         (b"1 2", "more than one JSON value"),
         (b"1" * 41, "more than 0 MiB"),
-        (b'{"5": 1, "5": 2}', "no JSON: the key '5' stands twice in one object"),
-        (b'"\\uD800"', "no JSON: 'utf-8' codec can't encode character '\\ud800'"),
-        (b"[" * 20, "no JSON: Expecting value at column 21"),
+        (b'{"5": 1, "5": 2}', "not JSON: the key '5' occurs twice in one object"),
+        (b'"\\uD800"', "not JSON: 'utf-8' codec can't encode character '\\ud800'"),
+        (b"[" * 20, "not JSON: Expecting value at column 21"),
     ],
 )
 def test_what_is_no_value_is_named(tmp_path: Path, line: bytes, problem: str) -> None:

@@ -431,14 +431,14 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     ("command", "options", "message"),
     [
         ("build", ["--fuzzy-threshold", "0.5"],
-         "--fuzzy-threshold goes with --special-tokens fuzzy"),
-        ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k goes with --special-tokens fuzzy"),
-        ("build", ["--field", "body"], "--field goes with --text"),
-        ("build", ["--timeout", "3"], "--timeout goes with --skip-existing"),
-        ("build", ["--target", "both"], "--target goes with --weights synthetic or --text"),
-        ("inspect", ["a", "--against", "b", "--field", "x"], "--field goes with --text"),
+         "--fuzzy-threshold needs --special-tokens fuzzy"),
+        ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k needs --special-tokens fuzzy"),
+        ("build", ["--field", "body"], "--field needs --text"),
+        ("build", ["--timeout", "3"], "--timeout needs --skip-existing"),
+        ("build", ["--target", "both"], "--target needs --weights synthetic or --text"),
+        ("inspect", ["a", "--against", "b", "--field", "x"], "--field needs --text"),
         ("align", ["x", "--teacher-chat-template", "x"],
-         "--teacher-chat-template goes with --chat"),
+         "--teacher-chat-template needs --chat"),
         ("align", ["x", "--max-comb-len", "0"],
          "--max-comb-len is 0, and must be at least 1 and finite"),
         ("build", ["--top-k", "x"], "Invalid value for '--top-k' / '-k': must be a valid integer"),
@@ -531,7 +531,5 @@ def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
     config = BuildConfig(target="both", exact_match=False)
     of_text = xtok.build(student, student, config, texts=[text])
     assert of_text.history[-1]["options"]["target"] == "both"
-    with pytest.raises(
-        ValueError, match="target 'both' goes with weights 'synthetic', or with texts"
-    ):
+    with pytest.raises(ValueError, match="target 'both' needs weights 'synthetic', or texts"):
         xtok.build(student, student, config)

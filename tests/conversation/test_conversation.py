@@ -660,8 +660,8 @@ def test_a_mask_of_the_samples_is_kept() -> None:
     [
         ({"attention_mask": [[1, 0], [1, 1]], "ids": [[1, 2]]}, "ids has 1 rows, attention_mask 2"),
         ({"attention_mask": [[1, 1, 1], [1, 0, 1]]}, "a hole in row 1: padding is at one end"),
-        ({"attention_mask": [[0, 2]]}, r"no mask \[B, T\] of 0 and 1"),
-        ({"ids": [[1]]}, r"attention_mask is no mask \[B, T\]"),
+        ({"attention_mask": [[0, 2]]}, r"not a mask \[B, T\] of 0 and 1"),
+        ({"ids": [[1]]}, r"attention_mask is not a mask \[B, T\]"),
     ],
 )
 def test_unpad_refuses_what_is_no_padding(batch: dict[str, Any], problem: str) -> None:

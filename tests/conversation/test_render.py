@@ -110,18 +110,18 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.jsonl", lines(CHAT) + '{"mess\n', "a.jsonl, line 2: no JSON: "),
-        ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: no JSON: "),
+        ("a.jsonl", lines(CHAT) + '{"mess\n', "a.jsonl, line 2: not JSON: "),
+        ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: not JSON: "),
         ("a.jsonl", lines(CHAT, CHAT[0]), "a.jsonl, line 2: no messages, but: role, content"),
         ("a.jsonl", lines(CHAT, []), "a.jsonl, line 2: it has no messages"),
-        ("a.jsonl", lines(CHAT, 3), "a.jsonl, line 2: its messages are no list"),
-        ("a.json", "[\n{},\n{x}]", "a.json, line 3: no JSON: "),
+        ("a.jsonl", lines(CHAT, 3), "a.jsonl, line 2: its messages are not a list"),
+        ("a.json", "[\n{},\n{x}]", "a.json, line 3: not JSON: "),
         ("a.json", "[[], []]", "a.json, conversation 0: it has no messages"),
-        ("a.json", lines(CHAT) + "x", "a.json, line 2: no JSON: "),
-        ("a.json", "[" * 100_000, "a.json, line 1: no JSON: "),
+        ("a.json", lines(CHAT) + "x", "a.json, line 2: not JSON: "),
+        ("a.json", "[" * 100_000, "a.json, line 1: not JSON: "),
         ("a.json", b'[\n{"role": "\xff"}]', "a.json is not UTF-8: byte 0xff at offset 12"),
-        ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are no list"),
-        ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "kwargs are no object"),
+        ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are not a list"),
+        ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "kwargs are not an object"),
         ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], "a.json cannot be read: "),
         ("a.parquet", "PAR1", "a.parquet cannot be read: "),
         ("b.json", None, "b.json cannot be read: No such file or directory"),
@@ -151,7 +151,7 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     notes = done.stderr.splitlines()
     assert notes[:2] == [
         "note: conversations: 2; tokens: 44, the assistant's: 4",
-        "note: conversations without a token of the assistant's: 1",
+        "note: conversations without assistant tokens: 1",
     ]
     assert "no token that ends the turn is a target" in notes[2]
     assert notes[2].endswith("(conversations: 1)")

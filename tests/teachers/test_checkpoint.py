@@ -111,7 +111,7 @@ def test_what_is_done_is_not_done_again(
     out = tmp_path / "out.parquet"
     assert run(out, note=notes.append).documents == 6
     assert made == [2]
-    assert notes[1:] == [f"going on from 2 parts in {stopped}"]
+    assert notes[1:] == [f"resuming from 2 parts in {stopped}"]
     assert out.read_bytes() == whole
     assert names(tmp_path) == {"a.parquet", "whole.parquet", "out.parquet"}
 
@@ -376,11 +376,11 @@ def test_a_killed_process_goes_on(
         word = "interrupted" if how == "SIGINT" else "terminated"
         assert process.returncode == 128 + number
         assert told.splitlines()[-1] == (
-            f"{word}: {kept} parts are kept; run the same command again to go on from them"
+            f"{word}: {kept} parts are kept; run the same command again to resume"
         )
     done = cli(*command)
     assert (done.returncode, done.stdout) == (0, "out.parquet\n"), done.stderr
-    assert f"note: going on from {kept} parts in out.parquet.checkpoint\n" in done.stderr
+    assert f"note: resuming from {kept} parts in out.parquet.checkpoint\n" in done.stderr
     xtok.project(large, pair, tmp_path / "whole.parquet", back_map=back_map)
     assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
     assert names(tmp_path) == {"large.parquet", "out.parquet", "whole.parquet"}

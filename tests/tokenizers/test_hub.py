@@ -300,7 +300,9 @@ def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli)
     assert time.monotonic() - start < 15  # the hub's own library: 23 seconds
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
-    assert error.startswith("error: models/llama is no file or folder here and not in the local ")
+    assert error.startswith(
+        "error: models/llama is not a file or folder here and not in the local "
+    )
     assert error.endswith("the hub cannot be reached")
     assert "hf download models/llama --include 'tokenizer*' --include '*config.json'" in hint
 

@@ -25,7 +25,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
     Numba keeps it beside the package, else in the user's cache folder; if it may write neither, in
     a folder that only this user can read, below the one for temporary files. What is damaged there
-    is compiled anew, and replaced.
+    is compiled again, and replaced.
     """
     try:
         dispatcher = njit(cache=True, **OPTIONS)(function)
@@ -124,7 +124,7 @@ class _Announcer(event.Listener):  # type: ignore[misc]
             from tqdm import tqdm  # which writes above a bar, not into it
 
             self.is_silent = True
-            words = "note: compiling kernels, once on this machine, for some seconds"
+            words = "note: compiling kernels, which takes a few seconds, once per machine"
             tqdm.write(words, file=sys.stderr)
 
     def on_end(self, event: Any) -> None:

@@ -82,7 +82,7 @@ def candidates_of_row(
         counts, ids and log-probabilities.
 
     Raises:
-        ValueError: for a candidate that stands twice, probabilities that are none or sum to more
+        ValueError: for a candidate that occurs twice, probabilities that are none or sum to more
             than 1, and a row that predicts a first token.
     """
     kept = ~is_stand_in(logprobs) & ~np.isneginf(logprobs)
@@ -95,7 +95,7 @@ def candidates_of_row(
     ids, logprobs = ids[kept], logprobs[kept]
     if not (logprobs <= ROUNDING).all():
         wrong = logprobs[~(logprobs <= ROUNDING)][0]
-        raise ValueError(f"topk_logprobs has {wrong:.4g}, which is no log-probability")
+        raise ValueError(f"topk_logprobs has {wrong:.4g}, which is not a log-probability")
     keys = np.sort(row_of << 32 | ids)
     if (keys[1:] == keys[:-1]).any():
         twice = int(keys[1:][keys[1:] == keys[:-1]][0])

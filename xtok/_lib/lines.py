@@ -65,7 +65,7 @@ def json_lines(
 ) -> Iterator[JsonLine]:
     """Read the values on the lines that begin in a shard; empty lines are skipped.
 
-    This is how all of xtok reads JSON lines. A key that stands twice in an object is an error.
+    This is how all of xtok reads JSON lines. A key that occurs twice in an object is an error.
 
     Args:
         shard: of JSON lines, perhaps compressed.
@@ -76,7 +76,7 @@ def json_lines(
             surrogates.
 
     Raises:
-        XtokError: with the file and the line, for what is no JSON, not UTF-8, or too long.
+        XtokError: with the file and the line, for what is not JSON, not UTF-8, or too long.
     """
     with shard.path.open("rb", _BLOCK) as raw:
         file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
@@ -106,16 +106,16 @@ def too_long(place: object, max_bytes: int) -> XtokError:
 
 
 def no_json(error: ValueError | RecursionError) -> str:
-    """Say in a few words why a line is no JSON: a number of 5,000 digits, endless brackets, too."""
+    """Say briefly why a line is not JSON; a number of 5,000 digits, endless brackets, too."""
     if not isinstance(error, json.JSONDecodeError):
-        return f"no JSON: {error}"
+        return f"not JSON: {error}"
     if error.msg == "Extra data":
         return "more than one JSON value"
-    return f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+    return f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
 
 
 def decode(place: LinePlace, data: bytes) -> str:
-    """Decode what begins somewhere in a file; a byte order mark at its beginning is no text.
+    """Decode what begins somewhere in a file; a byte order mark at its beginning is not text.
 
     Raises:
         XtokError: if it is not UTF-8, or looks like UTF-16.

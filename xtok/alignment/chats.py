@@ -31,7 +31,7 @@ class _Stretch(NamedTuple):
     start: int
     end: int
     origin: int  # the byte of the text where that string begins, had nothing of it been cut away
-    offset: int  # of its first character in the string; −1 if a part was cut out or written anew
+    offset: int  # of its first character in the string; −1 if a part was cut out or rewritten
 
 
 def align_chat(

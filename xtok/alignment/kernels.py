@@ -156,7 +156,7 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
                 p, q = p + a, q + b
             s_end = i if p == 0 else x_ends[p - 1]
             t_end = j if q == 0 else y_ends[q - 1]
-            # A token's end in the past of a skip is no boundary: only p and q themselves count.
+            # A token's end in the past of a skip is not a boundary: only p and q themselves count.
             if s_end >= 0 and t_end >= 0:
                 if is_other:
                     k = _align_stretch(
@@ -487,7 +487,7 @@ def _reached(ends, places, t, by_bytes, predictions):  # type: ignore[no-untyped
     """Return how likely the teacher goes on with a chunk's bytes, up to each end but the last.
 
     Candidates that begin with these bytes count as they are; the rest is shared equally by all
-    tokens that are no candidates. Zeros, if a row has no candidates.
+    tokens that are not candidates. Zeros, if a row has no candidates.
     """
     reached, fits = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1, np.int64)
     text = np.empty(ends[-1], np.uint16)
@@ -510,7 +510,7 @@ def _reached(ends, places, t, by_bytes, predictions):  # type: ignore[no-untyped
         rest = 0.0 if np.isnan(rest) else rest
         fits[:] = 0
         is_listed, others = False, len(by_bytes)
-        for k in range(first, stop + 1):  # and the token itself, if it is no candidate
+        for k in range(first, stop + 1):  # and the token itself, if it is not a candidate
             i, p = own, p_own
             if k < stop:
                 i = predictions.ids[k]

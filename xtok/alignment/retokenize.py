@@ -13,8 +13,8 @@ class Retokenizer:
     """Turns rows of a student's ids into a teacher's ids of the same text.
 
     A decoded text would not do: decoding drops a SentencePiece model's first space, and replaces
-    bytes that are no characters yet. Text has the ids that the teacher's library gives in the
-    middle of a longer text, its normalizer included; bytes that are no characters are spelled byte
+    bytes that are not characters yet. Text has the ids that the teacher's library gives in the
+    middle of a longer text, its normalizer included; bytes that are not characters are spelled byte
     for byte. A control token becomes the teacher's of the same role; one without a counterpart is
     left out, and so is an id that stands for nothing.
 

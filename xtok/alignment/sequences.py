@@ -204,7 +204,7 @@ def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
     """
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        values = values.double() if values.is_floating_point() else values  # bfloat16 is no NumPy's
+        values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
     array = np.asarray(values, dtype)
     return array if array.size or dtype else array.astype(np.int64)  # an empty list has no type
 

@@ -17,7 +17,7 @@ def align(
 ) -> TextAlignment:
     r"""Tokenize one text as both models read it, and align it.
 
-    Bytes that are no UTF-8 are spelled byte for byte, as in the middle of a longer text.
+    Bytes that are not UTF-8 are spelled byte for byte, as in the middle of a longer text.
 
     >>> xtok.align("bytes", "bytes", "né").student_tokens
     ('n', '\\xc3', '\\xa9')

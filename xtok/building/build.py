@@ -103,9 +103,9 @@ def map_of_pair(
     """Build the map of a pair that is made already, with its tokenizers; see `build`."""
     config = BuildConfig.or_default(config)
     if initial is not None and not texts:
-        raise ValueError("initial goes with texts; multitoken extends a map")
+        raise ValueError("initial needs texts; multitoken extends a map")
     if config.target != "start" and not (texts or config.weights == "synthetic"):
-        raise ValueError(f"target {config.target!r} goes with weights 'synthetic', or with texts")
+        raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
     config = config.for_text() if texts else config
     check_ignored(pair, config)
     if texts:
@@ -265,7 +265,7 @@ def get_map(
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
         XtokError: if the file cannot be written, or a text cannot be read.
-        ValueError: for both a config and a loss, or a timeout that is no number of seconds.
+        ValueError: for both a config and a loss, or a timeout that is not a number of seconds.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")

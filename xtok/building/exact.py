@@ -112,7 +112,7 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
     except (TypeError, ValueError) as error:
         raise XtokError(
             f"the map's history names options that this xtok does not know: {error}",
-            hint="build the map anew, or take the version of xtok that it was made with",
+            hint="rebuild the map, or use the version of xtok that made it",
         ) from error
 
 

@@ -2,14 +2,16 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
-from xtok.cli import help
+from xtok.cli import console, help
 from xtok.cli.command import run
 from xtok.cli.help import COMMANDS as COMMANDS
 from xtok.cli.help import HELP as HELP
@@ -22,7 +24,8 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
         name="xtok",
         help="Build cross-tokenizer projection maps: for each token of a student model, the tokens "
         "of a teacher model that it corresponds to, byte-exact.",
-        epilog="xtok help COMMAND shows a command's options, xtok help models what a model can be.",
+        epilog="Run xtok help COMMAND for a command's options, xtok help models for what a model "
+        "can be.",
         cls=_Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -64,6 +67,29 @@ class _Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         help.print_commands(self, ctx)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _usage_errors():  # of the options of `xtok` itself
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_errors(ctx):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_errors(group: Any = None) -> Iterator[None]:
+    """Print an error of Typer's in two lines, as all others, and exit with its code, 2."""
+    try:
+        yield
+    except TyperException as error:
+        message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
+        if not message:  # of `xtok` alone, which has shown its help
+            raise
+        ctx: Any = getattr(error, "ctx", None)
+        command = ctx.command_path if ctx else f"xtok {getattr(group, 'invoked_subcommand', '')}"
+        console.print_error(message, f"run {command.strip()} --help", sys.stderr)
+        raise typer.Exit(error.exit_code) from error
 
 
 def program() -> None:

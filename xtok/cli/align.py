@@ -30,13 +30,13 @@ def align(
     file: Path | None = option(None, "Read the text from this file."),
     chat: Path | None = option(
         None,
-        "Align a conversation instead: a file as xtok render takes it, of one conversation, "
-        "rendered by each side's chat template.",
+        "Align a conversation instead: a file of one conversation, as xtok render takes it. Each "
+        "side's chat template renders it.",
     ),
     student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
     teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     max_comb_len: int = option(
-        4, "Tokens that may match as one where the two sides differ.", min=1
+        4, "Maximum number of tokens that may match as one where the two sides differ.", min=1
     ),
     json: bool = JSON,
 ) -> None:
@@ -45,7 +45,7 @@ def align(
         models, text = replace(models, student=None), models.student  # the only argument
     models.both()
     if [text, file, chat].count(None) != 2:
-        raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
+        raise typer.BadParameter("give one of: a text (or - for stdin), --file, --chat")
     if chat is None:
         data = _text(text, file)
         alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)

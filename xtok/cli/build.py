@@ -33,15 +33,15 @@ def build(
     for_loss: Loss | None = loss_option(
         Loss,
         None,
-        "Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without it, the "
-        "recipe of X-Token. Event KL takes no map, but what `xtok events` makes.",
+        "Use the preset for a loss: p-kl, gold or h-kl. Explicit options override it. Default: "
+        "the recipe of X-Token. For event KL, use `xtok events`.",
     ),
     output: StrictOutput,
     text: list[str] = text_option("Count the map on this text: "),
     field: str = TEXT_FIELD,
     initial_projection_path: Path | None = map_option(
-        "With --text: smooth towards this map of the pair; by default towards one counted on "
-        "synthetic text.",
+        "With --text: smooth towards this map of the pair. Default: a map counted on synthetic "
+        "text.",
         needs={"text": True},
         panel=TEXT,
     ),

@@ -34,7 +34,7 @@ from xtok.tokenizers.display import printable
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 + SIGINT. After SIGTERM it is 143."""
 
-_QUIET = option(False, "Nothing on stderr but errors.", flag=True, short="-q", panel=OUTPUT)
+_QUIET = option(False, "Print only errors on stderr.", flag=True, short="-q", panel=OUTPUT)
 _PANELS_AT_THE_END = {OUTPUT: 1, RARE: 2}
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -233,7 +233,7 @@ def _remarks(
     for typed in (options[name] for name in options if name in given):
         needed = _conditions(typed.details.needs, options, values)
         if needed and not any(needed.values()):
-            raise typer.BadParameter(f"{typed.flag} goes with {' or '.join(needed)}")
+            raise typer.BadParameter(f"{typed.flag} needs {' or '.join(needed)}")
         useless = _conditions(typed.details.no_effect_with, options, values)
         reasons = [words for words, holds in useless.items() if holds]
         notes += [f"{typed.flag} has no effect with {words}" for words in reasons[:1]]

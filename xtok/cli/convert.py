@@ -18,12 +18,12 @@ def convert(
     map_path: Path = MAP,
     target: str | None = option(
         None,
-        "Where to write: .safetensors, or .pt as NeMo-RL reads it; of a spelling map NAME.pt and "
-        "NAME.reverse.pt.",
+        "Output: .safetensors, or .pt for NeMo-RL (a spelling map becomes NAME.pt and "
+        "NAME.reverse.pt).",
         argument="OUTPUT",
         parser=expanded,
     ),
-    output: Path | None = option(None, "Where to write, instead of OUTPUT.", short="-o"),
+    output: Path | None = option(None, "The same as OUTPUT, as an option.", short="-o"),
     normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
     json: bool = JSON,
     models: ModelArguments,

@@ -17,14 +17,14 @@ def doctor(
     student: str = option(..., f"The model to check, or the student: {KINDS}", argument="STUDENT"),
     teacher: str | None = option(None, "The teacher, to check the pair.", argument="TEACHER"),
     text: list[str] = text_option(
-        "Measure on this text what they share, both directions and the events: "
+        "Measure what the two share, both directions of a map, and the events on this text: "
     ),
     field: str = TEXT_FIELD,
     chat_template: str | None = CHAT_TEMPLATE,
     tools: bool = option(
         False,
-        "Fail if the chat template changes earlier turns when a tool answers, as loops of tool "
-        "calls need; by default a warning.",
+        "Fail, instead of warn, if the chat template changes earlier turns when a tool answers. "
+        "Training on tool calls needs turns that stay the same.",
         flag=True,
     ),
     json: bool = JSON,
@@ -37,7 +37,7 @@ def doctor(
     command.
     """
     if text and teacher is None:
-        raise typer.BadParameter("--text goes with two models")
+        raise typer.BadParameter("--text needs two models")
     check_texts(text, field)
     models = {name: loading.tokenizer(name, vocab_size) for name in (student, teacher) if name}
     diagnosis = xtok.doctor(

@@ -38,20 +38,24 @@ def evaluate(
     models: ModelOptions,
     field: str = TEXT_FIELD,
     group_by: str | None = option(
-        None, "Group documents by this field or column; by default by file.", panel=TEXT
+        None, "Field or column to group documents by. Default: group by file.", panel=TEXT
     ),
     for_loss: Loss | None = option(
-        None, "Rank the maps by what counts for this loss, and say which is better.", name="for"
+        None, "Rank the maps by the measure that matters for this loss.", name="for"
     ),
     min_coverage: float | None = option(
-        None, "Exit with 3 if a map covers less of any group of text.", min=0, max=1, panel=_GATES
+        None,
+        "Exit with 3 if a map's coverage of any group of text is lower.",
+        min=0,
+        max=1,
+        panel=_GATES,
     ),
     max_cross_entropy: float | None = option(
-        None, "Exit with 3 if a map's cross-entropy is above this on any group.", panel=_GATES
+        None, "Exit with 3 if a map's cross-entropy on any group is higher.", panel=_GATES
     ),
     max_leak: float | None = option(
         None,
-        "Exit with 3 if an event map leaks more than this on any group.",
+        "Exit with 3 if an event map's leak on any group is higher.",
         min=0,
         max=1,
         panel=_GATES,

@@ -26,10 +26,11 @@ def events(
     for_loss: EventLoss = loss_option(
         EventLoss,
         "event-kl",
-        "The loss: event-kl, or csd, which takes each side's tokens spelled in the other's.",
+        "Loss to build for: event-kl (an event map), or csd (each side's tokens, spelled in the "
+        "other's).",
     ),
     output: str | None = output_option(
-        "the current folder, under a name that tells the pair.",
+        "a file in the current folder, named after the pair.",
         "a .safetensors file; with --for csd also NeMo-RL's two tables, NAME.pt and "
         "NAME.reverse.pt",
     ),

@@ -21,23 +21,23 @@ def generate(
     output: StrictOutput,
     embedding_model: str | None = option(
         None,
-        "What tokens are compared by: own, the two models' own input embeddings; spelling, byte "
-        "n-grams, without a model; sentence:MODEL, a sentence-transformers model; "
-        "input:MODEL, the input-embedding layer of a language model. By default own if "
-        "both models have safetensors weights, else spelling.",
+        "How to compare tokens: own (the two models' input embeddings), spelling (byte n-grams, "
+        "without a model), sentence:MODEL (a sentence-transformers model) or input:MODEL (a "
+        "language model's input embeddings). Default: own if both models have safetensors "
+        "weights, otherwise spelling.",
         metavar="KIND:MODEL",
         panel=MAIN,
     ),
     config: GenerateConfig,
     cache_dir: Path | None = option(
         None,
-        "Where sentence embeddings are kept. By default $XTOK_CACHE_DIR, or xtok in the user's "
+        "Cache folder for sentence embeddings. Default: $XTOK_CACHE_DIR, or xtok in the user's "
         "cache folder.",
         metavar="FOLDER",
         panel=COMPUTING,
     ),
     force_recompute: bool = option(
-        False, "Embed again, and replace what is kept.", flag=True, panel=COMPUTING
+        False, "Recompute the embeddings, and replace cached ones.", flag=True, panel=COMPUTING
     ),
     widths: Widths,
 ) -> None:

@@ -148,7 +148,7 @@ class _Page:
         left = 2 + widest + 2
         for name, says in rows:
             glued = re.sub(r"\[default: .*\]$", lambda m: m[0].replace(" ", "\xa0"), says)
-            lines = wrap(glued, max(self._width - left, 20)) or [""]
+            lines = wrap(glued, max(self._width - left, 20), break_on_hyphens=False) or [""]
             first, *more = (line.replace("\xa0", " ") for line in lines)
             self._lines.append(Text.assemble("  ", (name.ljust(widest), "cyan"), "  ", first))
             self._lines += [Text(" " * left + line) for line in more]

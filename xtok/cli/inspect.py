@@ -12,7 +12,7 @@ from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_opti
 from xtok.cli.tables import maps as tables
 from xtok.config import option
 
-_ROWS = "Rows, the worst first"
+_ROWS = "List rows, worst first"
 
 
 @command
@@ -32,8 +32,8 @@ def inspect(
     ),
     num_examples: int | None = option(
         None,
-        "Show this many rows: evenly spread, by default 5; with --against those that differ most, "
-        "by default 10.",
+        "Number of example rows. Default: 5, evenly spread; with --against, the 10 that differ "
+        "most.",
         min=0,
     ),
     classes: bool = option(
@@ -43,8 +43,8 @@ def inspect(
     ),
     worst: int | None = option(
         None,
-        "List so many rows, those with the least weight on their heaviest entry first; 20 with "
-        "--class or --kind.",
+        "List this many rows, those with the lightest heaviest entry first. Default with --class "
+        "or --kind: 20.",
         min=1,
         panel=_ROWS,
     ),
@@ -79,9 +79,9 @@ def inspect(
             "give one of: tokens or --id; --worst, --class or --kind; --classes; --against"
         )
     if num_examples is not None and (is_listing or is_explaining):
-        raise typer.BadParameter("--num-examples goes with the overview or --against")
+        raise typer.BadParameter("--num-examples is for the overview and --against")
     if text and (against is None or models.student_model is None):
-        raise typer.BadParameter("--text goes with --against and --student-model")
+        raise typer.BadParameter("--text needs --against and --student-model")
     check_texts(text, field)
     loaded = map_options.load_any(map_path)
     if not isinstance(loaded, xtok.ProjectionMap):

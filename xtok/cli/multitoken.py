@@ -30,7 +30,7 @@ def multitoken(
     ),
     config: MultitokenConfig,
     exact_match: bool = option(
-        False, "Then give tokens that both sides have a single entry of weight 1.", panel=MAKING
+        False, "Also give tokens that both sides have a single entry of weight 1.", panel=MAKING
     ),
     num_examples: int = option(
         0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT

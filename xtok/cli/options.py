@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="AnyMap")
 
-_FILES = "plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. Repeatable."
+_FILES = "plain, .jsonl or .parquet (also .gz or .zst), or a quoted glob. Repeatable."
 KINDS = "a repo, folder or file (xtok help models)."
 
 
@@ -57,14 +57,14 @@ def map_option(help: str, default: Any = None, **about: Any) -> Any:
 MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
 BACK_MAP_FILE = map_option(
-    "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is built.",
+    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build one.",
     name="map",
     panel=MAIN,
 )
 JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 TEXT_FIELD = option(
     "text",
-    "Field of JSON lines, or column of Parquet, that holds the text.",
+    "Field (JSON lines) or column (Parquet) that holds the text.",
     needs={"text": True},
     panel=TEXT,
 )
@@ -75,13 +75,15 @@ def _chat_template(help: str, **about: Any) -> Any:
 
 
 CHAT_TEMPLATE = _chat_template(
-    "A Jinja file, or the name of a prompt format, instead of the model's own template."
+    "Chat template to use instead of the model's own: a Jinja file, or the name of a format."
 )
 STUDENT_CHAT_TEMPLATE = _chat_template(
-    "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
+    "Chat template to use instead of the student's own: a Jinja file, or the name of a format.",
     needs={"chat": True},
 )
-TEACHER_CHAT_TEMPLATE = _chat_template("Chat template of the teacher.", needs={"chat": True})
+TEACHER_CHAT_TEMPLATE = _chat_template(
+    "Chat template to use instead of the teacher's own.", needs={"chat": True}
+)
 
 
 def text_option(help: str, *, required: bool = False) -> Any:
@@ -105,7 +107,7 @@ class Widths(Config):
 
 PRESERVE_LAST = option(
     None,
-    "Whether the last column holds scale slots; by default what the file says.",
+    "Whether the last column holds scale slots. Default: as the file says.",
     panel=RARE,
 )
 
@@ -289,7 +291,7 @@ def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") ->
     """Return the option of where a command writes its file."""
     return option(
         None,
-        f"Where to write: {file}; or a folder. By default {default}",
+        f"Output: {file}; or a folder. Default: {default}",
         metavar="FILE",
         short="-o",
         parser=expanded,
@@ -316,7 +318,7 @@ class Output(Config):
 
     panel = OUTPUT
     output: str | None = output_option(
-        "the current folder, under a name that tells what the map is."
+        "a file in the current folder, named after the pair and the options."
     )
     json: bool = JSON
 
@@ -373,14 +375,14 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
 
 SKIP_EXISTING = option(
     False,
-    "Keep an output that is already the same map: same tokenizers, options and texts. Else one "
-    "process makes it, and others that ask for the same file wait.",
+    "Keep an existing output if it is the same map (same tokenizers, options and texts). "
+    "Otherwise one process builds it, and others that need the same file wait.",
     flag=True,
     panel=OUTPUT,
 )
 TIMEOUT = option(
     WAIT,
-    "Seconds to wait for another process that makes the same file; then make it here, too.",
+    "Seconds to wait for another process that builds the same file, before building it here.",
     min=0,
     needs={"skip_existing": True},
     panel=RARE,
@@ -393,7 +395,7 @@ class RefinedMap(Output):
 
     map_path: Path | None = map_option(MAP_HELP, argument="MAP")
     initial_projection_path: Path | None = map_option("The same as MAP, as an option.", panel=RARE)
-    output: str | None = output_option("beside the input, in its format.")
+    output: str | None = output_option("a file next to the input, in the same format.")
 
     def source(self) -> Path:
         """Return the path of the map to refine; none, or two, are a usage error."""
@@ -424,7 +426,7 @@ class StrictOutput(Output):
         if self.strict and failures:
             raise XtokError(
                 "; ".join(failures),
-                hint="leave out {option} to do without them: their rows and columns stay empty",
+                hint="leave out {option} to go on without them: their rows and columns stay empty",
                 parameter="strict",
             )
 

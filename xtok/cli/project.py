@@ -40,7 +40,7 @@ def project(
     models: ModelArguments,
     back_map: Path | None = BACK_MAP_FILE,
     output: Path = option(
-        ..., "Where to write: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
+        ..., "Output: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
     ),
     config: ProjectConfig,
     student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
@@ -48,12 +48,12 @@ def project(
     widths: Widths,
     engine: Literal["local", "ray"] = option(
         "local",
-        "Work on this machine, or on a Ray cluster, which survives lost nodes.",
+        "Run on this machine, or on a Ray cluster, which survives lost nodes.",
         panel="Cluster",
     ),
     address: str = option(
         "auto",
-        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
+        "HOST:PORT of the Ray cluster, or auto for the one that this machine is part of.",
         needs={"engine": "ray"},
         panel="Cluster",
     ),
@@ -61,7 +61,7 @@ def project(
 ) -> None:
     """Turn a teacher's stored log-probabilities into a student's.
 
-    Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
+    Conversations (messages) and texts (text) that come with the rows are tokenized again for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
     from xtok.teachers.checkpoint import kept_parts
@@ -86,7 +86,7 @@ def project(
         )
     except KeyboardInterrupt:
         kept = len(kept_parts(found.target))
-        message = f"{kept:,} parts are kept; run the same command again to go on from them"
+        message = f"{kept:,} parts are kept; run the same command again to resume"
         raise KeyboardInterrupt(message if kept else "") from None
     except XtokError as error:
         if error.parameter != "back_map":

@@ -6,7 +6,7 @@ from xtok.cli.options import MapOptions, ModelArguments, RefinedMap
 from xtok.cli.spellings import refined_name
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
-_AS_MADE = option(None, "As in multitoken; by default what the map was made with.", panel=MATCHING)
+_AS_MADE = option(None, "As in multitoken. Default: as when the map was made.", panel=MATCHING)
 
 
 @command

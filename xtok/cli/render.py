@@ -31,19 +31,17 @@ def render(
         "messages, or an object with messages, tools and chat_template_kwargs.",
         argument="FILE",
     ),
-    model_argument: str | None = option(
-        None, f"Model whose ids are written: {KINDS}", argument="MODEL"
-    ),
+    model_argument: str | None = option(None, f"Model to write ids for: {KINDS}", argument="MODEL"),
     model: str | None = option(
-        None, "The model, instead of MODEL.", metavar="MODEL", short="-m", panel=MODELS
+        None, "The same as MODEL, as an option.", metavar="MODEL", short="-m", panel=MODELS
     ),
     chat_template: str | None = CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
-        False, "End each conversation with what asks the model for an answer.", flag=True
+        False, "End each conversation with the template's prompt for an answer.", flag=True
     ),
     output: Path | None = option(
         None,
-        "Where to write: .jsonl or .parquet. By default JSON lines on stdout.",
+        "Output: .jsonl or .parquet. Default: JSON lines on stdout.",
         short="-o",
         panel=OUTPUT,
     ),
@@ -91,7 +89,7 @@ def render(
             write(output, lines) if output is not None else result_stream().buffer.writelines(lines)
     notes = ["conversations: {conversations:,}; tokens: {tokens:,}, the assistant's: {targets:,}"]
     if counts["without"]:
-        notes.append("conversations without a token of the assistant's: {without:,}")
+        notes.append("conversations without assistant tokens: {without:,}")
     console.print_notes(note.format(**counts) for note in notes)
     console.print_notes(f"{note} (conversations: {count:,})" for note, count in noted.items())
     if output is not None:

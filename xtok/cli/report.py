@@ -27,7 +27,7 @@ from xtok.errors import OutputError
 def report(
     *,
     arguments: list[str] = map_option(
-        "A map file, or two of one pair to put side by side; then the two models: " + KINDS,
+        "A map file, or two of one pair to compare; then the two models: " + KINDS,
         ...,
         argument="MAP... [STUDENT TEACHER]",
         parser=expanded,
@@ -35,11 +35,9 @@ def report(
     text: list[str] = text_option("With both models: measure the maps on this text: "),
     models: ModelOptions,
     field: str = TEXT_FIELD,
-    output: Path = option(
-        Path("report.html"), "Where to write the page: .html.", short="-o", panel=OUTPUT
-    ),
+    output: Path = option(Path("report.html"), "Output: an .html file.", short="-o", panel=OUTPUT),
     json: bool = option(
-        False, "Also write the page's data as JSON, beside it.", flag=True, panel=OUTPUT
+        False, "Also write the page's data as JSON, next to it.", flag=True, panel=OUTPUT
     ),
     map_options: MapOptions,
 ) -> None:

@@ -24,8 +24,7 @@ def serve(
     models: ModelArguments,
     teacher_url: str | None = option(
         None,
-        "The address of a vLLM or SGLang server of the teacher, such as http://localhost:8000; it "
-        "must be given.",
+        "Address of the teacher's vLLM or SGLang server, such as http://localhost:8000. Required.",
         metavar="URL",
         panel=MAIN,
     ),
@@ -51,8 +50,8 @@ def serve(
         )
     if back_map is None:
         console.print_note(
-            "the start takes up to a minute when the teacher's server answers, most of it for the "
-            "map from the teacher to the student: --map takes one that is built already"
+            "startup takes up to a minute once the teacher's server answers, mostly to build the "
+            "map from the teacher to the student: --map takes one that is already built"
         )
     pair = models.pair(widths)
     xtok.serve(

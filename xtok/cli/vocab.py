@@ -67,7 +67,9 @@ def vocab(
     asked = [*tokens, *token_id]
     if output is not None:
         if asked or json:
-            raise typer.BadParameter("--output writes the whole vocabulary: leave out the rest")
+            raise typer.BadParameter(
+                "--output writes the whole vocabulary: leave out tokens, --id and --json"
+            )
         output = check_output(output, SUFFIXES)
         if output.suffix == ".parquet":
             need("pyarrow", output)

@@ -101,7 +101,7 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
     """
     kept = np.asarray(batch.get(mask))
     if kept.ndim != 2 or not np.isin(kept, (0, 1)).all():
-        raise ValueError(f"{mask} is no mask [B, T] of 0 and 1")
+        raise ValueError(f"{mask} is not a mask [B, T] of 0 and 1")
     edges = np.diff(kept.astype(np.int8), axis=1, prepend=0, append=0)
     for row in np.flatnonzero((edges == 1).sum(axis=1) > 1):
         raise ValueError(f"{mask} has a hole in row {row}: padding is at one end")

@@ -127,7 +127,7 @@ def chat_record(value: Any, place: object) -> ChatRecord:
             with suppress(ValueError, RecursionError):
                 parts[name] = json.loads(parts[name])
         if not isinstance(parts[name], kind):
-            raise _error(place, f"its {name} are no {'list' if kind is list else 'object'}")
+            raise _error(place, f"its {name} are not {'a list' if kind is list else 'an object'}")
     if not parts["messages"]:
         raise _error(place, "it has no messages")
     return ChatRecord(

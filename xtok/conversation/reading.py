@@ -110,7 +110,7 @@ def read_back(
 
     The last message may be cut off, and the ids may end with what asks for an answer.
 
-    What the template itself adds, such as a system message of its own, is no message. A system
+    What the template itself adds, such as a system message of its own, is not a message. A system
     message that the template writes into the user's is part of that.
 
     Args:
@@ -145,7 +145,7 @@ def read_back(
     return cut_off
 
 
-# Ids as text in which control tokens are no names
+# Ids as text in which control tokens are not names
 
 
 def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray[np.int64]]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
 BEGINS_IN_PROMPT = "a token holds the end of a prompt and the beginning of its answer: not a target"
 BLOCK_IN_PROMPT = "a generation block begins in the prompt: what the prompt says is not a target"
-NOT_GENERATED = "an answer is in no generation block of the template: nothing of it is a target"
-NO_TARGETS = "an answer leaves no trace in the text: nothing of it is a target, nor its end"
+NOT_GENERATED = "an answer is outside the template's generation blocks: it has no targets"
+NO_TARGETS = "an answer leaves no trace in the text: it has no targets, not even its end"
 _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 
@@ -79,7 +79,7 @@ def render(
 ) -> Conversation:
     """Render a conversation once, encode the text once, and find the messages in it.
 
-    Nothing is rendered twice and compared, so templates that write earlier turns anew do not
+    Nothing is rendered twice and compared, so templates that rewrite earlier turns do not
     confuse the spans. Control tokens are recognised by their names everywhere, in a message's
     content too, as the libraries do it.
 

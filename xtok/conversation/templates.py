@@ -201,7 +201,7 @@ def _require_utf8(text: TrackedText, source: str) -> None:
         at = [run.message for run in text._runs if run.start <= error.start < run.end]
         culprit = f"message {at[0]}" if at else source
         raise XtokError(
-            f"{culprit} has {text[error.start]!a}, half of a surrogate pair, which is no text",
+            f"{culprit} has {text[error.start]!a}, half of a surrogate pair, which is not text",
             hint="write the whole pair, or the character itself",
         ) from error
 

@@ -118,7 +118,9 @@ class ChatTrial:
         """Append a tool message, and see whether what stood before is rendered as before."""
         name = "prefix, tool message"
         if error := self._error(_USER, _CALL, _RESULT):
-            yield Check(name, "note", f"the template takes no tool messages, or not so: {error}")
+            yield Check(
+                name, "note", f"the template does not take tool messages in this form: {error}"
+            )
             return
         empty = {**_TOOL_CALL, "content": ""}
         calls = {"content present": _CALL, "empty": empty, "absent": _TOOL_CALL}
@@ -151,7 +153,7 @@ class ChatTrial:
         yield Check("prefix, user turn", "ok" if result == "kept" else "warning", result)
         result = self._keeps(_USER, _THINKING, then=_FURTHER)
         if result.startswith("changed"):
-            message = f"{result}: earlier thinking is written anew"
+            message = f"{result}: earlier thinking is rewritten"
             yield Check("prefix, thinking", "warning", message)
 
     def _ids(self, *messages: Message, prompt: bool = False) -> list[int]:

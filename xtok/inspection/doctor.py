@@ -105,7 +105,7 @@ class Diagnosis:
             result = f"no check failed, {plural(warnings, 'warning')}"
         advice = "" if self.advice is None else f". {self.advice.sentence} {WORTH}"
         if self.pair is not None and self.advice is None:
-            advice = ". No loss is recommended for text that does not come back."
+            advice = ". No loss is recommended for text that does not round-trip."
         return f"{'failed' if self.failed else 'ok'}: {who}: {result}{advice}"
 
 
@@ -152,7 +152,7 @@ def doctor(
             of_pair = events_of_pair(pair, progress=progress)
         facts = pair_facts(pair, text, of_pair, spellings)
     elif texts:
-        raise ValueError("texts go with two models")
+        raise ValueError("texts need two models")
     sides = [load_tokenizer(student_model)] if pair is None else pair.tokenizers
     trials: dict[Tokenizer, ChatTrial] = {}
     diagnosed = []
@@ -374,12 +374,12 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         message = "\n".join(["does not round-trip", *wrong])
         yield Check(_PROBE_TEXT, "failed", message)
     else:
-        yield Check(_PROBE_TEXT, "ok", f"{size} bytes come back: {', '.join(_PROBE)}")
+        yield Check(_PROBE_TEXT, "ok", f"{size} bytes round-trip: {', '.join(_PROBE)}")
     if of_variants:
         level: Level = "warning" if tokenizer.text_changes else "failed"
-        yield Check("Unicode variants", level, f"do not come back: {of_variants}")
+        yield Check("Unicode variants", level, f"do not round-trip: {of_variants}")
     else:
-        yield Check("Unicode variants", "ok", "come back as they are")
+        yield Check("Unicode variants", "ok", "all round-trip")
 
 
 def _back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:

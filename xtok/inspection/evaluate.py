@@ -131,7 +131,7 @@ class Evaluation:
         }
         for name, bound in bounds.items():
             if bound is not None and isnan(bound):
-                raise ValueError(f"{name} is nan, which is no bound")
+                raise ValueError(f"{name} is nan, which is not a bound")
         missed = []
         for m in self.measures:
             covered, nats = m.coverage.value, m.cross_entropy.value

@@ -57,7 +57,7 @@ def verify(
         teacher_vocab_size: the width of the columns.
 
     Raises:
-        MapFileError: if the file cannot be read, or is no map at all.
+        MapFileError: if the file cannot be read, or is not a map.
     """
     if isinstance(projection, AnyMap):
         return Verification(path="the map", checks=tuple(_all(projection, {}, pair)))

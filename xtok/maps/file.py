@@ -358,7 +358,7 @@ def check_json(text: str) -> None:
     """Check that JSON in a map file takes a bounded amount of memory; else a `ValueError`."""
     size = len(text.encode())
     if size > MAX_HEADER:
-        raise ValueError(f"its metadata take {size} bytes, and may take {MAX_HEADER}")
+        raise ValueError(f"its metadata takes {size} bytes, and may take {MAX_HEADER} at most")
 
 
 # A map as tensors and JSON

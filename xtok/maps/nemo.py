@@ -40,7 +40,7 @@ Tensors = Mapping[str, NDArray[Any]]
 _MAX_CELLS = 2**30
 
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
-"""1 − 2⁻²⁴: what is written for a weight of 1 that is no exact pair."""
+"""1 − 2⁻²⁴: what is written for a weight of 1 that is not an exact pair."""
 
 _LOWERED = "lowered_rows"
 """The tensor under `xtok` that lists the rows whose first weight was written so, int64."""
@@ -59,7 +59,7 @@ def to_nemo(
 
     `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
     -1 and 0; a scale slot is in the last column. Two things that the layout cannot say: a weight
-    of 1 that is no exact match is written just below 1, which a reader takes for no exact pair
+    of 1 that is not an exact match is written just below 1, which no reader takes for an exact pair
     (xtok's own finds its row in `lowered_rows`), and an empty last row has an id of weight 0, so
     that its reader sizes the matrix right. A map for P-KL, counted and without exact rows, has no
     exact pairs at all, so that what compares exact pairs finds none: NeMo-RL's draft 4177 then
@@ -220,7 +220,7 @@ def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, 
     require(least >= -1, f"the teacher id {least} (padding is -1)")
     is_entry = indices >= 0
     padding = likelihoods[~is_entry]
-    require(not np.isnan(padding).any(), "a weight that is no number")
+    require(not np.isnan(padding).any(), "a weight that is not a number")
     s, column = np.nonzero(is_entry)
     return _coo(Edges(s, indices[s, column], likelihoods[s, column]))._replace(
         is_last=column == top_k - 1,

@@ -56,7 +56,7 @@ class Totals:
     rest: float = 0.0  # their rests together
     bits: float = 0.0  # of the text, by the teacher
     num_bytes: int = 0  # of that text
-    bounded: int = 0  # tokens of it that are no candidates, and so cost at least what is counted
+    bounded: int = 0  # tokens of it that are not candidates, and so cost at least what is counted
 
     def add(self, other: Totals) -> None:
         """Add another's numbers to these."""
@@ -196,7 +196,7 @@ def _begin(job: ProjectJob, plan: Path, note: Note) -> None:
         )
     kept = [*job.folder.glob("*.part")]
     if kept:
-        note(f"going on from {len(kept):,} parts in {job.folder}")
+        note(f"resuming from {len(kept):,} parts in {job.folder}")
     write(plan, [text])
 
 
@@ -280,7 +280,7 @@ def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
     except (_Damaged, FileNotFoundError) as error:
         raise XtokError(
             f"the part {job.part(shard)} was changed after it was written",
-            hint="run the same again: it is made anew, the others are kept",
+            hint="run it again: this part is rebuilt, and the others are kept",
         ) from error
 
 
@@ -362,7 +362,7 @@ def _projected(job: ProjectJob, shard: int, worker: Worker) -> Iterator[tuple[An
 def _totals(given: TopK, made: TopK, table: TokenTable) -> Totals:
     """Count predictions, and what the text costs by the teacher's: −log₂ of its own tokens.
 
-    A token that is no candidate has at most the rest.
+    A token that is not a candidate has at most the rest.
     """
     lengths = table.lengths[given.token_ids]
     is_known = given.valid & (lengths > 0) & np.isfinite(given.realized_logprob)

@@ -85,7 +85,7 @@ class Projected:
     targets: int  # student tokens with a prediction
     mean_rest: float | None  # of them; None where the teacher's candidates were renormalized
     teacher_bits_per_byte: float | None  # of the text
-    teacher_is_bound: bool  # whether that is at least so much: some tokens were no candidates
+    teacher_is_bound: bool  # whether that is at least so much: some tokens were not candidates
     notes: tuple[str, ...] = ()
 
     @property

@@ -264,7 +264,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
 
     A candidate costs an exponential and, inside a token, a comparison of the bytes before, and a
     look at the table of stems for those that begin with them. What is not known is spread evenly
-    over the teacher's tokens that are no candidates; inside, those count that begin as the text.
+    over the teacher's tokens that are not candidates; inside, those count that begin as the text.
 
     Returns:
         how many parts there are; the probability of the one on the path; the rest; and how many

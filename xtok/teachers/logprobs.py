@@ -85,7 +85,7 @@ def project_logprobs(
             those after the prompt. A chunk with any other token is not valid.
         partial: accept texts that differ, and leave out the chunks that do. By default they are an
             error. No difference: one text ends before the other; characters that one side has as
-            U+FFFD because the other side's bytes are no UTF-8.
+            U+FFFD because the other side's bytes are not UTF-8.
 
     Raises:
         XtokError: if the texts part, with the place.
@@ -233,7 +233,7 @@ def _require_one_text(
 def _parting(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
     """Return what two texts share and how each goes on; None if one begins with the other.
 
-    They are compared as a tokenizer reads what another one decoded: bytes that are no UTF-8 are
+    They are compared as a tokenizer reads what another one decoded: bytes that are not UTF-8 are
     U+FFFD. A character that one text breaks off is part of neither.
     """
     length = min(len(ours), len(theirs))

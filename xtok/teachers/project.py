@@ -36,7 +36,7 @@ _ROWS_AT_ONCE = 1 << 16
 _CANDIDATES_AT_ONCE = 1 << 22  # 34 MB of them
 _LEAST_ROOM = 1 << 18
 _MAX_STEMS = 1 << 23
-"""Beyond this many byte strings, 300 MB, they are forgotten and worked out anew."""
+"""Beyond this many byte strings, 300 MB, they are forgotten and recomputed."""
 
 
 class Projector:

@@ -160,7 +160,7 @@ def _result(ray: Any, reference: Any) -> Any:
     except ray.exceptions.RayError as error:
         raise XtokError(
             f"the cluster has lost a part of the work: {_first_line(error)}",
-            hint="start again, to go on from what is done; ray status shows the nodes that are up",
+            hint="run it again to resume; ray status shows the nodes that are up",
         ) from error
 
 

@@ -98,7 +98,7 @@ def _text_in(
     raise cache_error(
         place,
         f"its ids do not spell its text: they differ from byte {differs} on",
-        f"give the teacher whose ids these are, or {_OTHER_TEXT}",
+        f"give the teacher that made these ids, or {_OTHER_TEXT}",
     )
 
 
@@ -129,7 +129,7 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], chat: ChatRecord) -
     """Render a conversation on both sides; the teacher's ids may be cut off."""
     ours, theirs = _rendered(chat, translator.pair, translator.templates)
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
-        hints = [f"give the teacher whose ids these are, or {_OTHER_TEXT}", *_on_date(theirs)]
+        hints = [f"give the teacher that made these ids, or {_OTHER_TEXT}", *_on_date(theirs)]
         raise cache_error(
             chat.place,
             "its ids are not those of its messages by the teacher's template",

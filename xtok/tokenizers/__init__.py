@@ -236,7 +236,7 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
             was loaded from, else the largest id + 1.
 
     Raises:
-        TokenizerError: if it is a slow tokenizer, or its tokens are no byte strings.
+        TokenizerError: if it is a slow tokenizer, or its tokens are not byte strings.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
     if not getattr(tokenizer, "is_fast", False):

@@ -64,7 +64,7 @@ class Backend(ABC):
         return None
 
     text_tokens: Mapping[str, int] = {}
-    """Added tokens that are no control tokens, where the library does not find them itself."""
+    """Added tokens that are not control tokens, where the library does not find them itself."""
 
     def encode_start(self, text: str) -> list[int]:
         """Encode the beginning of a text, up to its first added token."""
@@ -108,7 +108,7 @@ def damaged(problem: str, what: str = "the file is damaged or of another kind") 
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether it is of a Rust library; the class is no `Exception`, and cannot be imported."""
+    """Whether it is of a Rust library; the class is not an `Exception`, and cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 

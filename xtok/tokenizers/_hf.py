@@ -404,7 +404,7 @@ _DROPPING = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Cha
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
-    """Name the components that change a text; what the decoder turns back is no change."""
+    """Name the components that change a text; what the decoder turns back is not a change."""
     undone = {
         (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
     } | {(" ", c["replacement"]) for c in decoder if c["type"] == "Metaspace"}

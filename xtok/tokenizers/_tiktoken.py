@@ -232,7 +232,7 @@ class RankBackend(Backend):
         name: the kind of file.
         ranks: the tokens, and their ids; the lowest merges first.
         pattern: splits text into pieces before merging.
-        added: the tokens that are no ranks.
+        added: the tokens that are not ranks.
         roles: role to the name of an added token.
         text: added tokens that are recognised in any text, name to id.
 

@@ -475,8 +475,8 @@ def _require_utf8(texts: Sequence[str]) -> None:
         except UnicodeEncodeError as error:
             half = text[error.start]
             raise TokenizerError(
-                f"text {place}, {text[:40]!a}, has {half!a}, half of a surrogate pair, which is no "
-                "text",
+                f"text {place}, {text[:40]!a}, has {half!a}, half of a surrogate pair, which is "
+                "not text",
                 hint="write the whole pair, or the character itself",
             ) from error
 

@@ -169,7 +169,7 @@ class ModelFiles:
             if isinstance(cause, errors.LocalEntryNotFoundError):
                 asks, is_tokenizer = self._may_ask(), issubclass(self.error, TokenizerError)
                 hub = "cannot be reached" if asks else "is not asked (offline)"
-                problem = f"{repo} is no file or folder here and not in the local cache, "
+                problem = f"{repo} is not a file or folder here and not in the local cache, "
                 problem += f"and the hub {hub}"
                 hint = "check the spelling; to fetch the repo where there is a network: "
                 hint += f"hf download {self.model}"

@@ -280,7 +280,7 @@ def decode_vocabulary(
 
     Raises:
         TokenizerError: if an id is outside the width or occurs twice, or a special token has a
-            name that is no name.
+            invalid name.
     """
     decoded = Decoded(entries, form=form, ignore=ignore)
     return decoded.table(width), decoded.undecodable
@@ -293,7 +293,7 @@ class Decoded:
     second. The arguments are those of `decode_vocabulary`.
 
     Raises:
-        TokenizerError: if an id occurs twice, or a special token has a name that is no name.
+        TokenizerError: if an id occurs twice, or a special token has an invalid name.
     """
 
     def __init__(

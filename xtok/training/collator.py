@@ -64,7 +64,7 @@ class DistillationCollator:
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
-    Labels are those of the tokens themselves (-100 where they are no target), as Hugging Face
+    Labels are those of the tokens themselves (-100 where they are not targets), as Hugging Face
     models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
     `xtok.shift_to_predictions`. Without this, losses are wrong silently. In conversations, chunks
     that are not targets on both sides are not valid.
@@ -166,7 +166,7 @@ class DistillationCollator:
         Args:
             input_ids: int64 `[B, T]`, padded on any side.
             attention_mask: `[B, T]`, 0 where an id is padding.
-            labels: int64 `[B, T]`, -100 where an id is no target: prompts and padding.
+            labels: int64 `[B, T]`, -100 where an id is not a target: prompts and padding.
             prompts: for each row None, or the conversation that its prompt is: `messages`, and
                 maybe `variables` of the template. Teachers then read the conversation by their own
                 template instead of the bytes of the student's.

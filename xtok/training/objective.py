@@ -200,7 +200,7 @@ def _artefact(
     row = loss_named(name)
     if row.is_stored is not (pair is None):
         what = "stored predictions" if row.is_stored else "a model as its teacher"
-        hint = "topk-kl goes with a TopKCollator, every other loss with a DistillationCollator"
+        hint = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
         raise XtokError(f"{name} needs {what}", hint=hint)
     if row.artefact is None or pair is None:
         return None

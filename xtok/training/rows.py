@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.conversation.batching import pad
 
 IGNORED = -100
-"""The label of what is no target, as PyTorch's cross-entropy has it."""
+"""The label of tokens that are not targets, as PyTorch's cross-entropy has it."""
 
 
 def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class TopKCollator:
         Raises:
             ValueError: if there are no rows, or columns of a row differ in length; for predictions
                 of a first token, which are those of a file of the next tokens; and for candidates
-                that stand twice, or are no probabilities.
+                that occur twice, or are not probabilities.
         """
         if not rows:
             raise ValueError("a batch needs samples")

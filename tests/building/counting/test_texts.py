@@ -230,8 +230,8 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
     [
         (b'{"n": 1}', "no field 'text'; fields with text: none"),
         (b'{"text": null, "body": "x"}', "the field 'text' is null, not a string"),
-        (b'{"text": "x"', "no JSON: Expecting ',' delimiter at column 13"),
-        (b'{"text": "x', "no JSON: Unterminated string starting at column 10"),
+        (b'{"text": "x"', "not JSON: Expecting ',' delimiter at column 13"),
+        (b'{"text": "x', "not JSON: Unterminated string starting at column 10"),
     ],
 )
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: bytes, problem: str) -> None:

@@ -353,7 +353,7 @@ def test_a_candidate_that_stands_twice(byte_level: Tokenizer, tmp_path: Path) ->
     top = answer["meta_info"]["input_top_logprobs"][3]
     top.append([-20.0, top[0][1], None])
     path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
-    assert told(path, byte_level) == f", line 1, position 3: the candidate {top[0][1]} stands twice"
+    assert told(path, byte_level) == f", line 1, position 3: the candidate {top[0][1]} occurs twice"
 
 
 def test_other_formats(byte_level: Tokenizer, tmp_path: Path) -> None:

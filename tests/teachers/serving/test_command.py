@@ -102,7 +102,7 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
     error, hint = done.stderr.splitlines()[-2:]
     assert error.startswith("error: the teacher's server at http://127.0.0.1:9: ConnectError: ")
     assert hint.startswith("hint: give the address of a vLLM or SGLang server of the teacher")
-    assert "note: the start takes up to a minute" in done.stderr
+    assert "note: startup takes up to a minute" in done.stderr
     done = cli("serve", *models)
     assert done.returncode == 2
     assert "http://localhost:8000" in done.stderr
@@ -111,12 +111,12 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
         done = cli("serve", *models, "--teacher-url", "x", "--port", port)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-2:] == [
-        f"error: 127.0.0.1:{port} cannot be listened at: Address already in use",
+        f"error: 127.0.0.1:{port} cannot be listened on: Address already in use",
         "hint: give another --port, or stop what listens there",
     ]
-    with bound("127.0.0.1", 0) as first, pytest.raises(XtokError, match="cannot be listened at"):
+    with bound("127.0.0.1", 0) as first, pytest.raises(XtokError, match="cannot be listened on"):
         bound("127.0.0.1", first.getsockname()[1])  # while the first one still starts
-    with pytest.raises(XtokError, match="cannot be listened at: ") as raised:
+    with pytest.raises(XtokError, match="cannot be listened on: ") as raised:
         bound("192.0.2.1", 0)
     assert raised.value.hint == "give another host="
     for name in ("XTOK_API_KEY", "XTOK_TEACHER_API_KEY"):
@@ -128,10 +128,10 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
         done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--host", "0.0.0.0")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-2:] == [
-        f"error: the server at {behind} gives 5 candidates a token, and 64 are needed",
+        f"error: the server at {behind} gives 5 candidates per token, and 64 are needed",
         "hint: start it with --max-logprobs 64",
     ]
-    assert "note: anybody who reaches 0.0.0.0 may ask: set XTOK_API_KEY" in done.stderr
+    assert "note: anybody who can reach 0.0.0.0 can send requests: set XTOK_API_KEY" in done.stderr
 
 
 @pytest.mark.parametrize("problem", ["fails", "has another tokenizer", "is short"])

@@ -338,12 +338,12 @@ BAD: list[tuple[str, Any, str]] = [
         {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[2**63]]}},
         "the chosen id 9223372036854775808 is outside",
     ),
-    ("/v1/completions", b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' sta"),
+    ("/v1/completions", b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' occ"),
     ("/generate", b'{"input_ids":[1],"return_logprob":true,"input_ids":[2]}', "the key 'input_ids"),
     (
         "/inference/v1/generate",
         b'{"token_ids":[1],"sampling_params":{"prompt_logprobs":1,"prompt_logprobs":2}}',
-        "the key 'prompt_logprobs' stands twice",
+        "the key 'prompt_logprobs' occurs twice",
     ),
     ("/v1/completions", b'{"x":' + b"[" * 100000, TOO_DEEP),
     ("/generate", b'{"input_ids":[1],"x":' + b"[" * 100000, TOO_DEEP),
@@ -549,7 +549,7 @@ def begin(pair: Pair, model: Model, **options: Any) -> tuple[TeacherServer, list
 def test_a_teacher_that_allows_fewer_candidates(pair: Pair, digits: Tokenizer) -> None:
     teacher, notes = begin(pair, Model(digits, max_logprobs=20))
     assert teacher.candidates == 20
-    assert "gives 20 candidates a token: start it with --max-logprobs 64 for more" in notes[0]
+    assert "gives 20 candidates per token: start it with --max-logprobs 64 for more" in notes[0]
     for allowed, options in ((5, {}), (20, {"candidates": 32})):
         with pytest.raises(XtokError, match=f"gives {allowed} candidates") as raised:
             begin(pair, Model(digits, max_logprobs=allowed), **options)
@@ -635,7 +635,7 @@ def test_servers_that_are_none(digits: Tokenizer) -> None:
     with pytest.raises(XtokError, match=r"^the teacher's server at http://127.0.0.1:9: Connect"):
         asyncio.run(ask("http://user:secret@127.0.0.1:9"))
     for wrong in ("ftp://x", "http://", "127.0.0.1:99999", "http://[::1", "http://u:secret@x:y"):
-        with pytest.raises(XtokError, match="is no address of a server") as raised:
+        with pytest.raises(XtokError, match="is not the address of a server") as raised:
             asyncio.run(ask(wrong))
         assert "secret" not in str(raised.value)
 
@@ -659,12 +659,12 @@ def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: To
         for _ in range(2):
             answer = client.post(f"{url}/v1/completions", json={"prompt": [5, 6, 7], **ONE})
             assert answer.status_code == 200
-        told = f"the server at {behind} gives 20 candidates a token, and was asked for 64"
+        told = f"the server at {behind} gives 20 candidates per token, and was asked for 64"
         assert notes == [told]
     _, notes = begin(pair, model)
-    assert notes[0].endswith(" gives 20 candidates a token: let it give 64 for more")
+    assert notes[0].endswith(" gives 20 candidates per token: let it give 64 for more")
     model.gives = 19
-    with pytest.raises(XtokError, match="gives 19 candidates a token, and 64 are needed"):
+    with pytest.raises(XtokError, match="gives 19 candidates per token, and 64 are needed"):
         begin(pair, model)
 
 
@@ -778,7 +778,7 @@ def test_a_teacher_that_is_away_again_while_it_is_checked(
 
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
 ODD: list[tuple[Any, str]] = [
-    ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it says nothing of token 1"),
+    ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it has no candidates for token 1"),
     (
         {"choices": [{"prompt_logprobs": [{str(i): {"logprob": -1}} for i in (5, 6, 7)]}]},
         "position 0: it has a prediction",
@@ -786,7 +786,7 @@ ODD: list[tuple[Any, str]] = [
     ({"choices": [{"prompt_logprobs": [None, {str(2**40): {"logprob": -1}}, None]}]}, "token 2"),
     (
         {"choices": [{"prompt_logprobs": [None, *[{str(2**40): {"logprob": -1}}] * 2]}]},
-        "1099511627776 is no token id",
+        "1099511627776 is not a token id",
     ),
     (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
     (b'{"x":' + b"[" * 100000, TOO_DEEP),
@@ -799,15 +799,15 @@ ODD: list[tuple[Any, str]] = [
                 "input_top_logprobs": [None, [], []],
             }
         },
-        "it says nothing of token 2",
+        "it has no candidates for token 2",
     ),
     (
         b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-1},"6":{"logprob":-2}},{}]}]}',
-        "the key '6' stands twice in one object",
+        "the key '6' occurs twice in one object",
     ),
     (
         {"choices": [{"prompt_logprobs": [None, *[{"6": {"logprob": -1e39}}] * 2]}]},
-        "^its answer, position 1: −inf is no log-probability of a candidate",
+        "^its answer, position 1: −inf is not a log-probability of a candidate",
     ),
     (
         {
@@ -816,7 +816,7 @@ ODD: list[tuple[Any, str]] = [
                 "input_top_logprobs": [None, [[-1.0, 6, None], [-2.0, 6, None]], []],
             }
         },
-        "a candidate of token 1 stands twice",
+        "a candidate of token 1 occurs twice",
     ),
     (
         {
@@ -830,7 +830,7 @@ ODD: list[tuple[Any, str]] = [
     (
         b'{"meta_info": {"input_token_logprobs": [[null, 5, null]], "input_token_logprobs": '
         b'[[null, 5, null], [-1, 6, null], [-1, 7, null]], "input_top_logprobs": [null, [], []]}}',
-        "the key 'input_token_logprobs' stands twice in one object",
+        "the key 'input_token_logprobs' occurs twice in one object",
     ),
     (b"<html>", "/v1/completions answered without log-probabilities of the prompt: "),
     ({"choices": []}, "without log-probabilities of the prompt: no prompt_logprobs"),

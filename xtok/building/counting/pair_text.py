@@ -265,7 +265,7 @@ class PairText:
             documents = plural(self.totals.documents, "document")
             raise XtokError(
                 f"nothing can be counted: {documents}, {self.totals.num_bytes:,} bytes of text",
-                hint="give text, not empty, that both tokenizers can spell; xtok align shows how "
+                hint="give non-empty text that both tokenizers can spell; xtok align shows how "
                 "they differ",
             )
 

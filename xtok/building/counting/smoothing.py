@@ -76,7 +76,7 @@ def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 
 
 def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weight of each pair `student_id << 32 | teacher_id`; 0 if it is no edge."""
+    """Return the weight of each pair `student_id << 32 | teacher_id`; 0 if it is not an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
     own = edge_keys(edges)

@@ -447,8 +447,8 @@ class _SyntheticSource:
             rows = rows[~serves]
 
 
-# What follows chooses what is drawn together, by code points that never change; it is no class of
-# `vocab.classes`, which follows Unicode's names, and a map must not.
+# What follows chooses what is drawn together, by code points that never change; it is not one of
+# the classes of `tokenizers.classes`, which follow Unicode's names, and a map must not.
 _HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 

@@ -63,7 +63,7 @@ def little_text(num_bytes: int) -> list[str]:
     """Return a note if a text is too short to count on, or to measure with."""
     if num_bytes >= LITTLE_TEXT:
         return []
-    return [f"only {num_bytes:,} bytes of text: below 1 MB, rare tokens are not settled"]
+    return [f"only {num_bytes:,} bytes of text: below 1 MB, counts of rare tokens are unreliable"]
 
 
 def check_texts(patterns: Paths, field: str, group_by: str | None = None) -> None:
@@ -167,7 +167,7 @@ _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object", type(No
 def _problem_of(value: Any, columns: Columns) -> str:
     """Say why a JSON value is not a document; "" if it is one."""
     if not isinstance(value, dict):
-        return "no JSON object"
+        return "not a JSON object"
     if columns.text not in value:
         texts = listed(sorted(k for k, v in value.items() if isinstance(v, str)), 8)
         return f"no field {columns.text!r}; fields with text: {texts or 'none'}"

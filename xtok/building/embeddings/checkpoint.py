@@ -104,5 +104,5 @@ def _choose(names: Collection[str], model: Model) -> str:
     raise EmbeddingError(
         f"none of the {len(names)} tensors of {model} is an input-embedding layer that xtok knows",
         hint="give another model; known names are model.embed_tokens.weight, "
-        "transformer.wte.weight, embeddings.word_embeddings.weight and their like",
+        "transformer.wte.weight, embeddings.word_embeddings.weight and similar ones",
     )

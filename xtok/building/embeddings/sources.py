@@ -43,7 +43,7 @@ def open_source(
     kind, colon, location = embedding_model.partition(":")
     if not (colon and location and kind in ("sentence", "input")):
         raise EmbeddingError(
-            f"the embedding model {embedding_model} does not say what to take of it",
+            f"the embedding model {embedding_model} does not say which embeddings to use",
             hint="give sentence:MODEL for its sentence embeddings, input:MODEL for its "
             "input-embedding layer, own for the two models' own layers, or spelling for none",
         )
@@ -84,7 +84,7 @@ class SentenceModel:
             ) from error
         if model.find("modules.json", required=True) is None:
             raise EmbeddingError(
-                f"{model} has no modules.json, so it is no sentence-transformers model",
+                f"{model} has no modules.json, so it is not a sentence-transformers model",
                 hint=f"give input:{model} for its input-embedding layer, or another model",
             )
         self._library, self._folder, self.model_id = library, model.folder(), model.model_id
@@ -113,7 +113,7 @@ class SentenceModel:
                 with atomic_path(path) as temporary, temporary.open("wb") as file:
                     np.save(file, vectors)
             except OSError as error:  # better no cache than minutes of work lost
-                self.notes.append(f"embeddings are not kept in {self._cache}: {error.strerror}")
+                self.notes.append(f"embeddings are not cached in {self._cache}: {error.strerror}")
         return vectors
 
     def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:

@@ -90,7 +90,7 @@ class Side {
     return escaped(bytes) + (long ? `… (${count(long)} bytes in all)` : "");
   }
 
-  // One string of all tokens, a character per byte, with a separator that is no byte.
+  // One string of all tokens, a character per byte, with a separator that is not a byte.
   index() {
     let total = this.length + 1;
     for (let id = 0; id < this.length; id++) total += this.content(id).length;

@@ -55,7 +55,7 @@ def kind_of_answers(path: Path) -> CacheKind:
         if "meta_info" in answer:
             return "sglang"
     names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
-    problem = f"no Parquet, and no answers with prompt_logprobs or meta_info; line 1 has: {names}"
+    problem = f"neither Parquet nor answers with prompt_logprobs or meta_info; line 1 has: {names}"
     raise cache_error(path, problem, FORMATS)
 
 
@@ -66,7 +66,7 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
         documents, and the bytes on disk that they took, about.
 
     Raises:
-        XtokError: for what is no answer, with its line.
+        XtokError: for what is not an answer, with its line.
     """
     read = vllm.read if kind == "vllm" else sglang.read
     pending: list[_Answer] = []
@@ -95,7 +95,7 @@ def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
             yield from _answers(one, place)
         return
     if not isinstance(value, dict):
-        raise cache_error(place, f"{json.dumps(value)} is no answer", _ASK_AGAIN)
+        raise cache_error(place, f"{json.dumps(value)} is not an answer", _ASK_AGAIN)
     _require_no_error(value, place)
     choices = value.get("choices")
     choices = choices if isinstance(choices, list) else []

@@ -144,7 +144,7 @@ class Cache:
                 raise cache_error(
                     documents.place(index),
                     f"{value}, and the footer has {key}={about[key]}",
-                    "write a footer that is true, or none",
+                    "correct the footer, or remove it",
                 )
 
     def _number(self, key: str) -> float:
@@ -153,8 +153,8 @@ class Cache:
         if value is None:
             return np.inf
         if not (value.isascii() and value.isdecimal()):
-            problem = f"its footer has {key}={value}, which is no number"
-            raise cache_error(self.path, problem, "write a footer that is true, or none")
+            problem = f"its footer has {key}={value}, which is not a number"
+            raise cache_error(self.path, problem, "correct the footer, or remove it")
         return int(value)
 
 
@@ -169,8 +169,8 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
         with path.open("rb") as raw:
             is_parquet = raw.read(4) == b"PAR1"
         if kind and is_parquet != (kind in _COLUMNS):
-            what = "is Parquet" if is_parquet else "is no Parquet"
-            raise cache_error(path, f"the file {what}, so it is no {kind} cache", FORMATS)
+            what = "is Parquet" if is_parquet else "is not Parquet"
+            raise cache_error(path, f"the file {what}, so it is not a {kind} cache", FORMATS)
         if not is_parquet:
             return Cache(path=path, kind=kind or kind_of_answers(path))
         schema = parquet_file(path).schema_arrow
@@ -199,7 +199,7 @@ def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -
         if any({*columns} <= {*names} for columns in _COLUMNS[known]):
             return known
     logits = "; its logits tell no rest" if "packed_indices" in names else ""
-    problem = f"no cache of a known format, its columns are: {', '.join(names)}{logits}"
+    problem = f"not a cache of a known format; its columns are: {', '.join(names)}{logits}"
     raise cache_error(path, problem, FORMATS)
 
 

@@ -18,7 +18,7 @@ from xtok.teachers.formats.topk import (
 )
 from xtok.tokenizers.table import TokenType, Vocabulary
 
-_WHOSE = "give the model whose ids these are"
+_WHOSE = "give the model that made these ids"
 
 _SHIFTED = "give rows that predict token i from the tokens before it; row 0 is empty"
 
@@ -67,7 +67,7 @@ def check_predictions(
             whatever the candidates of its row.
 
     Raises:
-        XtokError: for ids outside the vocabulary, candidates that stand twice, what is no
+        XtokError: for ids outside the vocabulary, candidates that occur twice, what is no
             log-probability, sums above 1, and rows that are of the next or the last token.
     """
     topk = given.topk
@@ -153,7 +153,7 @@ def _check_used(given: Documents, vocabulary: Vocabulary) -> None:
 
 
 def _check_values(given: Documents, row_of: NDArray[np.int64]) -> None:
-    """Raise an error for what is no log-probability; the rest may be −inf, and both others NaN."""
+    """Raise an error for invalid log-probabilities; the rest may be −inf, and both others NaN."""
     topk = given.topk
     wrong = ~(topk.logprobs <= ROUNDING) | np.isneginf(topk.logprobs)
     _check(given, wrong, topk.logprobs, "a candidate", row_of)
@@ -173,7 +173,7 @@ def _check(
         return
     index = int(np.argmax(wrong))
     value = values[index]
-    problem = f"{'−inf' if value < 0 else value:.4} is no log-probability of {what}"
+    problem = f"{'−inf' if value < 0 else value:.4} is not a log-probability of {what}"
     if value > 0 and np.isfinite(value):
         problem = f"the log-probability {value:.4g} of {what} is of a probability above 1"
     raise cache_error(
@@ -199,7 +199,7 @@ def _check_sums(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None
 
 
 def _check_own(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None:
-    """Raise an error where a text's own token, which is no candidate, has more than they leave."""
+    """Raise an error where a text's own token, not a candidate, has more than they leave."""
     wrong = topk.valid & (sums > 1 + ROUNDING)
     if wrong.any():
         index = int(np.argmax(wrong))
@@ -216,7 +216,7 @@ def _sorted(given: Documents, row_of: NDArray[np.int64]) -> TopK:
         twice = int(keys[1:][keys[1:] == keys[:-1]][0])
         raise cache_error(
             given.place(twice >> 32),
-            f"the candidate {twice & 0xFFFFFFFF} stands twice",
+            f"the candidate {twice & 0xFFFFFFFF} occurs twice",
             "store each candidate once",
         )
     rises = (values[1:] > values[:-1]) | ((values[1:] == values[:-1]) & (ids[1:] < ids[:-1]))

@@ -128,7 +128,7 @@ def compression_of(path: Path) -> Compression:
     try:
         return _compression(**yaml.safe_load(config.read_text(encoding="utf-8")))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError, OSError) as error:
-        raise cache_error(config, f"no config of DistillKit's: {error}", _AGAIN) from error
+        raise cache_error(config, f"not a config of DistillKit's: {error}", _AGAIN) from error
 
 
 def _compression(**fields: Any) -> Compression:
@@ -141,7 +141,7 @@ def _compression(**fields: Any) -> Compression:
     powers = [term for term in terms if not isinstance(term, str)]
     sizes = [n for one in bins for n in one[1:]]
     flags = {type(config.delta_encoding), type(config.normalize_t)}
-    _require({*map(type, [*config[:3], *powers, *sizes])} == {int}, "a number is no integer")
+    _require({*map(type, [*config[:3], *powers, *sizes])} == {int}, "a number is not an integer")
     _require(1 < config.d <= MAX_WIDTH, f"d is {config.d}")
     _require(0 <= config.exact_k <= config.k <= config.d, f"k and exact_k are {config[1:3]}")
     _require(all(0 <= power <= _MAX_POWER for power in powers), f"polynomial_terms are {terms}")
@@ -189,7 +189,7 @@ def decompressed_rows(
     rest = _Bytes(logprobs, place)
     values = np.zeros((num_rows, k), np.float32)
     values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is no number then is refused as such
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are refused as such
         if config.polynomial_terms:
             others = k - exact_k
             t = np.linspace(0, 1, others) if config.normalize_t else np.arange(float(others))

@@ -45,12 +45,13 @@ def scores_of(
     if len(rows) != len(ids):
         raise ValueError(f"{len(rows)} rows for {len(ids)} ids")
     if not all(rows[1:]):
-        raise ValueError(f"it says nothing of token {[bool(row) for row in rows].index(False, 1)}")
+        empty = [bool(row) for row in rows].index(False, 1)
+        raise ValueError(f"it has no candidates for token {empty}")
     starts = offsets_of([*map(len, rows)])
     candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
     outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
     if len(outside):
-        raise ValueError(f"{outside[0]} is no token id")
+        raise ValueError(f"{outside[0]} is not a token id")
     unknown = np.full(len(ids), np.nan, np.float32)
     with np.errstate(over="ignore"):  # what is infinite then is refused as such
         values = np.array(logprobs, np.float64).astype(np.float32)
@@ -122,7 +123,7 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
 
 
 def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
-    """Return the log-probability of a token that is no candidate, in each row."""
+    """Return the log-probability of a token that is not a candidate, in each row."""
     p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
     rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # nothing is known of a row without candidates
     left = np.maximum(1, vocab_size - np.diff(topk.starts))

@@ -46,7 +46,7 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
         tokens, of_tokens = [own[1] for own in owns], [own[0] for own in owns]
     except MALFORMED as error:
         names = ", ".join(about) if isinstance(about, dict) else "no names"
-        problem = "no answer of SGLang with input_token_logprobs and input_top_logprobs"
+        problem = "not an answer of SGLang with input_token_logprobs and input_top_logprobs"
         problem += f" in a layout that is read; its meta_info has: {names}"
         raise cache_error(place, problem, _ASK) from error
     return json_document(tokens, counts, ids, logprobs, place, _ASK, of_tokens)
@@ -107,7 +107,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
     for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
         row = {i: value for value, i, _ in top or ()}
         if len(row) < len(top or ()):
-            raise ValueError(f"a candidate of token {len(kept)} stands twice")
+            raise ValueError(f"a candidate of token {len(kept)} occurs twice")
         if row or own[0] is not None:
             row.setdefault(own[1], own[0])
         ranks.append(list(row).index(own[1]) + 1 if row else 0)

@@ -156,7 +156,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
     if rows is None:
         raise ValueError("no prompt_logprobs")
     kept = [row or {} for row in rows]
-    if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row stands twice
+    if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row occurs twice
         json.loads(content, object_pairs_hook=unique_keys)
     entries_of = chain.from_iterable(row.values() for row in kept)
     values = without_null(entry.logprob for entry in entries_of)

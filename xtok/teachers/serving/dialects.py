@@ -344,7 +344,7 @@ def _needed(top_k: int | None, asked: _Scored) -> int:
     """Check a request of vLLM's, and return how many candidates it wants."""
     _check_streams_nothing(asked.stream)
     if asked.n not in (None, 1):
-        raise BadRequest(f"n: {asked.n}, and this server writes nothing")
+        raise BadRequest(f"n: {asked.n}, and this server does not generate")
     _check_writes_nothing(asked.max_tokens, "max_tokens")
     if top_k is None:
         raise BadRequest("prompt_logprobs: this server only scores, so ask for them")
@@ -359,9 +359,9 @@ def _valid_top_k(top_k: int, field: str) -> int:
 
 def _check_writes_nothing(tokens: int | None, field: str) -> None:
     if tokens is not None and tokens > 1:  # vLLM's clients cannot ask for 0
-        raise BadRequest(f"{field}: {tokens}, and this server writes nothing")
+        raise BadRequest(f"{field}: {tokens}, and this server does not generate")
 
 
 def _check_streams_nothing(stream: bool | None) -> None:
     if stream:
-        raise BadRequest("stream: this server answers at once, and streams nothing")
+        raise BadRequest("stream: this server does not stream")

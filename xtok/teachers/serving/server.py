@@ -424,7 +424,7 @@ def bound(host: str, port: int) -> socket.socket:
         opened.close()
         is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise XtokError(
-            f"{host}:{port} cannot be listened at: {error.strerror or error}",
+            f"{host}:{port} cannot be listened on: {error.strerror or error}",
             hint="give another {option}" + ", or stop what listens there" * is_taken,
             parameter="port" if is_taken else "host",
         ) from error
@@ -478,7 +478,10 @@ async def serve(
     teacher_key = _key(config.teacher_api_key, "teacher_api_key")
     host, port = opened.getsockname()[:2]
     if not own_key and not is_here(host):
-        note(f"anybody who reaches {host} may ask: set XTOK_API_KEY to a key that clients send")
+        note(
+            f"anybody who can reach {host} can send requests: set XTOK_API_KEY to a key that "
+            "clients send"
+        )
     teacher = TeacherServer(
         teacher_url, pair.tokenizers[1], api_key=teacher_key, concurrency=config.concurrency
     )
@@ -491,7 +494,7 @@ async def serve(
             raise teacher.unusable(error) from error
         note(
             f"{pair.teacher.model_id} at {teacher.url} ({teacher.kind}, {teacher.candidates} "
-            f"candidates a token) is answered in the tokens of {pair.student.model_id}"
+            f"candidates per token) is answered in the tokens of {pair.student.model_id}"
         )
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         await run(proxy.app(), opened, lambda: on_ready(url))

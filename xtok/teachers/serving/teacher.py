@@ -218,7 +218,7 @@ class TeacherServer:
         self._read(response.content, own)  # so it is what it should be
         value = _json(response)
         if value is None:  # nested too deeply
-            raise TeacherError(f"{self._format.ROUTE} answered what is no JSON")
+            raise TeacherError(f"{self._format.ROUTE} did not answer with JSON")
         compared = 0
         for token_id, name in zip(own[1:], self._format.names(value, own), strict=True):
             ours = tokenizer.table[token_id].decode("utf-8", "replace").strip()
@@ -290,7 +290,7 @@ class TeacherServer:
         note(f"{self._gives(given)}: {self._format.MORE.format(CANDIDATES)} for more")
 
     def _gives(self, candidates: int) -> str:
-        return f"the server at {self.url} gives {candidates} candidates a token"
+        return f"the server at {self.url} gives {candidates} candidates per token"
 
     async def problem(self) -> str:
         """Return why the server does not answer; nothing if it does."""
@@ -380,7 +380,7 @@ def _address(url: str) -> str:
         is_address = False
     if not is_address:
         raise XtokError(
-            f"{shown} is no address of a server",
+            f"{shown} is not the address of a server",
             hint="give {option} as http://HOST:PORT",
             parameter="teacher_url",
         )

@@ -36,7 +36,7 @@ def kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tenso
 def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
 
-    What is no candidate, by an id of −1 or a log-probability of −∞, has the id `width` and −∞.
+    What is not a candidate, by an id of −1 or a log-probability of −∞, has the id `width` and −∞.
     An id that is beyond the width, or twice at a position, makes its log-probability NaN:
     `check_candidates` tells which, after the losses are known. Nothing is fetched from a device.
     """

@@ -53,7 +53,7 @@ def tokens_in(
         width: how many ids there are.
 
     Raises:
-        ValueError: if the targets do not fit, or are no ids in a chunk.
+        ValueError: if the targets do not fit, or are not ids in a chunk.
     """
     if targets is not None and targets.shape != numbers.shape:
         raise ValueError(

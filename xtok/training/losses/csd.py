@@ -189,7 +189,7 @@ class _CSDStep(NamedTuple):
     def excluded(self) -> Entries:
         """Return what is in the rest at other chunks' first places: rows and shared tokens.
 
-        A cell that is none, or stands twice, is in a row that is none.
+        A cell that is none, or occurs twice, is in a row that is none.
         """
         index, chunks = self.spellings, self.events.others
         numbers = torch.arange(len(chunks), device=chunks.device)

@@ -87,7 +87,7 @@ def gold(
         loss = τ² · mean over chunks of
                Σ_{(i,j)∈P} r_j (log r_j − log s_i)  +  Σ_n |s↓_n − r↓_n| over what is not in P
 
-    Reversed, the first sum is Σ s_i (log s_i − log r_j). The pairs alone are no distribution, so
+    Reversed, the first sum is Σ s_i (log s_i − log r_j). The pairs alone are not a distribution, so
     the first sum, and with it the loss, may be below 0.
 
     `pairs` are `exact_pairs(map)`, on the logits' device; logits beyond their widths are ignored.

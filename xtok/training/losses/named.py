@@ -172,8 +172,8 @@ class _TableLoss(BatchLoss):
         if self.row.plan is plan_alm and teacher is None:
             named["teacher_logprobs"] = side.get("teacher_logprobs")
         if teacher is None and not self.row.is_stored and named.get("teacher_logprobs") is None:
-            hint = "give a model as the teacher; for alm, its log-probabilities will do, too"
-            raise XtokError("there is no teacher, and no prediction of one", hint=hint)
+            hint = "give a model as the teacher; for alm, its log-probabilities are enough"
+            raise XtokError("neither a teacher nor its predictions are given", hint=hint)
         given = [student] if self.row.is_stored else [student, teacher]
         return [*given, *([self.artefact] if self.row.artefact else [])], named
 
@@ -252,7 +252,7 @@ def make_loss(
 
     Raises:
         XtokError: if the loss needs a map, or an event map, and there is none.
-        ValueError: if there is no such loss, or it has not an option that is given.
+        ValueError: if there is no such loss, or it does not take a given option.
     """
     row, name = loss_named(name), loss_name(name, LossName)
     options: dict[str, Any] = {}

@@ -34,7 +34,7 @@ def topk_kl(
         student_logits: `[B, T, V]`, a tensor or `HiddenLogits`; computed in float32 under any
             autocast (float64 if they are).
         top_ids: int64 or int32 `[B, T, K]`, each once at a position, in any order.
-        top_logprobs: `[B, T, K]`, natural logarithms; −∞, or an id of −1, is no candidate.
+        top_logprobs: `[B, T, K]`, natural logarithms; −∞, or an id of −1, is not a candidate.
         rest_logprob: `[B, T]`; −∞ where the candidates have all.
         valid: `[B, T]`, 0 where a token does not count; the first of a row never does.
 
@@ -79,7 +79,7 @@ def plan_topk_kl(
         ids, log_p, log_rest = of_teacher(of.numbers)
         p, p_rest = log_p.exp(), log_rest.exp()
         # The student's rest is summed up from the other tokens: 1 − Σ q_k has no digits left where
-        # it is small. Column `width` is of what is no candidate.
+        # it is small. Column `width` is of what is not a candidate.
         others = torch.nn.functional.pad(log_q, (0, 1))
         of_candidates = others.gather(1, ids)
         others[:, width] = -torch.inf
