@@ -14,7 +14,7 @@ states; and its candidates, projected.
 the student, `prune.py data/models/smollm2-135m data/models/smollm2-135m-pruned`, and give English
 texts and a `--work` of its own. So does `--settings reversed`, where the student's tokens are the
 longer ones: `prune.py data/models/gemma3-270m data/models/gemma3-270m-pruned --layers 0 1 5 9 13
-17`. `--only` runs the rows of some losses.
+17`.
 
 `results.jsonl` in the work folder has a line for each finished run: run the command again to
 resume, or with `--report`, also while it runs, for a table of what is there.
@@ -355,7 +355,8 @@ def words_found(model: Any, texts: Sequence[str], collate: DistillationCollator)
     for text in texts:
         batch = prepare(collate([text]), device)
         targets = batch["targets"][0]
-        right = (logits_of(model, batch)[0].argmax(-1) == targets).cpu().tolist()
+        logits: Any = logits_of(model, batch)
+        right = (logits[0].argmax(-1) == targets).cpu().tolist()
         words: list[list[bool]] = []
         for token, is_right in zip(targets.tolist(), right, strict=True):
             if token >= 0 and tokens[token][:1].isspace():
