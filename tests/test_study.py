@@ -114,7 +114,7 @@ def test_a_pruned_student_is_healed(
     found = dict(study.results(work))
     runs = list(study.plan(["healing"], 1, (5e-3,)))
     assert found.keys() == {study.ITSELF, study.ITS_OWN, *runs}
-    kept = [study_data.Run("healing", *row, 0, 5e-3) for row in (study.CE, study.EVENTS)]
+    kept = [study.run_of("healing", row, 0, 5e-3) for row in (study.CE, study.EVENTS)]
     [first, second] = (saved_weights(work / "students" / "-".join(map(str, run))) for run in kept)
     assert first.keys() == second.keys() == left.keys()
     assert not first["model.norm.weight"].equal(second["model.norm.weight"])
@@ -123,7 +123,7 @@ def test_a_pruned_student_is_healed(
     ]
     assert own.split(" | ")[11] == "1.00 (1.00 to 1.00)"
     alone, without = (
-        study.totals(found[study_data.Run("healing", *row, 0, 5e-3)])
+        study.totals(found[study.run_of("healing", row, 0, 5e-3)])
         for row in (study.CE, study.EVENTS._replace(text=0.0))
     )
     assert alone[-1] < alone[0]

@@ -12,7 +12,9 @@ states; and its candidates, projected.
 
 `--settings healing` has another student and other texts, so it is a study of its own: first cut
 the student, `prune.py data/models/smollm2-135m data/models/smollm2-135m-pruned`, and give English
-texts and a `--work` of its own.
+texts and a `--work` of its own. So does `--settings reversed`, where the student's tokens are the
+longer ones: `prune.py data/models/gemma3-270m data/models/gemma3-270m-pruned --layers 0 1 5 9 13
+17`.
 
 `results.jsonl` in the work folder has a line for each finished run: run the command again to
 resume, or with `--report`, also while it runs, for a table of what is there.
@@ -40,6 +42,7 @@ from study_data import (
     Run,
     Teacher,
     autocast,
+    collator,
     folder_of,
     prepare_seed,
     sides,
@@ -60,26 +63,32 @@ T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 
 
 class Setting(NamedTuple):
-    """What students begin as, and the rates of learning: of all runs, and to show others."""
+    """What students begin as, the rates of learning (of all runs, and to show others), teachers."""
 
     student: str
     rates: tuple[float, ...]
+    teacher: str = "gemma3-270m"
+    own_teacher: str = "smollm2-135m"  # with the student's tokenizer
 
 
 SETTINGS = {
     "scarce": Setting("smollm2-135m", (1e-4, 5e-5, 2e-5)),  # texts are read several times
     "plenty": Setting("smollm2-135m", (1e-4, 5e-5, 2e-5)),  # once
     "healing": Setting("smollm2-135m-pruned", (2e-3, 1e-3, 5e-4)),  # once
+    "reversed": Setting(
+        "gemma3-270m-pruned", (1e-3, 2e-3, 5e-4), "smollm2-135m", "gemma3-270m"
+    ),  # once
 }
 
 
 class Row(NamedTuple):
-    """A kind of student: the loss beside cross-entropy, what it takes, and both weights."""
+    """A kind of student: the loss beside cross-entropy, what it takes, both weights, its steps."""
 
     loss: str
     artefact: str = "none"  # a map or events, how a teacher's candidates are projected, a teacher
     weight: float = 1.0
     text: float = 1.0  # of cross-entropy
+    length: float = 1.0  # of the run, in `--steps`
 
 
 CE = Row("ce")
@@ -89,13 +98,43 @@ DAMAGED = (Row("p-kl", "damaged-0.1"), Row("p-kl", "damaged-1.0"))  # shares of 
 MORE = (
     Row("topk-kl", "path-512"), Row("p-kl", "text"), Row("gold", "for-gold"),
 )  # fmt: skip
-COMPLETED = (Row("csd", "spellings"), Row("alm"), Row("alm", "root-100"))
+CSD, OF_OWN = Row("csd", "spellings"), Row("same-tokenizer", OWN)
+COMPLETED = (CSD, Row("alm"), Row("alm", "root-100"))
+LIGHT_ALM = tuple(
+    Row("alm", how, weight)
+    for how in ("none", "root-100", "words")
+    for weight in (0.1, 0.01)
+)  # fmt: skip
+SMOOTHED = Row("label-smoothing", weight=0.1)
+# Runs that take as long: text alone, event KL, stored candidates.
+LONGER = tuple(
+    row._replace(length=length)
+    for row, lengths in ((CE, (1.9, 3.6)), (EVENTS, (1.9,)), (STORED, (1.6, 3.0)))
+    for length in lengths
+)
+TUNED = (EVENTS, CSD, OF_OWN, MADE_FOR)  # also with the other rates
 BOTH_ENDS = Row("event-kl+csd", "bytes+spellings")  # of chunks: the first token, and the last
 LIGHTER = tuple(row._replace(weight=0.3) for row in (STORED, EVENTS, MADE_FOR))
 STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
-    ("healing", (CE, EVENTS, Row("same-tokenizer", OWN), *COMPLETED, STORED, MADE_FOR)),
+    ("healing", (CE, EVENTS, OF_OWN, *COMPLETED, STORED, MADE_FOR)),
+    (
+        "reversed",
+        (
+            CE,
+            EVENTS,
+            OF_OWN,
+            CSD,
+            STORED,
+            Row("topk-kl", "map-64"),
+            Row("topk-kl", "first-64"),
+            MADE_FOR,
+        ),
+    ),
     ("scarce", (CE, STORED, EVENTS, MADE_FOR, Row("topk-kl", "map-64"), RECIPE)),
     ("plenty", (CE, STORED, EVENTS)),
+    ("healing", LONGER),
+    ("healing", LIGHT_ALM),
+    ("healing", (SMOOTHED, Row("event-kl", "exchanged"), CE._replace(text=2.0))),
     ("healing", (BOTH_ENDS, *DAMAGED, RECIPE, Row("p-kl", "text"))),
     (
         "healing",
@@ -104,7 +143,7 @@ STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
     ),
     (
         "scarce",
-        (Row("same-tokenizer", OWN), Row("label-smoothing", weight=0.1), Row("ce", WRITTEN)),
+        (OF_OWN, SMOOTHED, Row("ce", WRITTEN)),
     ),
     ("scarce", MORE),
     ("plenty", (MADE_FOR, Row("topk-kl", "map-64"), RECIPE, *MORE)),
@@ -124,11 +163,18 @@ def plan(settings: Sequence[str], seeds: int, rates: Sequence[float] = ()) -> It
             first, *others = rates or SETTINGS[setting].rates
             for seed in range(seeds):
                 for row in rows:
-                    yield Run(setting, *row, seed, first)
+                    yield run_of(setting, row, seed, first)
             if setting not in begun:
-                for rate in others:
-                    yield Run(setting, *CE, 0, rate)
+                yield from (run_of(setting, CE, 0, rate) for rate in others)
             begun.add(setting)
+    if "healing" in settings:
+        for rate in (rates or SETTINGS["healing"].rates)[1:]:
+            yield from (run_of("healing", row, 0, rate) for row in TUNED)
+
+
+def run_of(setting: str, row: Row, seed: int, rate: float) -> Run:
+    """Return the run of a row."""
+    return Run(setting, *row[:4], seed, rate, row.length)
 
 
 def main() -> None:
@@ -138,11 +184,10 @@ def main() -> None:
     for name in ("texts", "held-out", "forgotten", "work"):
         add(f"--{name}", type=Path, required=True)
     add("--settings", nargs="+", choices=SETTINGS, default=("scarce", "plenty"))
-    what = "default: SmolLM2 135M, as prune.py cuts it for healing"
-    add("--student", help=what)
-    add("--teacher", default=str(DATA / "gemma3-270m"), help="default: %(default)s")
-    what = "one with the student's tokenizer, as a control (default: %(default)s)"
-    add("--own-teacher", default=str(DATA / "smollm2-135m"), help=what)
+    add("--student", help="default: the setting's, as prune.py cuts it")
+    add("--teacher", help="default: the setting's")
+    what = "one with the student's tokenizer, as a control (default: the setting's)"
+    add("--own-teacher", help=what)
     add("--seeds", type=int, default=3)
     add("--steps", type=int, default=100)
     what = "of learning: the first of all runs, the others of one with cross-entropy alone"
@@ -157,10 +202,13 @@ def main() -> None:
     what = "the loss and the artefact that gains are counted from"
     add("--against", nargs=2, default=CE[:2], metavar=("LOSS", "ARTEFACT"), help=what)
     args = parser.parse_args()
-    students = {SETTINGS[name].student for name in args.settings}
-    if len(students) > 1:
-        parser.error("healing has another student: give it a command and a --work of its own")
-    args.student = args.student or str(DATA / students.pop())
+    models = {
+        (of.student, of.teacher, of.own_teacher) for of in map(SETTINGS.__getitem__, args.settings)
+    }
+    if len(models) > 1:
+        parser.error("healing and reversed have other students: a command and a --work for each")
+    for name, model in zip(("student", "teacher", "own_teacher"), models.pop(), strict=True):
+        setattr(args, name, getattr(args, name) or str(DATA / model))
     args.work.mkdir(parents=True, exist_ok=True)
     if not args.report:
         train_all(args, list(plan(args.settings, args.seeds, args.rates)))
@@ -172,14 +220,14 @@ def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     threads = max(1, available_cores() // args.processes)
     spawn = multiprocessing.get_context("spawn")
     done = {run for run, _ in results(args.work)}
-    missing = [run for run in runs if run not in done]
     with spawn.Pool(args.processes, torch.set_num_threads, (threads,)) as pool:
         read = [which for which in (ITSELF, ITS_OWN) if which not in done]
         started = [pool.apply_async(measure_teacher, (args, which)) for which in read]
-        for _, group in groupby(missing, lambda run: folder_of(args, run)):
-            of_seed = list(group)
-            prepare_seed(args, of_seed)
-            started += [pool.apply_async(train, (args, run)) for run in of_seed]
+        for _, group in groupby(runs, lambda run: folder_of(args, run)):
+            missing = [run for run in group if run not in done]
+            if missing:
+                prepare_seed(args, missing)
+            started += [pool.apply_async(train, (args, run)) for run in missing]
         for one in started:
             one.get()
 
@@ -194,16 +242,16 @@ def results(work: Path) -> list[tuple[Run, dict[str, Any]]]:
 def train(args: argparse.Namespace, run: Run) -> None:
     """Train one student; append its line: bits of each document after some steps."""
     torch.manual_seed(run.seed)
-    pair = sides(args.student, args.teacher)
-    collate = DistillationCollator(*pair.tokenizers, bos=False)
-    texts = texts_read(args, run)
+    pair, steps = sides(args.student, args.teacher), round(args.steps * run.length)
+    collate = collator(args)
+    texts = texts_read(args, run)[: None if run.setting == "scarce" else steps * args.batch_size]
     groups = unseen(args)
     model = distill.load_model(args.student, pair.tokenizers[0]).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
     teacher, head = Teacher(args, run), None
-    of_run = {"seed": run.seed, "learning_rate": run.rate, "warmup": 5}
+    of_run = {"seed": run.seed, "learning_rate": run.rate, "warmup": 5, "steps": steps}
     options = argparse.Namespace(**{**vars(args), **of_run})
-    measured_at = sorted({args.steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)})
+    measured_at = sorted({steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)})
     measured_at = measured_at[run.loss != "ce" :]  # all begin alike
     measured, seconds = [], []
     if 0 in measured_at:
@@ -227,10 +275,12 @@ def train(args: argparse.Namespace, run: Run) -> None:
         end = time.process_time() if args.device == "cpu" else time.perf_counter()
         seconds.append(end - start)
         if step in measured_at:
-            some = groups if step == args.steps else groups[:1]  # what is forgotten, at the end
+            some = groups if step == steps else groups[:1]  # the others at the end
             with autocast(args):
                 measured.append([bits(model, group, collate) for group in some])
     line = {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))}
+    with autocast(args):
+        line["words"] = words_found(model, groups[0], collate)
     if args.save and run.seed == 0:
         from transformers import AutoTokenizer
 
@@ -246,18 +296,24 @@ def measure_teacher(args: argparse.Namespace, which: Run) -> None:
     tokenizer = sides(args.student, args.teacher).tokenizers[not own]
     path = args.own_teacher if own else args.teacher
     model = distill.load_model(path, tokenizer).to(args.device)
-    bos = not own and bool(tokenizer.table.roles.get("bos"))
+    bos = collator(args).bos or (not own and bool(tokenizer.table.roles.get("bos")))
     collate = DistillationCollator(tokenizer, tokenizer, bos=bos)
     groups = unseen(args)
     with autocast(args):
         measured = [bits(model, group, collate) for group in groups]
-    write(args, which, {"bits": [measured]}, groups)
+        words = words_found(model, groups[0], collate)
+    write(args, which, {"bits": [measured], "words": words}, groups)
 
 
 def unseen(args: argparse.Namespace) -> list[list[str]]:
-    """Return the held-out texts, and those that the student may forget."""
+    """Return the held-out texts, those that the student may forget, and some to choose a rate by.
+
+    The last are of the held-out documents, and none of them is a held-out text.
+    """
     counts = ((args.held_out, HELD_OUT), (args.forgotten, FORGOTTEN))
-    return [texts_of(path, 0, count, one_each=True) for path, count in counts]
+    held_out, forgotten = (texts_of(path, 0, count, one_each=True) for path, count in counts)
+    others = texts_of(args.held_out, 1, 2 * HELD_OUT)
+    return [held_out, forgotten, [text for text in others if text not in held_out][:HELD_OUT]]
 
 
 def write(
@@ -287,6 +343,33 @@ def bits(model: Any, texts: Sequence[str], collate: DistillationCollator) -> lis
     return found
 
 
+@torch.no_grad()
+def words_found(model: Any, texts: Sequence[str], collate: DistillationCollator) -> tuple[int, int]:
+    """Return how many words a model would write, given all text before each; and of how many.
+
+    A word begins with white space; it is written if each of its tokens is the most probable one.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    found = total = 0
+    tokens = collate.student.table.tokens()
+    for text in texts:
+        batch = prepare(collate([text]), device)
+        targets = batch["targets"][0]
+        logits: Any = logits_of(model, batch)
+        right = (logits[0].argmax(-1) == targets).cpu().tolist()
+        words: list[list[bool]] = []
+        for token, is_right in zip(targets.tolist(), right, strict=True):
+            if token >= 0 and tokens[token][:1].isspace():
+                words.append([])
+            if token >= 0 and words:  # what stands before the first space is no word
+                words[-1].append(is_right)
+        found += sum(map(all, words))
+        total += len(words)
+    model.train()
+    return found, total
+
+
 def totals(line: dict[str, Any], group: int = 0) -> list[float]:
     """Return a run's bits per byte at each of its measurements."""
     of_group = [row[group] for row in line["bits"] if len(row) > group]
@@ -308,15 +391,17 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
         elif run.loss == "ce":
             start = totals(line, 1)[0]
             print(run.setting, run.artefact, f"rate {run.rate:g} seed {run.seed}",
-                  " ".join(f"{x:.3f}" for x in totals(line)))  # fmt: skip
+                  f"steps {line['steps'][-1]}:", " ".join(f"{x:.3f}" for x in totals(line)),
+                  *(f"to choose by: {x:.3f}" for x in totals(line, 2)))  # fmt: skip
     kinds = dict.fromkeys(run._replace(seed=0) for run in lines)
     for setting in dict.fromkeys(kind.setting for kind in kinds if kind.setting):
         print(f"\n| {setting}: loss | artefact | weight | text | seeds | at best | at the end | "
               "gain at best | over documents | gain at the end | over documents | kept | "
-              "forgotten | seconds |\n" + "|---" * 14 + "|")  # fmt: skip
+              "forgotten | words | to choose by | seconds | length |\n"
+              + "|---" * 17 + "|")  # fmt: skip
         for kind in kinds:
             runs = [run for run in lines if run._replace(seed=0) == kind]
-            base = [Run(setting, loss, artefact, 1.0, 1.0, *run[5:]) for run in runs]
+            base = [Run(setting, loss, artefact, 1.0, 1.0, run.seed, run.rate) for run in runs]
             if kind.setting != setting or any(run not in lines for run in base):
                 continue
             row = [lines[run] for run in runs]
@@ -327,7 +412,9 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
                 mean([min(totals(x)) for x in row]), mean([totals(x)[-1] for x in row]),
                 *(text for pair in gains for text in pair), kept(lines, runs, base),
                 mean([totals(x, 1)[-1] - start for x in row]),
-                f"{np.median([x['seconds'] for x in row]):.2f}",
+                mean([x["words"][0] / x["words"][1] for x in row if "words" in x] or [math.nan]),
+                mean([(totals(x, 2) or [math.nan])[-1] for x in row]),
+                f"{np.median([x['seconds'] for x in row]):.2f}", f"{kind.length:g}",
             ]  # fmt: skip
             print(f"| {' | '.join(shown)} |" + f" rate {kind.rate:g}")
 

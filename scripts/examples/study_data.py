@@ -39,9 +39,12 @@ from xtok.training.topk_collator import StoredTopK
 
 CHARACTERS = 450  # of a text
 BEGINNING = 100  # characters that the teacher writes on from
-PROJECTED = ("path-64", "map-64", "path-512")
+PROJECTED = ("path-64", "map-64", "path-512", "first-64")  # the last without counting
+FIRST_PIECES = xtok.BuildConfig(max_pieces=1, reverse_pass=False, scale_trick=False)
 COUNTED = ("text",)  # artefacts of the training text; the others are shared
 ROOTS = {"root-100": 100.0}  # of likelihoods, for ALM: the temperature
+WORDS = "words"  # for ALM: chunks of whole words, behind which neither tokenizer writes on
+LONGEST = {"healing": 3.6}  # runs, in `--steps`
 OWN = "own"  # the teacher with the student's tokenizer
 WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside the others
 
@@ -56,6 +59,21 @@ class Run(NamedTuple):
     text: float
     seed: int
     rate: float
+    length: float = 1.0  # in `--steps`
+
+
+@cache
+def begins_with_bos(model: str) -> bool:
+    """Whether a model's tokenizer puts a token before each text."""
+    from transformers import AutoTokenizer
+
+    return bool(AutoTokenizer.from_pretrained(model)("").input_ids)
+
+
+def collator(args: argparse.Namespace) -> DistillationCollator:
+    """Return what makes batches; texts begin as the student's tokenizer begins them."""
+    pair = sides(args.student, args.teacher)
+    return DistillationCollator(*pair.tokenizers, bos=begins_with_bos(args.student))
 
 
 @cache
@@ -125,7 +143,7 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     folder.mkdir(exist_ok=True)
     texts = folder / "texts.jsonl"
     if not texts.exists():
-        once = args.steps * args.batch_size
+        once = round(args.steps * args.batch_size * LONGEST.get(runs[0].setting, 1.0))
         count = once // args.passes if runs[0].setting == "scarce" else once
         write_texts(texts, texts_of(args.texts, runs[0].seed, count))
     written = folder / f"{WRITTEN}.jsonl"
@@ -135,7 +153,7 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     missing = [name for name in said if not (folder / f"{name}.pt").exists()]
     for own in (True, False):
         if names := [name for name in missing if (name == OWN) == own]:
-            read_once(args, runs[0], names, own=own)
+            read_once(args, runs, names, own=own)
     for part in (part for run in runs for part in parts(run)):
         if takes_file(part):
             saved(args, part)
@@ -173,6 +191,10 @@ def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
         return map_of_pair(pair.reversed, BACK_MAP)
     if name == "bytes":
         return events_of_pair(pair)
+    if name == "exchanged":
+        return exchanged(events_of_pair(pair))
+    if name == "first-pieces":
+        return map_of_pair(pair.reversed, FIRST_PIECES)
     if name == "spellings":
         return spellings_of_pair(pair)
     if name == "recipe":
@@ -199,24 +221,39 @@ def damaged(made: xtok.ProjectionMap, share: float) -> xtok.ProjectionMap:
     )  # fmt: skip
 
 
+def exchanged(made: xtok.EventMap) -> xtok.EventMap:
+    """Return events of which each has another one's tokens of the teacher, drawn at random."""
+    moved = np.random.default_rng(0).permutation(made.num_events).astype(made.teacher_event.dtype)
+    links = [np.full_like(link, -1) for link in (made.student_link, made.teacher_link)]
+    return replace(
+        made, teacher_event=moved[made.teacher_event], student_link=links[0],
+        teacher_link=links[1], rest=None,
+    )  # fmt: skip
+
+
 @torch.no_grad()
-def read_once(args: argparse.Namespace, run: Run, names: Sequence[str], *, own: bool) -> None:
+def read_once(
+    args: argparse.Namespace, runs: Sequence[Run], names: Sequence[str], *, own: bool
+) -> None:
     """Let a teacher read each text once; keep what it said, or candidates.
 
-    Logits are kept in half precision where texts are read again, else the last hidden states. The
-    student's texts begin without a bos token, and so do those of a teacher with its tokenizer.
+    Logits are kept in half precision where texts are read again, else the last hidden states. If
+    the student's texts begin without a bos token, so do those of a teacher with its tokenizer.
     """
+    run = runs[0]
     pair, start = sides(args.student, args.teacher), time.perf_counter()
     tokenizer = pair.tokenizers[not own]
     path = args.own_teacher if own else args.teacher
     model = distill.load_model(path, tokenizer).to(args.device).eval()
-    collate = DistillationCollator(*pair.tokenizers, bos=False)
-    bos = () if own else pair.tables[1].roles.get("bos", ())[:1]
+    collate = collator(args)
+    bos = () if own or collate.bos else pair.tables[1].roles.get("bos", ())[:1]
     begin = torch.tensor([bos], dtype=torch.long)
     folder = folder_of(args, run)
     projectors = {name: projector(args, run, name) for name in names if name in PROJECTED}
     kept: dict[str, list[Any]] = {name: [] for name in names}
-    for text in distill.read_texts([folder / "texts.jsonl"]):
+    longest = max(run.length for run in runs if what_is_said(run) in names)
+    count = round(args.steps * longest) * args.batch_size
+    for text in distill.read_texts([folder / "texts.jsonl"])[:count]:
         batch = collate([text])
         [side] = batch["teachers"]
         ids = torch.cat([begin, (batch if own else side)["input_ids"]], 1).to(args.device)
@@ -239,10 +276,11 @@ def read_once(args: argparse.Namespace, run: Run, names: Sequence[str], *, own: 
 
 def projector(args: argparse.Namespace, run: Run, name: str) -> ProjectedTeacher:
     """Return what projects the teacher's candidates, along the path or through the map alone."""
-    back_map = xtok.ProjectionMap.load(saved(args, run._replace(artefact="to-project")))
     way, top_k = name.split("-")
+    of = "first-pieces" if way == "first" else "to-project"
+    back_map = xtok.ProjectionMap.load(saved(args, run._replace(artefact=of)))
     pair = sides(args.student, args.teacher)
-    return ProjectedTeacher(pair, back_map, top_k=int(top_k), along_path=way == "path")
+    return ProjectedTeacher(pair, back_map, top_k=int(top_k), along_path=way != "map")
 
 
 @torch.no_grad()
@@ -278,6 +316,7 @@ class Teacher:
         self.head: Any = torch.nn.Identity()
         self.losses: list[BatchLoss] = []
         self.run, self.smooths = run, run.loss == "label-smoothing"
+        self.models = (args.student, args.teacher)
         said = what_is_said(run)
         if said is None:
             return
@@ -304,6 +343,8 @@ class Teacher:
 
     def loss(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
         """Return the loss of the chosen texts' batch, with the cross-entropy."""
+        if self.run.artefact == WORDS:
+            batch = {**batch, "teachers": [self.of_words(batch)]}
         weights = CombineConfig(
             distillation_weight=self.run.weight, cross_entropy_weight=self.run.text
         )
@@ -318,6 +359,26 @@ class Teacher:
         said, side = self.said(batch, chosen) if count else (None, {})
         sides = {**batch, "teachers": [side] * count}
         return objective.terms(logits, [said] * count, sides).loss
+
+    def of_words(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the teacher's side with chunks joined to whole words: each begins with a space."""
+        [side] = batch["teachers"]
+        alignment, chunk = side["shifted"], side["shifted"].student_chunk_id
+        tokens = sides(*self.models).tables[0].tokens()
+        spaces = torch.tensor([token[:1].isspace() for token in tokens])
+        begins = spaces.to(chunk.device)[batch["targets"].clamp(min=0)] & (chunk >= 0)
+        starts = torch.zeros_like(torch.as_tensor(alignment.pair_valid), dtype=torch.int64)
+        first = torch.nn.functional.pad(chunk, (1, 0), value=-1)[:, :-1] != chunk
+        starts.scatter_add_(1, chunk.clamp(min=0), (begins & first).long())
+        word = starts.cumsum(1)  # 0: before the first space
+        joined = {
+            f"{name}_chunk_id": torch.where(ids >= 0, word.gather(1, ids.clamp(min=0)), -1)
+            for name, ids in (("student", chunk), ("teacher", alignment.teacher_chunk_id))
+        }
+        last = word.amax(1, keepdim=True)
+        places = torch.arange(word.shape[1], device=word.device)
+        valid = (places <= last) & (places > 0)
+        return {**side, "shifted": replace(alignment, pair_valid=valid, has_start=valid, **joined)}
 
     def said(self, batch: dict[str, Any], chosen: Sequence[int]) -> tuple[Any, dict[str, Any]]:
         """Return the teacher's logits of the chosen texts, None where they are stored; its side."""
