@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import distill
@@ -14,10 +16,13 @@ import prune
 import pytest
 import study
 import study_data
+import torch
 from tiny_models import save_model
 
 import xtok
 from xtok.building.build import map_of_pair
+from xtok.building.events import events_of_pair
+from xtok.training.collator import DistillationCollator, prepare
 
 TEXTS = Path(__file__).with_name("small_corpus")
 KINDS = {"de": "german", "held": "french", "en": "english"}
@@ -113,6 +118,10 @@ def test_a_pruned_student_is_healed(
     study_with(monkeypatch, *options)
     found = dict(study.results(work))
     runs = list(study.plan(["healing"], 1, (5e-3,)))
+    assert len(runs) == len(set(runs))
+    longest = max(runs, key=lambda run: run.length)
+    assert found[longest]["steps"][-1] == round(2 * 3.6)
+    assert all(0 <= line["words"][0] <= line["words"][1] for line in found.values())
     assert found.keys() == {study.ITSELF, study.ITS_OWN, *runs}
     kept = [study.run_of("healing", row, 0, 5e-3) for row in (study.CE, study.EVENTS)]
     [first, second] = (saved_weights(work / "students" / "-".join(map(str, run))) for run in kept)
@@ -143,6 +152,76 @@ def test_a_damaged_map_has_moved_rows(small: Path) -> None:
     assert sorted(made.weights.tolist()) == sorted(worse.weights.tolist())
 
 
+def test_exchanged_events_are_the_same_sizes(small: Path) -> None:
+    pair = xtok.pair(*(str(small / name) for name in ("small-digits", "small-byte-level")))
+    made = events_of_pair(pair)
+    worse = study_data.exchanged(made)
+    worse.check()
+    assert np.array_equal(worse.student_event, made.student_event)
+    sizes = [np.sort(np.bincount(events.teacher_event)) for events in (made, worse)]
+    assert np.array_equal(*sizes)
+    assert (worse.teacher_event != made.teacher_event).mean() > 0.5
+
+
+def test_chunks_of_whole_words_begin_with_a_space(small: Path) -> None:
+    names = [str(small / name) for name in ("small-digits", "small-byte-level")]
+    pair = xtok.pair(*names)
+    collate = DistillationCollator(*pair.tokenizers, bos=False)
+    batch = prepare(collate(["The unbelievable Donaudampfschiff sinks", "a b"]))
+    [side] = batch["teachers"]
+    teacher = study_data.Teacher(
+        argparse.Namespace(student=names[0], teacher=names[1]),
+        study_data.Run("healing", "ce", "none", 1.0, 1.0, 0, 1e-3),
+    )
+    words = teacher.of_words(batch)["shifted"]
+    found = []
+    for row, ids in enumerate(batch["targets"]):
+        chunks = words.student_chunk_id[row]
+        valid = words.pair_valid[row].nonzero()[:, 0].tolist()
+        found.append([b"".join(pair.tables[0][i] for i in ids[chunks == k].tolist())
+                      for k in valid])  # fmt: skip
+        same = side["shifted"]
+        assert torch.equal(chunks >= 0, same.student_chunk_id[row] >= 0)
+    assert found == [[b" unbelievable", b" Donaudampfschiff", b" sinks"], [b" b"]]
+
+
+def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(small: Path) -> None:
+    tokenizer = xtok.load_tokenizer(str(small / "small-digits"))
+    collate = DistillationCollator(tokenizer, tokenizer, bos=False)
+    text = "The unbelievable Donaudampfschiff sinks"
+    ids = tokenizer.encode_batch([text])[0]
+    words = [i for i, token in enumerate(ids) if tokenizer.table[token].startswith(b" ")]
+
+    class Model(torch.nn.Module):
+        """Knows the text, but for one token."""
+
+        def __init__(self, wrong: int | None) -> None:
+            super().__init__()
+            self.none, self.wrong = torch.nn.Parameter(torch.zeros(1)), wrong
+
+        def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
+            logits = torch.zeros(1, len(ids), len(tokenizer.table))
+            for place, token in enumerate(ids[1:]):
+                logits[0, place, token] = -1.0 if place + 1 == self.wrong else 1.0
+            return SimpleNamespace(logits=logits)
+
+    assert study.words_found(Model(None), [text], collate) == (3, 3)
+    assert study.words_found(Model(words[1]), [text], collate) == (2, 3)
+    assert study.words_found(Model(words[2] - 1), [text], collate) == (2, 3)
+
+
+def test_the_other_direction_has_models_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        study_with(monkeypatch, *options, f"--work={tmp_path}", "--settings", "healing", "reversed")
+    runs = list(study.plan(["reversed"], 3))
+    assert {run.artefact for run in runs if run.loss == "topk-kl"} == {
+        "path-64", "map-64", "first-64",
+    }  # fmt: skip
+    assert len(runs) == len(set(runs)) == 8 * 3 + 2
+
+
 def saved_weights(folder: Path) -> Any:
     """Return the weights of a folder that Transformers loads."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -153,7 +232,6 @@ def saved_weights(folder: Path) -> Any:
 
 def bits_alone(folder: str, text: str) -> float:
     """Return the bits of a text after its first token, the model asked directly."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -166,8 +244,6 @@ def bits_alone(folder: str, text: str) -> float:
 
 
 def test_the_candidates_of_a_batch_are_those_of_its_texts() -> None:
-    import torch
-
     rows = [
         {"top_ids": torch.tensor([[0, 0], [3, 4]]), "top_logprobs": torch.zeros(2, 2),
          "rest_logprob": torch.tensor([0.0, -1.0])},
