@@ -57,11 +57,12 @@ OTHER_LOSSES = (
 SAME = "Use plain KL: both have the same vocabulary, so no map is needed."
 
 WORTH = (
-    "A teacher pays where text is scarce or was read before; in equal seconds, new text alone "
-    "teaches more."
+    "A teacher pays where text is scarce or was read before, or where its predictions are stored; "
+    "elsewhere new text alone teaches as much in the same time."
 )
-"""When to distil at all. In docs/guides/study.md, 190 steps of text alone (278 s, 1.956 bits per
-byte) are better than 100 steps with event KL (about 440 s, 2.046)."""
+"""When to distil at all. In docs/guides/study.md, 190 steps of text alone (428 s, 2.140 bits per
+byte) are about as good as 100 steps with event KL (507 s and the teacher's 110 s, 2.119), and 160
+steps on stored candidates are better (386 s, 2.063)."""
 
 TRAINING_TEXT = "TRAINING_TEXT"
 """Stands in commands for the text to count on: never the one that was measured on."""
