@@ -298,7 +298,7 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
     assert found.verdict == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
         f"{found.advice.sentence} A teacher pays where text is scarce or was read before, or where "
-        "its predictions are stored; elsewhere new text alone teaches as much in the same time."
+        "its predictions are stored; elsewhere new text alone teaches more in the same time."
     )
 
 
