@@ -125,7 +125,8 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
     tokens between the shared boundaries around it are a stretch for `_align_stretch`. An unknown
     token stands for any text: both go on where a run of symbols is that each has once, and nothing
     before is paired. If a side leaves out what it has no token for (`is_lossy`), its runs may be of
-    places that are far apart: nothing behind a difference is sure.
+    places that are far apart: nothing behind a difference is sure, but for control tokens before
+    the text, such as one side's <bos>.
     """
     for d in range(len(chunks.total)):
         i, j = chunks.differs[d, 0], chunks.differs[d, 1]
@@ -136,6 +137,10 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
         x, x_ends = _stream(s, i, n)
         y, y_ends = _stream(t, j, m)
         p = q = np.int64(0)
+        if is_lossy and not (_has_text(s, s.bounds[d], i) or _has_text(t, t.bounds[d], j)):
+            p, q = _num_controls(x), _num_controls(y)
+            i = i if p == 0 else x_ends[p - 1]
+            j = j if q == 0 else y_ends[q - 1]
         is_other = False  # whether symbols differ since the last shared boundary
         while p < len(x) and q < len(y):
             if x[p] == y[q]:
@@ -171,6 +176,25 @@ def align_rest(s, t, max_comb_len, is_lossy, chunks):  # type: ignore[no-untyped
         if is_other and n - i <= SMALL and m - j <= SMALL:
             k = _align_stretch(s, i, n, t, j, m, max_comb_len, is_lossy, k, base, chunks)
         chunks.total[d] = k
+
+
+@inner_kernel
+def _has_text(side, start, stop):  # type: ignore[no-untyped-def]
+    """Whether some of the tokens [start, stop) are not control tokens."""
+    for token in side.ids[start:stop]:
+        for symbol in side.symbols[side.offsets[token] : side.offsets[token + 1]]:
+            if symbol < CONTROL or symbol >= FIRST_UNKNOWN:
+                return True
+    return False
+
+
+@inner_kernel
+def _num_controls(stream):  # type: ignore[no-untyped-def]
+    """Return how many control tokens a stream begins with."""
+    count = np.int64(0)
+    while count < len(stream) and CONTROL <= stream[count] < FIRST_UNKNOWN:
+        count += 1
+    return count
 
 
 @inner_kernel
