@@ -213,6 +213,7 @@ def main() -> None:
     if not args.report:
         train_all(args, list(plan(args.settings, args.seeds, args.rates)))
     report(results(args.work), *args.against)
+    report_lengths(dict(results(args.work)))
 
 
 def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
@@ -417,6 +418,35 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
                 f"{np.median([x['seconds'] for x in row]):.2f}", f"{kind.length:g}",
             ]  # fmt: skip
             print(f"| {' | '.join(shown)} |" + f" rate {kind.rate:g}")
+
+
+def report_lengths(lines: dict[Run, dict[str, Any]]) -> None:
+    """Print runs of several lengths by their seconds, on all texts of the held-out documents.
+
+    These are the held-out texts and those to choose a rate by. Each run is compared with text alone
+    of every length; brackets are over texts (bootstrap).
+    """
+    longer = {run.setting for run in lines if run.length != 1}
+    for alone in [run for run in lines if run.loss == "ce" and run.setting in longer]:
+        for run in (
+            run for run in lines if run.setting == alone.setting and run.seed == alone.seed
+        ):
+            line, of = lines[run], lines[alone]
+            lengths, base = np.array(line["bytes"][0] + line["bytes"][2]), texts_at_end(of)
+            saved, drawn = base - texts_at_end(line), draws(len(lengths))
+            low, high = np.quantile(saved[drawn].sum(1) / lengths[drawn].sum(1), (0.025, 0.975))
+            print(
+                f"{run.loss} {run.artefact} {run.weight:g} {line['steps'][-1]} steps, "
+                f"{line['seconds'] * line['steps'][-1]:.0f} s: "
+                f"{texts_at_end(line).sum() / lengths.sum():.3f}, "
+                f"{saved.sum() / lengths.sum():.3f} ({low:.3f} to {high:.3f}) better than "
+                f"{of['steps'][-1]} steps of text alone (seed {run.seed}, rate {run.rate:g})"
+            )
+
+
+def texts_at_end(line: dict[str, Any]) -> NDArray[np.float64]:
+    """Return the bits of each text of the held-out documents after a run."""
+    return np.array(line["bits"][-1][0] + line["bits"][-1][2])
 
 
 def gain(
