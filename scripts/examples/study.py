@@ -93,6 +93,7 @@ class Row(NamedTuple):
 
 CE = Row("ce")
 EVENTS, STORED = Row("event-kl", "bytes"), Row("topk-kl", "path-64")
+BY_MAP = Row("topk-kl", "map-64")  # not along the path
 MADE_FOR, RECIPE = Row("p-kl", "for-p-kl"), Row("p-kl", "recipe")
 DAMAGED = (Row("p-kl", "damaged-0.1"), Row("p-kl", "damaged-1.0"))  # shares of the rows
 MORE = (
@@ -117,20 +118,8 @@ BOTH_ENDS = Row("event-kl+csd", "bytes+spellings")  # of chunks: the first token
 LIGHTER = tuple(row._replace(weight=0.3) for row in (STORED, EVENTS, MADE_FOR))
 STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
     ("healing", (CE, EVENTS, OF_OWN, *COMPLETED, STORED, MADE_FOR)),
-    (
-        "reversed",
-        (
-            CE,
-            EVENTS,
-            OF_OWN,
-            CSD,
-            STORED,
-            Row("topk-kl", "map-64"),
-            Row("topk-kl", "first-64"),
-            MADE_FOR,
-        ),
-    ),
-    ("scarce", (CE, STORED, EVENTS, MADE_FOR, Row("topk-kl", "map-64"), RECIPE)),
+    ("reversed", (CE, EVENTS, OF_OWN, CSD, STORED, BY_MAP, Row("topk-kl", "first-64"), MADE_FOR)),
+    ("scarce", (CE, STORED, EVENTS, MADE_FOR, BY_MAP, RECIPE)),
     ("plenty", (CE, STORED, EVENTS)),
     ("healing", LONGER),
     ("healing", LIGHT_ALM),
@@ -141,12 +130,9 @@ STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
         [row._replace(weight=w) for row in (EVENTS, STORED) for w in (0.3, 3.0)]
         + [EVENTS._replace(text=0.0), Row("gold", "for-gold")],
     ),
-    (
-        "scarce",
-        (OF_OWN, SMOOTHED, Row("ce", WRITTEN)),
-    ),
+    ("scarce", (OF_OWN, SMOOTHED, Row("ce", WRITTEN))),
     ("scarce", MORE),
-    ("plenty", (MADE_FOR, Row("topk-kl", "map-64"), RECIPE, *MORE)),
+    ("plenty", (MADE_FOR, BY_MAP, RECIPE, *MORE)),
     ("scarce", LIGHTER),
     ("plenty", LIGHTER),
 )
