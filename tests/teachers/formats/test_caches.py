@@ -262,7 +262,7 @@ def test_of_one_tokenizer_what_comes_out_is_what_went_in(
 # What is refused
 
 
-Change = Callable[[list[Row]], None]
+Change = Callable[[list[Row]], object]
 
 
 def first_candidate(name: str, value: Any) -> Callable[[list[Row]], None]:
@@ -292,6 +292,7 @@ def shift(by: int, *more: str) -> Change:
 BAD: dict[str, tuple[Change, str]] = {
     "candidate": (first_candidate("topk_ids", -1), "row 1, position 3"),
     "NaN": (first_candidate("topk_logprobs", math.nan), "row 1, position 3"),
+    "lengths": (lambda rows: rows[1]["topk_ids"].pop(), "row 1"),
     "next": (shift(1), "row 0"),
     "last": (shift(-1), "row 0"),
     "realized, too": (shift(1, "realized_logprob"), "row 0"),
@@ -346,8 +347,12 @@ def test_bad_files(
     assert f"{path}{place}: " in refused(path, byte_level, byte_level).message
 
 
-def test_compressed_rows_need_their_config(tmp_path: Path, rows: list[Row]) -> None:
-    path = teachers.write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=512)
+def test_other_parquet(tmp_path: Path, rows: list[Row]) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "packed_indices": [1]}), path)
+    with pytest.raises(XtokError, match="text, packed_indices"):
+        open_cache(path)
+    teachers.write_distillkit(path, rows, compressed=True, d=512)
     config = tmp_path / "compression_config.yaml"
     config.write_text("d: 512\n")
     with pytest.raises(XtokError, match=r"compression_config.yaml: .*exact_k"):
