@@ -126,9 +126,7 @@ PROMPT_IN_THE_LOOP = """\
 
 @pytest.mark.parametrize("template", ["chatml", PROMPT_IN_THE_LOOP])
 @pytest.mark.parametrize("asked", [False, True])
-def test_the_generation_prompt_is_nobodys(
-    byte_level: Tokenizer, template: str, asked: bool
-) -> None:
+def test_a_generation_prompt_is_nobodys(byte_level: Tokenizer, template: str, asked: bool) -> None:
     found = render(byte_level, CHAT, template=template, add_generation_prompt=asked)
     check(found, CHAT, byte_level)
     assert found.text.endswith("<|im_start|>assistant\n") == asked
@@ -204,9 +202,7 @@ def test_the_text_is_that_of_transformers(expression: str) -> None:
     name=st.sampled_from(["chatml", PROMPT_IN_THE_LOOP]),
 )
 @settings(max_examples=100)
-def test_any_contents_are_found_where_they_are(
-    byte_level: Tokenizer, texts: list[str], name: str
-) -> None:
+def test_contents_are_where_they_are(byte_level: Tokenizer, texts: list[str], name: str) -> None:
     chat = [
         {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
     ]
@@ -313,9 +309,7 @@ def test_every_format_is_tested() -> None:
     assert {name for name, *_ in cases} == set(FORMATS)
 
 
-def test_mistrals_merged_system_text_has_its_span(
-    sentencepiece: Tokenizer, byte_level: Tokenizer
-) -> None:
+def test_mistrals_merged_system_text(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
     for name in ("mistral", "mistral-v1"):
         found = render(sentencepiece, CHAT, template=name)
         check(found, CHAT, sentencepiece)
@@ -416,9 +410,7 @@ def test_what_cannot_be_rendered(
         ("user assistant tool", False, "message 1, the assistant's"),
     ],
 )
-def test_a_template_that_drops_a_message_is_an_error(
-    byte_level: Tokenizer, keep: str, calls: bool, culprit: str
-) -> None:
+def test_dropped_messages(byte_level: Tokenizer, keep: str, calls: bool, culprit: str) -> None:
     make = partial(render, byte_level, TOOLS, template=DROPS)
     whole = make(variables={"keep": "user assistant tool", "calls": True})
     assert whole.message_spans[2].content is not None
@@ -846,9 +838,7 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
 
 
 @pytest.mark.real
-def test_mistrals_ids_are_those_of_its_sentencepiece_models(
-    load_real: Load, real: Callable[[str], str]
-) -> None:
+def test_mistrals_ids_are_its_own_models(load_real: Load, real: Callable[[str], str]) -> None:
     """As mistral-common does it: each part encoded by itself, with the space that this adds."""
     import sentencepiece as sp
 

@@ -156,9 +156,7 @@ BLOCKS = """\
 
 
 @pytest.mark.parametrize("trains", [(), (1,), (3,), (1, 3)])
-def test_a_row_that_reaches_no_generation_block(
-    small: Path, byte_level: Tokenizer, trains: tuple[int, ...]
-) -> None:
+def test_rows_without_a_block(small: Path, byte_level: Tokenizer, trains: tuple[int, ...]) -> None:
     from transformers import AutoTokenizer
 
     library: Any = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))

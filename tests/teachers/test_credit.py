@@ -33,9 +33,7 @@ def digits() -> tuple[Tokenizer, Tokenizer]:
     return small([*DIGITS, b"01"]), small([*DIGITS, b"20", b"201"])
 
 
-def test_a_token_has_what_the_teacher_says_of_its_bytes(
-    digits: tuple[Tokenizer, Tokenizer],
-) -> None:
+def test_a_token_has_what_is_said_of_its_bytes(digits: tuple[Tokenizer, Tokenizer]) -> None:
     """`2` begins with three candidates of 0.95 together: equal shares would be 0.548 twice."""
     pair = xtok.pair(*digits)
     ids, p = [4, 5, 3], np.array([0.5, 0.3, 0.15])

@@ -192,9 +192,7 @@ def test_empty_sequences(aligner: TokenAligner) -> None:
 # What is not valid
 
 
-def test_special_tokens_align_by_role_or_are_left_out(
-    aligners: Aligners, tokenizers: Tokenizers
-) -> None:
+def test_special_tokens_align_by_role(aligners: Aligners, tokenizers: Tokenizers) -> None:
     rows, columns = tokenizers["byte_level"].table, tokenizers["sentencepiece"].table
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
     s = [bos, *tokenizers["byte_level"].segment(b" a"), eos]
@@ -213,9 +211,7 @@ def test_the_first_token_need_not_be_scored(aligner: TokenAligner, missing: Any)
         xtok.project_logprobs(aligner, ids("abx"), ids("abx"), [-1.0, missing, -2.0])
 
 
-def test_a_response_mask_leaves_out_the_prompt_and_what_reaches_into_it(
-    aligner: TokenAligner,
-) -> None:
+def test_a_response_mask_leaves_out_the_prompt(aligner: TokenAligner) -> None:
     s, t = ids("xabc"), ids("xa", 256)  # the teacher's 'bc' is a token; the response begins at 'c'
     mask = [False, False, False, True]
     found = xtok.project_logprobs(aligner, s, t, [None, None, -1.0], response_mask=mask)

@@ -129,9 +129,7 @@ def test_what_is_not_read_is_refused_by_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [models.BPE, models.Unigram])
-def test_bytes_that_the_model_writes_and_the_decoder_does_not_know(
-    kind: Any, tmp_path: Path
-) -> None:
+def test_bytes_of_the_model_that_the_decoder_does_not_know(kind: Any, tmp_path: Path) -> None:
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
     if kind is models.BPE:
         vocab = {name: i for i, name in enumerate(names)}

@@ -266,9 +266,7 @@ def test_fingerprints_are_of_what_the_installed_transformers_builds(name: str) -
 
 
 @checked
-def test_classes_are_those_that_the_installed_transformers_takes(
-    small: Path, tmp_path: Path
-) -> None:
+def test_classes_are_those_of_the_installed_transformers(small: Path, tmp_path: Path) -> None:
     loaded_as = {
         (t, name): "TokenizersBackend" for t, ns in hf_folder.READ_DIRECTLY.items() for name in ns
     }

@@ -198,9 +198,7 @@ for one in found:
 """
 
 
-def test_sixteen_processes_load_a_repo_for_the_first_time(
-    hub: Hub, small: Path, tmp_path: Path
-) -> None:
+def test_sixteen_processes_load_a_repo_at_once(hub: Hub, small: Path, tmp_path: Path) -> None:
     folder = small / "small-byte-level"
     hub.add("org/model", folder)
     hub.delay = 0.2  # all of them are there before the first download is done
@@ -402,9 +400,7 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
 
 
 @pytest.mark.usefixtures("asked")
-def test_whether_a_repo_has_weights_is_asked_without_fetching_them(
-    hub: Hub, small: Path, tmp_path: Path
-) -> None:
+def test_a_repo_is_asked_whether_it_has_weights(hub: Hub, small: Path, tmp_path: Path) -> None:
     for name, file in (("whole", "model.safetensors"), ("shards", "model.safetensors.index.json")):
         folder = tmp_path / name
         folder.mkdir()

@@ -109,9 +109,7 @@ def test_width_option_and_width_without_a_config(small: Path) -> None:
     assert wide.table.sha256() == known(own.table).sha256()
 
 
-def test_a_sentencepiece_file_and_its_hf_conversion_agree(
-    small: Path, sentencepiece: Tokenizer
-) -> None:
+def test_a_sentencepiece_file_and_its_folder_agree(small: Path, sentencepiece: Tokenizer) -> None:
     converted = load_tokenizer(str(small / "small-hf"))
     table, other = table_of(sentencepiece), table_of(converted)
     assert other.tokens()[: len(table)] == table.tokens()
@@ -389,9 +387,7 @@ def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("place", [b"\n\x05<unk>", b"\n\x04\xe2\x96\x81"])
-def test_a_sentencepiece_file_with_pieces_that_are_not_utf8(
-    small: Path, tmp_path: Path, place: bytes
-) -> None:
+def test_pieces_that_are_not_utf8(small: Path, tmp_path: Path, place: bytes) -> None:
     data = (small / "small.model").read_bytes()
     assert place in data
     path = tmp_path / "x.model"

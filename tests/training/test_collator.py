@@ -111,7 +111,7 @@ def test_a_side_that_normalizes_has_its_librarys_ids(
         assert aligned.count("keeper lit 201 lamps") == 1 + len(texts[row])
 
 
-def test_several_teachers_and_none(
+def test_several_teachers_or_none(
     digits: Tokenizer, byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     batch = DistillationCollator(digits, [byte_level, sentencepiece], bos=False, eos=True)(TEXTS)

@@ -163,9 +163,7 @@ def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
     assert selected[0]["distillation"] == pytest.approx(one[0]["distillation"], rel=1e-6)
 
 
-def test_averaged_logits_of_teachers_of_the_same_tokenizer(
-    setting: list[str], small: Path, tmp_path: Path
-) -> None:
+def test_averaged_logits_of_two_teachers(setting: list[str], small: Path, tmp_path: Path) -> None:
     student = next(o for o in setting if o.startswith("--student=")).removeprefix("--student=")
     plain = [o for o in setting if not o.startswith(("--teacher", "--map"))]
     same = [f"--teacher={student}", f"--teacher-tokenizer={small / 'small-digits'}"] * 2

@@ -98,9 +98,7 @@ def artefact_of(name: LossName, pair: Pair) -> Any:
 
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
 @pytest.mark.parametrize("name", [n for n in LOSSES if n not in ("same-tokenizer", "topk-kl")])
-def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
-    name: LossName, pair: Pair
-) -> None:
+def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> None:
     """So that batches of one row add up to a batch of all of them."""
     row, (student, teacher) = LOSSES[name], pair.tokenizers
     module = artefact_of(name, pair)
@@ -138,9 +136,7 @@ def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
 @pytest.mark.parametrize("name", ["p-kl", "event-kl", "csd", "alm", "gold"])
 @pytest.mark.parametrize("prompt", [0, 3])
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
-def test_padding_on_the_left_is_padding_on_the_right(
-    name: LossName, prompt: int, pair: Pair
-) -> None:
+def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pair: Pair) -> None:
     """Chunks, loss and gradients are the same; what padding predicts is never read."""
     student, teacher = pair.tokenizers
     collate = DistillationCollator(student, teacher, bos=False)

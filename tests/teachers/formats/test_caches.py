@@ -129,9 +129,7 @@ def test_all_formats_hold_the_same(
         assert row["rest_logprob"][1:] == pytest.approx([math.log(r) for r in rests], rel=1e-4)
 
 
-def test_one_answer_to_several_prompts(
-    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
-) -> None:
+def test_one_answer_of_several(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
     found = neutral(read(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
     assert [row["id"] for row in found] == [f"all-{n}" for n in range(len(rows))]
     assert [row["topk_ids"] for row in found] == [row["topk_ids"] for row in rows]

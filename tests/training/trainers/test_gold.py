@@ -124,7 +124,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("student", "teacher", "loss"), PAIRS)
-def test_on_policy_and_off(
+def test_the_trainer(
     gold: Any, small: Path, tmp_path: Path, student: str, teacher: str, loss: str
 ) -> None:
     one = trainer(gold, small / student, small / teacher, tmp_path, loss=loss, max_steps=5,
@@ -272,7 +272,7 @@ CHATML = (
 @pytest.mark.parametrize(
     "rows", [[{"messages": CHAT}], [{"prompt": CHAT[:1], "completion": CHAT[1:]}]]
 )
-def test_a_teacher_reads_conversations_by_its_own_template(
+def test_teachers_read_by_their_own_template(
     gold: Any, small: Path, tmp_path: Path, rows: Any
 ) -> None:
     one = trainer(

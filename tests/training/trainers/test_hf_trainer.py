@@ -196,9 +196,7 @@ def test_accumulated_gradients_are_those_of_one_batch(
         torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_dropout_is_that_of_the_pass_for_dynamic_scaling(
-    collator: Collator, tmp_path: Path
-) -> None:
+def test_dropout_is_that_of_the_pass_that_scales(collator: Collator, tmp_path: Path) -> None:
     """Else the distillation would be scaled to a cross-entropy of other random numbers."""
     width = collator.student.vocabulary.vocab_size
     one = DistillationTrainer(
@@ -236,9 +234,7 @@ def test_a_batch_is_prepared_and_counted_once(
     assert sorted(calls) == ["count"] * 5 + ["prepare"] * 5
 
 
-def test_bf16_evaluation_and_resuming(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path
-) -> None:
+def test_bf16_and_resuming(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "bf16": True, "max_steps": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps",
         "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "linear",
@@ -342,9 +338,7 @@ def test_hidden_states_train_as_whole_logits(
     assert found[0] == pytest.approx(found[1], rel=1e-2 if "bf16" in options else 1e-4)
 
 
-def test_a_loss_that_needs_whole_logits(
-    collator: Collator, tmp_path: Path, projection: Any
-) -> None:
+def test_losses_of_whole_logits(collator: Collator, tmp_path: Path, projection: Any) -> None:
     given = {"loss": "p-kl", "projection": projection}
     with pytest.raises(XtokError, match="whole"):
         trainer(collator, arguments(tmp_path), hidden_states=True, **given).train()
