@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from checks import error_of, known
 from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make import copied
 
 from xtok.conversation import (
     NO_END_OF_TURN,
@@ -309,16 +309,13 @@ def test_every_format_is_tested() -> None:
     assert {name for name, *_ in cases} == set(FORMATS)
 
 
-def test_mistrals_merged_system_text(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
+def test_mistrals_merged_system_text_has_its_span(sentencepiece: Tokenizer) -> None:
     for name in ("mistral", "mistral-v1"):
         found = render(sentencepiece, CHAT, template=name)
         check(found, CHAT, sentencepiece)
         assert contents(found) == [m["content"] for m in CHAT]
         assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
-        alone = partial(render, sentencepiece, CHAT[:1], template=name)
-        assert "no user message" in error_of(alone)
     assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
-    assert "has no </s>, which" in error_of(lambda: render(byte_level, CHAT, template="mistral-v1"))
 
 
 def test_plain_suits_every_vocabulary(byte_level: Tokenizer) -> None:
@@ -370,10 +367,8 @@ RAISES = each(
 @pytest.mark.parametrize(
     ("messages", "template", "problem"),
     [
-        (TOOLS, "chatml", "message 1 is not plain text"),
         ([{"role": "us\ud83d", "content": "x"}], "chatml", "message 0 has no role"),
         (["x"], "chatml", "message 0 has no role"),
-        ([CHAT[0], {"role": "user", "content": "a\ud83d"}], "chatml", "message 1 has '\\ud83d', "),
         (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
         (CHAT, "nemotron6-moe", "nemotron6-moe cannot be read"),  # its text is not public
@@ -430,11 +425,9 @@ def test_content_that_is_nested_deep(byte_level: Tokenizer, depth: int) -> None:
         assert "message 1 is nested" in error_of(call)
 
 
-def test_a_vocabulary_that_a_format_does_not_fit(byte_level: Tokenizer, ranks: Tokenizer) -> None:
-    user = {"role": "user", "content": "see <image>"}  # only the assistant may not write it
+def test_only_the_assistant_may_not_write_an_image(byte_level: Tokenizer) -> None:
+    user = {"role": "user", "content": "see <image>"}
     assert render(byte_level, [user], template="chatml").text.count("<image>") == 1
-    assert "has no <|im_end|>, which" in error_of(lambda: render(ranks, CHAT, template="chatml"))
-    assert "no padding token" in error_of(lambda: FORMATS["llama3"].pad_id(ranks.table))
 
 
 def test_a_header_without_a_generation_prompt_is_no_target(byte_level: Tokenizer) -> None:
@@ -520,19 +513,17 @@ def test_a_tokenizers_own_template_is_read_once(
 def test_a_named_template_is_chosen_by_its_name(
     small: Path, tmp_path: Path, template: str | None, text: str | None
 ) -> None:
-    shutil.copytree(small / "small-byte-level", tmp_path / "named")
-    path = tmp_path / "named" / "tokenizer_config.json"
     named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
-    tokenizer = load_tokenizer(tmp_path / "named")
+    parts = {"tokenizer_config": {"chat_template": named}}
+    tokenizer = load_tokenizer(copied(small / "small-byte-level", tmp_path / "named", **parts))
     make = partial(render, tokenizer, [{"role": "user", "content": "Hi"}], template=template)
-    if text is None:
-        assert "the named ones rag" in error_of(make)
-        if template is None:
-            [check] = ChatTrial(tokenizer, template).checks(tools=False)
-            assert "but rag" in check.message
-    else:
+    if text is not None:
         assert make().text.startswith(text)
+        return
+    assert "the named ones rag" in error_of(make)
+    if template is None:
+        [check] = ChatTrial(tokenizer, template).checks(tools=False)
+        assert "but rag" in check.message
 
 
 # Batches

@@ -215,7 +215,6 @@ def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_pat
             "./no", "a/b/c", "spm:none", "tiktoken:none", "a.gguf", "a.model", "a.tiktoken",
             "a.json", "models/llama", "a--b", "a/b..c", ".hidden", "-a/b", "a b", "loop.model")),
         ("~/no", "no such file or folder: "), ("./spam:eggs", "no such file or folder: ./spam"),
-        ("https://huggingface.co/Qwen/Qwen3-4B/tree/main", "Qwen/Qwen3-4B"),
         ("http://hf.co", "URLs are not supported: http://hf.co"),
         *((prefix + "a" * 5_000, TOO_LONG) for prefix in ("", "hf:", "spm:")),
         *((prefix + "~no-such-user/a.model", "~no-such-user/a.model cannot be looked up: ")
