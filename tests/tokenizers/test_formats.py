@@ -230,11 +230,14 @@ def test_added_tokens_of_a_tiktoken_folder(folder: Path) -> None:
     assert "no id in its files: <|other|>" in not_loaded(f"{folder}{AT}")
 
 
-def test_other_damage_in_a_folder(folder: Path) -> None:
-    path = folder / "tokenizer_config.json"
-    path.write_text("[" * 100_000)
-    assert "is not a JSON object" in not_loaded(f"{folder}{AT}")
-    path.write_text('{"bos_token": ["a"], "chat_template": [{"name": "a"}]}')
+def test_other_damage_in_a_folder(folder: Path, small: Path, tmp_path: Path) -> None:
+    of_pieces = tmp_path / "pieces"
+    of_pieces.mkdir()
+    shutil.copy(small / "small.model", of_pieces / "tokenizer.model")
+    (of_pieces / "tokenizer_config.json").write_text("[" * 100_000)
+    assert "is not a JSON object" in not_loaded(of_pieces)
+    config = '{"bos_token": ["a"], "chat_template": [{"name": "a"}]}'
+    (folder / "tokenizer_config.json").write_text(config)
     tokenizer = load_tokenizer(f"{folder}{AT}")
     with pytest.raises(TokenizerError, match="malformed"):
         assert tokenizer.chat_templates
