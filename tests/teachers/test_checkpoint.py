@@ -225,7 +225,8 @@ def test_what_is_part_of_a_job(
     name: str, small: Path, stored: list[Row], digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
     change, says, with_map = PARTS_OF_A_JOB[name]
-    model, options = tmp_path / "model", {"back_map": back_map} if with_map else {}
+    model = tmp_path / "model"
+    options: dict[str, Any] = {"back_map": back_map} if with_map else {}
     shutil.copytree(small / "small-byte-level", model)
     path = tmp_path / "a.parquet"
     if name == "a template":
@@ -241,7 +242,7 @@ def test_what_is_part_of_a_job(
 
     def run(**more: Any) -> None:
         pair = xtok.pair(digits, model)
-        xtok.project(path, pair, tmp_path / "out.parquet", **options, **more)  # type: ignore[arg-type]
+        xtok.project(path, pair, tmp_path / "out.parquet", **options, **more)
 
     with pytest.raises(KeyboardInterrupt):
         run(text_progress=stopping)

@@ -376,7 +376,11 @@ def test_a_sample_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> No
 def map_of(teacher_ids: list[int], weights: list[float], **fields: Any) -> ProjectionMap:
     """A map of one entry a row."""
     ids, values = np.array(teacher_ids, np.int32), np.array(weights, np.float32)
-    given = {"student_ids": np.arange(4, dtype=np.int32), "teacher_ids": ids, "weights": values}
+    given: Any = {
+        "student_ids": np.arange(4, dtype=np.int32),
+        "teacher_ids": ids,
+        "weights": values,
+    }
     return replace(GOOD, **given, **fields)
 
 

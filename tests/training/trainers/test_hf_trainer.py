@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hf_trainer
 import numpy as np
@@ -89,7 +89,7 @@ def trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> Ma
     widths = [t.vocabulary.vocab_size for t in (collator.student, collator.teachers[0])]
 
     def make(loss: Any, args: Any = None, rows: Any = ROWS, *, at: str = "", **options: Any) -> Any:
-        teacher, collate = tiny_model(widths[1], seed=1, sharp=0.5), collator
+        teacher, collate = tiny_model(widths[1], seed=1, sharp=0.5), cast("Any", collator)
         if loss == "topk-kl":
             teacher, collate, rows = None, TopKCollator(), stored(rows, collator.student)
         if "projection" not in options:
