@@ -35,7 +35,7 @@ from xtok.building.counting.measures import entropy_of, kept_of, share_of
 from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.counting.smoothing import weights_at
-from xtok.building.exact import with_exact
+from xtok.building.exact_rows import with_exact
 from xtok.building.matches import find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
