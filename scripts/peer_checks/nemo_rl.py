@@ -189,6 +189,8 @@ class Pair:
             self._aligner("gold"),
             module.TokenAligner(*self.tokenizers, str(self.paths["gold"])),
         )
+        same = True
+        chunks: tuple[list[int], list[int]] = [], []  # correct ones, of ours and of theirs
         for language in report.LANGUAGES:
             text = report.text_of(language)[:600]
             batch = [
@@ -213,15 +215,14 @@ class Pair:
                 }
                 for one in collated
             ]
-            ours, theirs = (
-                int((one["alignment_0_pair_valid"] & one["alignment_0_pair_is_correct"]).sum())
-                for one in collated
-            )
-            same = tensors[0] == tensors[1]
-            figure = f"{len(tensors[0])} tensors alike" if same else "keys differ"
-            figure += f"; {ours}, {theirs} chunks"
-            what = f"`CrossTokenizerCollator`, {language}, {self.label}"
-            yield Check(what, figure, holds=same and ours >= theirs)
+            for found, one in zip(chunks, collated, strict=True):
+                correct = one["alignment_0_pair_valid"] & one["alignment_0_pair_is_correct"]
+                found.append(int(correct.sum()))
+            same &= tensors[0] == tensors[1]
+        figure = f"{len(tensors[0])} tensors alike" if same else "keys differ"
+        figure += "; {} chunks, {}".format(*("/".join(map(str, found)) for found in chunks))
+        holds = same and all(ours >= theirs for ours, theirs in zip(*chunks, strict=True))
+        yield Check(f"`CrossTokenizerCollator`, {self.label}", figure, holds)
 
     def _aligner(self, loss: Loss) -> Any:
         return TokenAligner(
