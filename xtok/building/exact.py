@@ -28,7 +28,7 @@ def reapply_exact(
 
     Special tokens are paired by role. These rows have no slot; the others stay. With the
     canonicalization `relaxed`, a token without an exact counterpart that has a near-equivalent has
-    this one entry, beside its slot. Token form and ignored ids are those the map was made with.
+    this one entry and its slot. Token form and ignored ids are those the map was made with.
 
     >>> spelled = xtok.multitoken(xtok.pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind

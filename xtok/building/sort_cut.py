@@ -47,7 +47,7 @@ def cut_rows(
     """Make the map of `sort_cut` without its report and recipe; return it, and what was cut."""
     if projection.enable_scale_trick and config.top_k < 2:
         raise XtokError(
-            "a row of one entry has no room beside its scale slot",
+            "a row of one entry has room for nothing but its scale slot",
             hint="give {option} of 2 or more, or build the map without the scale trick",
             parameter="top_k",
         )

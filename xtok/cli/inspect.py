@@ -43,8 +43,8 @@ def inspect(
     ),
     worst: int | None = option(
         None,
-        "List this many rows, those with the lightest heaviest entry first. Default with --class "
-        "or --kind: 20.",
+        "List this many rows, starting with those whose heaviest entry is the lightest. Default "
+        "with --class or --kind: 20.",
         min=1,
         panel=_ROWS,
     ),

@@ -263,6 +263,6 @@ def _stages(projection: ProjectionMap, kind: RowKind) -> Iterator[str]:
 _MATCHED = {
     RowKind.EXACT: "matched to the token of equal bytes",
     RowKind.ROLE: "matched to its counterpart",
-    RowKind.RELAXED: "matched to the near-equivalent, beside the slot",
+    RowKind.RELAXED: "matched to the near-equivalent; the slot stays",
     RowKind.EMPTY: "no counterpart",
 }

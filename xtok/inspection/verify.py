@@ -118,7 +118,7 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
 
 
 def _of_kind(m: AnyMap) -> Iterator[Check]:
-    """Give the checks that a kind of map has beside its invariants."""
+    """Give the checks that a kind of map has besides its invariants."""
     if isinstance(m, SpellingMap):
         for side in SIDES:
             yield Check(f"{side} spelled", "ok", str(SpellingFacts.of(m, side)))

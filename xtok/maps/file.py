@@ -97,7 +97,7 @@ class StoredMap:
 def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
-    A spelling map as `.pt` is two files, the second beside the first: `nemo_tables.reverse_of`.
+    A spelling map as `.pt` is two files, the second next to the first: `nemo_tables.reverse_of`.
     The file is written under a temporary name in the same folder, which is made if it is missing,
     flushed, and renamed, so that there is never a half-written one under `path`.
 
@@ -132,7 +132,7 @@ def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) 
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that the teacher's table replaces, beside the student's, none but that of its pair.
+    """Check that the teacher's table replaces, next to the student's, none but that of its pair.
 
     Raises:
         OutputError: if there is anything else, which the name of the student's table did not name.

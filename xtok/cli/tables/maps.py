@@ -49,7 +49,7 @@ def print_explanation(explanation: Explanation) -> None:
 
 
 def print_examples(rows: Sequence[ExplainedRow]) -> None:
-    """Print rows on stderr, beside the path of their map on stdout; if nobody reads them, fine."""
+    """Print rows on stderr, as their map's path is on stdout; if nobody reads them, fine."""
     with suppress(OSError), printing(sys.stderr.write) as console:
         console.print(_rows(rows))
 
