@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from xtok.maps.edges import Edges
+from xtok.maps.making import map_of_edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import map_of_edges
 from xtok.teachers.formats.topk import TopK
 from xtok.teachers.kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer

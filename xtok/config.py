@@ -61,7 +61,7 @@ RARE = "Rarely needed"
 
 @dataclass(frozen=True, kw_only=True)
 class OptionDetails:
-    """What is known of an option beside its name, type and default."""
+    """What is known of an option besides its name, type and default."""
 
     help: str
     name: str | None = None  # if the option has another than the parameter
@@ -238,8 +238,8 @@ class MultitokenConfig(Config):
     )
     canonicalization: Canonicalization = option(
         "exact",
-        "Match only tokens of equal bytes. relaxed also pairs ' ,' with ',' and the forms of a "
-        "line break if no token has equal bytes.",
+        "exact matches only tokens of equal bytes; relaxed also pairs ' ,' with ',' and the "
+        "forms of a line break if no token has equal bytes.",
         panel=MATCHING,
     )
     token_form: TokenForm = option(
@@ -380,8 +380,8 @@ class GenerateConfig(Config):
     temperature: float = option(0.05, "Temperature of the softmax.", above=0, panel=RARE)
     canonicalization: Canonicalization = option(
         "exact",
-        "relaxed compares near-equivalent tokens, such as ' ,' and ',' and the forms of a line "
-        "break, as one text.",
+        "relaxed treats near-equivalent tokens, such as ' ,' and ',' or the forms of a line "
+        "break, as the same text.",
     )
     device: str = option("cpu", "cpu, cuda, or cuda:N.", panel=COMPUTING)
     dtype: Dtype = option(

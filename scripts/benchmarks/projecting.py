@@ -27,7 +27,7 @@ from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.ngrams import Sparse, flat, stored
 from xtok.building.build import map_of_pair
 from xtok.maps.edges import Edges
-from xtok.maps.results import map_of_edges
+from xtok.maps.making import map_of_edges
 from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.formats.topk import TopK
 from xtok.teachers.project import Projector

@@ -301,7 +301,7 @@ def test_tables_that_do_not_belong_together(long_tokens: SpellingMap, tmp_path: 
     long_tokens.save(first)
     with pytest.raises(XtokError, match="is the teacher's table") as caught:
         SpellingMap.load(second)
-    assert caught.value.hint == f"give the student's, {first}; the teacher's is found beside it"
+    assert caught.value.hint == f"give the student's, {first}; the teacher's is found next to it"
     projection = xtok.build("bytes", "bytes")
     projection.save(second)
     with pytest.raises(XtokError, match="not a table that xtok wrote"):

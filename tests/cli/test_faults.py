@@ -28,7 +28,7 @@ from xtok._lib.io import STALE_AFTER
 from xtok.cli.options import StrictOutput
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.results import stage_report
+from xtok.maps.stage_reports import stage_report
 
 TEMPORARY = re.compile(r"\.[a-z-]+\.[a-z]+\.[0-9a-f]{12}\.tmp")
 
@@ -232,7 +232,7 @@ def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
 WRITER = """
 import sys
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.results import stage_report
+from xtok.maps.stage_reports import stage_report
 projection = ProjectionMap.load(sys.argv[1])
 for _ in range(150):
     projection.save(sys.argv[2])

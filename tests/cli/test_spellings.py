@@ -184,7 +184,7 @@ def test_an_error_names_what_was_typed(args: list[str], message: str) -> None:
 def test_an_error_of_the_library_names_what_was_typed(cli: Cli, small: Path) -> None:
     assert cli("build", "bytes", small / "small.model", "--output", "m.pt").returncode == 0
     done = cli("sort-cut", "--initial_projection_path", "m.pt", "--top_k", "1")
-    fails(done, "a row of one entry has no room beside its scale slot", "give --top-k of 2 or")
+    fails(done, "a row of one entry has room for nothing", "give --top-k of 2 or")
 
 
 def test_the_guide_has_a_row_for_each() -> None:

@@ -21,7 +21,8 @@ from xtok.config import BuildConfig, SortCutConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
-from xtok.inspection.explain import ExplainedRow, explain
+from xtok.inspection.explain import explain
+from xtok.inspection.rows import ExplainedRow
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, pairs
 from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary

@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 def compiled(function: Callable[..., Any]) -> Any:
     """Return a kernel that is compiled when it is first called, is serial, and releases the GIL.
 
-    Numba keeps it beside the package, else in the user's cache folder; if it may write neither, in
+    Numba keeps it next to the package, else in the user's cache folder; if it may write neither, in
     a folder that only this user can read, below the one for temporary files. What is damaged there
     is compiled again, and replaced.
     """

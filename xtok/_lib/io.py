@@ -146,7 +146,7 @@ def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
     file whole, and to make the same one each time.
 
     Args:
-        target: the file; the lock is an empty file beside it, removed at the end.
+        target: the file; the lock is an empty file next to it, removed at the end.
         timeout: seconds to wait for another process.
         note: called with a sentence when this process begins to wait, and when it stops waiting.
     """

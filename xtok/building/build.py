@@ -19,7 +19,8 @@ from xtok.building.counted import counted_map, synthetic_base, synthetic_map, wa
 from xtok.building.counting.pair_text import PairText, TextLike, counts_of
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events_of_pair
-from xtok.building.exact import used_options, with_exact
+from xtok.building.exact import used_options
+from xtok.building.exact_rows import with_exact
 from xtok.building.matches import find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
@@ -32,10 +33,11 @@ from xtok.maps.map_like import AnyMap, MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import difference, difference_of_sides, recipe_of
 from xtok.maps.records import Recipe
-from xtok.maps.results import check_ignored, report_of_pair
 from xtok.maps.spellings import SpellingMap
+from xtok.maps.stage_reports import report_of_pair
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.notes import check_ignored
 from xtok.tokenizers.pairs import Pair
 
 M = TypeVar("M", bound=mapfile.StoredMap)

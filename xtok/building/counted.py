@@ -17,14 +17,11 @@ from xtok.building.matches import Matches, with_matches
 from xtok.config import BuildConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
+from xtok.maps.making import map_of_edges, map_of_rows
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.recipe import recipe_of
-from xtok.maps.results import (
-    map_of_edges,
-    map_of_rows,
-    unspelled_note,
-)
 from xtok.tokenizers.display import plural
+from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair
 
 

@@ -14,10 +14,10 @@ from xtok.config import EventLoss, loss_name
 from xtok.maps.events import EventMap
 from xtok.maps.history import history_step
 from xtok.maps.records import StageReport
-from xtok.maps.results import tokenizer_notes
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.notes import tokenizer_notes
 from xtok.tokenizers.pairs import Pair
 
 Ids = NDArray[np.int64]

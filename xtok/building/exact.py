@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from xtok.building.matches import Matches, find_matches, matching_options
+from xtok.building.exact_rows import with_exact
+from xtok.building.matches import find_matches
 from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.binding import at_map_widths, bind_map, name_notes, pair_of_maps
-from xtok.maps.edges import Edges, heaviest
 from xtok.maps.map_like import MapLike, as_map
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import with_options
-from xtok.maps.results import map_of_edges, with_report
+from xtok.maps.stage_reports import with_report
 from xtok.tokenizers.pairs import Pair
 
 
@@ -30,7 +28,7 @@ def reapply_exact(
 
     Special tokens are paired by role. These rows have no slot; the others stay. With the
     canonicalization `relaxed`, a token without an exact counterpart that has a near-equivalent has
-    this one entry, beside its slot. Token form and ignored ids are those the map was made with.
+    this one entry and its slot. Token form and ignored ids are those the map was made with.
 
     >>> spelled = xtok.multitoken(xtok.pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind
@@ -60,43 +58,6 @@ def reapply_exact(
     result = with_exact(projection, find_matches(pair, options), options)
     recipe = with_options(projection, exact_match=True) if options == used else None
     return with_report(replace(result, recipe=recipe), notes)
-
-
-def with_exact(
-    projection: ProjectionMap,
-    matches: Matches,
-    config: MultitokenConfig,
-) -> ProjectionMap:
-    """Put matches, which were made with these options, in the place of a map's own rows.
-
-    student   the map's row                     matches           the row then
-    ` the`    ` t` 0.76, `he` 0.07, slot 0.17   equal: ` the`     ` the` 1, no slot
-    `</s>`    `</` 0.76, `s>` 0.07, slot 0.17   role: `<end>`     `<end>` 1, no slot
-    ` The`    ` T` 0.76, `he` 0.07, slot 0.17   relaxed: ` the`   ` the` 0.83, slot 0.17
-    ` zq`     ` z` 0.76, `q` 0.07, slot 0.17    none              as it was
-    """
-    special = heaviest(matches.special, projection.top_k)
-    relaxed_rows = matches.relaxed.student_ids
-    kind = projection.row_kind.copy()
-    kind[matches.equal.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
-    kind[relaxed_rows] = RowKind.RELAXED
-    of_row = projection.student_ids
-    is_relaxed = np.zeros(len(kind), np.bool_)
-    is_relaxed[relaxed_rows] = True
-    kept = ~matches.is_exact[of_row] & (~is_relaxed[of_row] | projection.is_slot)
-    others = projection.edges.take(kept)
-    # Of a row with a near-equivalent only the slot is left, and leaves it the rest of 1.
-    taken = np.zeros(len(kind))
-    taken[others.student_ids] = others.weights
-    relaxed = matches.relaxed._replace(weights=1 - taken[relaxed_rows])
-    slot = projection.scale_slot
-    result = map_of_edges(
-        Edges.concatenate([relaxed, others, matches.equal, special]),
-        before=projection,
-        row_kind=kind,
-        scale_slot=None if slot is None else np.where(matches.is_exact, np.uint8(0), slot),
-    )
-    return result.after("reapply-exact", matching_options(config))
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:

@@ -14,15 +14,12 @@ from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.binding import at_map_widths, bind_map, name_notes
 from xtok.maps.edges import Edges, ranks
+from xtok.maps.making import map_of_rows
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.recipe import recipe_of_stage
-from xtok.maps.results import (
-    check_ignored,
-    map_of_rows,
-    report_of_pair,
-    unspelled_note,
-)
+from xtok.maps.stage_reports import report_of_pair
+from xtok.tokenizers.notes import check_ignored, unspelled_note
 from xtok.tokenizers.pairs import Pair
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
+from xtok.maps.making import map_of_edges
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import with_options
 from xtok.maps.records import StageReport
-from xtok.maps.results import map_of_edges
 
 
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
@@ -47,7 +47,7 @@ def cut_rows(
     """Make the map of `sort_cut` without its report and recipe; return it, and what was cut."""
     if projection.enable_scale_trick and config.top_k < 2:
         raise XtokError(
-            "a row of one entry has no room beside its scale slot",
+            "a row of one entry has room for nothing but its scale slot",
             hint="give {option} of 2 or more, or build the map without the scale trick",
             parameter="top_k",
         )

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from xtok._lib.progress import Progress, silent
 from xtok.maps.history import history_step
 from xtok.maps.records import StageReport
-from xtok.maps.results import examples_of, tokenizer_notes
 from xtok.maps.spellings import UNUSED, SpellingMap
+from xtok.tokenizers.notes import examples_of, tokenizer_notes
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.pieces import Pieces
 

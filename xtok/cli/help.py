@@ -143,7 +143,7 @@ class _Page:
         return self
 
     def rows(self, part: str, rows: Iterable[tuple[str, str]], widest: int) -> _Page:
-        """Add a part: names, and beside each what it is."""
+        """Add a part: names, each with what it is."""
         self.line(f"{part}:", "bold")
         left = 2 + widest + 2
         for name, says in rows:

@@ -43,8 +43,8 @@ def inspect(
     ),
     worst: int | None = option(
         None,
-        "List this many rows, those with the lightest heaviest entry first. Default with --class "
-        "or --kind: 20.",
+        "List this many rows, starting with those whose heaviest entry is the lightest. Default "
+        "with --class or --kind: 20.",
         min=1,
         panel=_ROWS,
     ),
@@ -128,7 +128,7 @@ def _show_other(
 ) -> None:
     """Show an event map or a spelling map, or what it has of tokens."""
     from xtok.cli.tables import events as tables
-    from xtok.inspection import describe, events
+    from xtok.inspection import events, spellings
 
     if isinstance(m, xtok.EventMap) and tokens:
         show(events.explain_events(m, tokens), tables.print_event_explanation, json=json)
@@ -136,7 +136,7 @@ def _show_other(
         description = events.describe_events(m, num_examples=num_examples)
         show(description, tables.print_events, json=json)
     elif tokens:
-        show(events.explain_spellings(m, tokens), tables.print_spelled, json=json)
+        show(spellings.explain_spellings(m, tokens), tables.print_spelled, json=json)
     else:
-        spellings = describe.describe_spellings(m, num_examples=num_examples)
-        show(spellings, tables.print_spellings, json=json)
+        found = spellings.describe_spellings(m, num_examples=num_examples)
+        show(found, tables.print_spellings, json=json)

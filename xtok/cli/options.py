@@ -406,7 +406,7 @@ class RefinedMap(Output):
         return paths[0]
 
     def path(self, name: str) -> Path:
-        """Return the output's path, by default beside the map."""
+        """Return the output's path, by default next to the map."""
         return output_path(self.output, name, self.source())
 
 

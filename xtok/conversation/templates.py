@@ -178,7 +178,7 @@ def _as_given(message: Message) -> Message:
     """Return a message as Transformers hands it to a template.
 
     Keys that are null, or NaN as in pandas' rows, are left out, as OpenAI's `"content": null`
-    beside tool calls; values within others, such as arguments of a call, stay null. Reasoning has
+    next to tool calls; values within others, such as arguments of a call, stay null. Reasoning has
     all the names that templates read it by.
     """
     message = {name: value for name, value in message.items() if not is_missing(value)}

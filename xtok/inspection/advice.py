@@ -1,7 +1,7 @@
 """The one place that recommends a loss, an artefact, and the next command.
 
-docs/guides/choosing.md says the same, and why: beside cross-entropy, no loss did better than event
-KL. The share of the vocabularies that is the same decides nothing.
+docs/guides/choosing.md says the same, and why: added to cross-entropy, no loss did better than
+event KL. The share of the vocabularies that is the same decides nothing.
 """
 
 from __future__ import annotations

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.inspection.explain import ExplainedRow, explain
-from xtok.inspection.pair_facts import SpellingFacts
+from xtok.inspection.rows import ExplainedRow, explain_row
+from xtok.maps.binding import pair_of_maps
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
-from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.classes import TokenClass, token_classes
-from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import TokenType, Vocabulary
 
 _LARGEST = 10
@@ -84,6 +82,7 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
     kinds = np.bincount(m.row_kind, minlength=len(RowKind)).tolist()
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
+    pair = pair_of_maps(m)
     columns_used, largest = _columns(m)
     return Description(
         student=describe_side(m.student),
@@ -94,77 +93,17 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
         top_k=m.top_k,
         enable_scale_trick=m.enable_scale_trick,
         rows_by_kind={kind.name.lower(): kinds[kind] for kind in RowKind if kinds[kind]},
-        rows_by_entries=_sizes(m.entries_per_row),
+        rows_by_entries=sizes(m.entries_per_row),
         rows_with_slot=len(slots),
         slot_share=float(slots.sum(dtype=np.float64)) / total if total else 0.0,
         columns_used=columns_used,
         largest_columns=largest,
         coverage=coverage_by_class(m) if classes else None,
-        examples=explain(m, _example_ids(m, num_examples)).rows,
+        examples=tuple(explain_row(m, pair, i) for i in _example_ids(m, num_examples)),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpelledToken:
-    """A token and its spelling; both are escaped, or names of control tokens."""
-
-    side: str
-    token_id: int
-    token: str
-    pieces: tuple[str, ...]
-    left_out: str = ""  # why it has no pieces
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpellingDescription:
-    """What a spelling map holds."""
-
-    student: SideDescription
-    teacher: SideDescription
-    history: Sequence[Mapping[str, Any]]
-    spelled: Mapping[str, SpellingFacts]  # by side
-    pieces: Mapping[str, Mapping[int, int]]  # by side, how many tokens have how many pieces
-    examples: tuple[SpelledToken, ...]
-
-
-def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
-    """Describe a spelling map: what is shared, spelled and left out, and why.
-
-    Args:
-        m: the map.
-        num_examples: how many tokens of several pieces to show of each side, evenly spread.
-    """
-    examples: list[SpelledToken] = []
-    for side in SIDES:
-        ids = _spread(np.flatnonzero(getattr(m, f"{side}_counts") > 1), num_examples)
-        examples += [spelled_token(m, side, i) for i in ids]
-    return SpellingDescription(
-        student=describe_side(m.student),
-        teacher=describe_side(m.teacher),
-        history=m.history,
-        spelled={side: SpellingFacts.of(m, side) for side in SIDES},
-        pieces={side: _sizes(getattr(m, f"{side}_counts")) for side in SIDES},
-        examples=tuple(examples),
-    )
-
-
-def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
-    """Return the spelling of a side's token in the other side's tokens."""
-    table, others = m.tables if side == "student" else m.tables[::-1]
-    pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
-    end = int(counts[: token_id + 1].sum(dtype=np.int64))
-    own = pieces[end - counts[token_id] : end].tolist()
-    reasons = m.left_out(side) if not own else {}
-    return SpelledToken(
-        side=side,
-        token_id=token_id,
-        token=table.name(token_id),
-        pieces=tuple(map(others.name, own)),
-        left_out=next((why for why, ids in reasons.items() if token_id in ids), ""),
-    )
-
-
-def _sizes(entries: NDArray[Any]) -> dict[int, int]:
+def sizes(entries: NDArray[Any]) -> dict[int, int]:
     """Return how many rows have how many entries."""
     return {n: count for n, count in enumerate(np.bincount(entries).tolist()) if count}
 
@@ -194,10 +133,10 @@ def _example_ids(projection: ProjectionMap, count: int) -> list[int]:
     """
     entries = projection.entries_per_row
     rows = np.flatnonzero(entries > 1)
-    return _spread(rows if len(rows) else np.flatnonzero(entries), count)
+    return spread(rows if len(rows) else np.flatnonzero(entries), count)
 
 
-def _spread(rows: NDArray[np.int64], count: int) -> list[int]:
+def spread(rows: NDArray[np.int64], count: int) -> list[int]:
     """Return up to `count` of some ids, evenly spread."""
     places = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64)
     chosen: list[int] = rows[places].tolist()

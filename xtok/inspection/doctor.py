@@ -17,10 +17,10 @@ from xtok.inspection import Check, Level
 from xtok.inspection.advice import WORTH, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
-from xtok.maps.results import case_notes, examples_of
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import escape, listed, plural, quoted
+from xtok.tokenizers.notes import case_notes, examples_of
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
 

@@ -35,7 +35,7 @@ from xtok.building.counting.measures import entropy_of, kept_of, share_of
 from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.counting.smoothing import weights_at
-from xtok.building.exact import with_exact
+from xtok.building.exact_rows import with_exact
 from xtok.building.matches import find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
@@ -178,7 +178,7 @@ def evaluate(
 
     Raises:
         XtokError: if a text cannot be read or nothing in it measured, a map is of another pair or
-            holds spellings, or event maps are ranked for a loss or measured beside maps.
+            holds spellings, or event maps are ranked for a loss or measured together with maps.
         ValueError: for no map, or names that are not as many.
     """
     loaded, names = as_maps(maps, names, as_any_map)
@@ -193,7 +193,7 @@ def evaluate(
     are_events = [isinstance(one, EventMap) for one in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(
-            "event maps are measured neither beside maps nor for a loss",
+            "event maps cannot be measured together with maps, nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
     bound = (bind_map(pair, one, name=name) for name, one in zip(names, loaded, strict=True))

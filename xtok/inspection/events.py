@@ -1,4 +1,4 @@
-"""What event maps and spelling maps say of tokens: a token's event, and its spelling."""
+"""What an event map holds, and which tokens share an event."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from xtok.inspection.describe import SideDescription, SpelledToken, describe_side, spelled_token
+from xtok.inspection.describe import SideDescription, describe_side
 from xtok.maps.events import EventMap
-from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import require_table
 from xtok.tokenizers.sides import SIDES
-
-Token = str | bytes | int
 
 _SHOWN = 10
 
@@ -64,15 +61,6 @@ class EventDescription:
     largest: tuple[Event, ...]  # by the tokens of both sides, without the rest
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpellingExplanation:
-    """The spellings of tokens of a spelling map."""
-
-    student: str
-    teacher: str
-    tokens: tuple[SpelledToken, ...]
-
-
 def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
     """Describe an event map: its sides, how large its events are, and the largest ones."""
     sizes = np.stack([np.bincount(getattr(m, f"{side}_event")) for side in SIDES])
@@ -91,7 +79,7 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
     )
 
 
-def explain_events(m: EventMap, tokens: Sequence[Token]) -> EventExplanation:
+def explain_events(m: EventMap, tokens: Sequence[str | bytes | int]) -> EventExplanation:
     """Tell which tokens are in one event with tokens of the student.
 
     Args:
@@ -116,24 +104,6 @@ def explain_events(m: EventMap, tokens: Sequence[Token]) -> EventExplanation:
         )
     return EventExplanation(
         student=m.student.model_id, teacher=m.teacher.model_id, tokens=tuple(explained)
-    )
-
-
-def explain_spellings(m: SpellingMap, tokens: Sequence[Token]) -> SpellingExplanation:
-    """Tell how tokens of the student are spelled in the teacher's tokens.
-
-    Args:
-        m: the spelling map.
-        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
-
-    Raises:
-        XtokError: if the student has no such token.
-    """
-    ids = dict.fromkeys(i for token in tokens for i in m.student.ids_of(token))
-    return SpellingExplanation(
-        student=m.student.model_id,
-        teacher=m.teacher.model_id,
-        tokens=tuple(spelled_token(m, "student", i) for i in ids),
     )
 
 

@@ -15,10 +15,11 @@ from xtok.maps import file as mapfile
 from xtok.maps.binding import can_grow, is_swapped
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike, as_any_map
+from xtok.maps.opening import MALFORMED, read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import examples_of
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import ROLES
 from xtok.tokenizers.sides import SIDES
@@ -62,7 +63,7 @@ def verify(
     if isinstance(projection, AnyMap):
         return Verification(path="the map", checks=tuple(_all(projection, {}, pair)))
     path = fspath(projection)
-    parts = mapfile.read_parts(path)
+    parts = read_parts(path)
     digests: Mapping[str, str | None] = {}
     loaded: AnyMap
     try:
@@ -74,7 +75,7 @@ def verify(
             fields, digests = mapfile.assemble(*parts)
             loaded = CLASSES[mapfile.kind_of(fields)](**fields)
         checks = tuple(_all(loaded, digests, pair))
-    except mapfile.MALFORMED as error:
+    except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         checks = (Check("format", "failed", f"{missing}{error}"),)
     return Verification(path=path, checks=checks)
@@ -117,7 +118,7 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
 
 
 def _of_kind(m: AnyMap) -> Iterator[Check]:
-    """Give the checks that a kind of map has beside its invariants."""
+    """Give the checks that a kind of map has besides its invariants."""
     if isinstance(m, SpellingMap):
         for side in SIDES:
             yield Check(f"{side} spelled", "ok", str(SpellingFacts.of(m, side)))

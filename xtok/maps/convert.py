@@ -33,7 +33,7 @@ def convert(
     Args:
         projection: a projection map or a spelling map, or the path of its file.
         output: a `.safetensors` file, or a `.pt` as NeMo-RL reads it; for a spelling map the
-            student's table, beside which the teacher's is written, as `NAME.reverse.pt`.
+            student's table; the teacher's is written next to it, as `NAME.reverse.pt`.
         pair: the map's models, whose tokens a map without tokens takes.
         options: as for `load`, for a path.
 

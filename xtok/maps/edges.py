@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLOT_WEIGHT = 0.2
-"""Weight of the scale slot beside a row that sums to 1, before both are normalized."""
+"""Weight of the scale slot of a row that sums to 1, before both are normalized."""
 
 SUM_TOLERANCE = 1e-4
 """How far from 1 the float32 weights of a row may sum."""

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,13 +17,12 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from xtok._lib import io
-from xtok._lib.keys import unique_keys
 from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.history import history_step
+from xtok.maps.opening import naming, opened, read_tensors
 from xtok.maps.pt import load_pt
 from xtok.maps.records import InvariantError, StageReport
 from xtok.maps.tensors import require
@@ -43,13 +39,6 @@ FORMAT_VERSION = 1
 
 MAX_HEADER = 1 << 23
 """Bytes of the longest JSON text that is read or written."""
-
-MALFORMED = (
-    ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
-)  # fmt: skip
-"""What reading a damaged file can raise."""
-
-_NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
 SUFFIXES = (".safetensors", ".pt")
 """Of a map's file; an event map has no `.pt`."""
@@ -108,7 +97,7 @@ class StoredMap:
 def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
-    A spelling map as `.pt` is two files, the second beside the first: `nemo_tables.reverse_of`.
+    A spelling map as `.pt` is two files, the second next to the first: `nemo_tables.reverse_of`.
     The file is written under a temporary name in the same folder, which is made if it is missing,
     flushed, and renamed, so that there is never a half-written one under `path`.
 
@@ -143,7 +132,7 @@ def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) 
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that the teacher's table replaces, beside the student's, none but that of its pair.
+    """Check that the teacher's table replaces, next to the student's, none but that of its pair.
 
     Raises:
         OutputError: if there is anything else, which the name of the student's table did not name.
@@ -203,7 +192,7 @@ def read(
         MapFileError: if the file is not a map, or is damaged.
     """
     source = Path(path)
-    with _opened(source) as (contents, is_pt), _naming(source):
+    with opened(source) as (contents, is_pt), naming(source):
         if is_pt:
             loaded = load_pt(contents, source)
             if nemo_tables.are_tables(loaded):
@@ -211,7 +200,7 @@ def read(
                 other = load_pt(beside, beside) if beside.is_file() else None
                 return unpack(*nemo_tables.read_tables(loaded, other, source))
             return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
-        tensors, header = _tensors(contents, source)
+        tensors, header = read_tensors(contents, source)
         if "xtok" in header and normalize and kind_of(tensors) == "map":
             return _imported(nemo.trained(tensors, header["xtok"]), normalize=True)
         if "xtok" in header:
@@ -257,7 +246,7 @@ def map_of_fields(kind: type[M], fields: Mapping[str, Any], source: str | PathLi
     Raises:
         MapFileError: if it breaks one.
     """
-    with _naming(Path(source)):
+    with naming(Path(source)):
         any_map = kind(**fields)
         any_map.check()
         return any_map
@@ -268,90 +257,6 @@ def kind_of(names: Container[str]) -> Kind:
     if "student_event" in names:
         return "events"
     return "spellings" if "student_counts" in names else "map"
-
-
-_OF_TRAINING = ("weights", "order", "sums", "tensors")
-"""The invariants that training breaks, and `normalize` restores."""
-
-
-@contextmanager
-def _naming(source: Path) -> Iterator[None]:
-    """Turn what reading a damaged file raises into an error that names it."""
-    try:
-        yield
-    except (*MALFORMED, RuntimeError) as error:
-        missing = "it lacks " if isinstance(error, KeyError) else ""
-        message = f"{source} is not a valid map: {missing}{error}"
-        if isinstance(error, InvariantError) and error.invariant in _OF_TRAINING:
-            hint = "if its weights were trained, convert the map once with {option}"
-            raise MapFileError(message, hint=hint, parameter="normalize") from error
-        raise MapFileError(message, hint=MAP_HINT) from error
-
-
-@contextmanager
-def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
-    """Give the path of a map's contents, and whether it is a `.pt`.
-
-    The kind of file is told from its first bytes; the suffix decides where these tell nothing.
-    """
-    if "\0" in str(source):
-        raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
-    try:
-        with source.open("rb") as file:
-            start = file.read(9)
-            if not start:
-                raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
-            is_zip, is_json = start[:2] == b"PK", start[8:] == b"{"
-            is_pt = is_zip or (source.suffix == ".pt" and not is_json)
-            if not (is_pt or is_json or source.suffix == ".safetensors"):
-                raise MapFileError(f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP)
-            if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
-                yield source, is_pt
-                return
-            # The libraries read no pipes, and torch.load takes any .safetensors for safetensors.
-            with tempfile.NamedTemporaryFile() as copy:
-                copy.write(start)
-                shutil.copyfileobj(file, copy)
-                copy.flush()
-                yield Path(copy.name), is_pt
-    except OSError as error:
-        hint = _NO_MAP
-        if source.is_dir():
-            hint += ", xtok doctor compares them"
-        message = f"the map {source} cannot be read: {error.strerror or error}"
-        raise MapFileError(message, hint=hint) from error
-
-
-def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str] | None:
-    """Return a `.safetensors` map's tensors and metadata, not checked; None for any other file.
-
-    `assemble` makes a map of them.
-
-    Raises:
-        MapFileError: if the file cannot be read.
-    """
-    source = Path(path)
-    with _opened(source) as (contents, is_pt):
-        tensors, header = ({}, {}) if is_pt else _tensors(contents, source)
-    return (tensors, header["xtok"]) if "xtok" in header else None
-
-
-def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the tensors of a safetensors file, read-only, and its metadata."""
-    try:
-        with safe_open(contents, framework="np") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            header = dict(file.metadata() or {})
-        with contents.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            json.loads(file.read(size), object_pairs_hook=unique_keys)
-    except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
-        message = f"{source} is not a whole safetensors file: {error}"
-        hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP
-        raise MapFileError(message, hint=hint) from error
-    for tensor in tensors.values():
-        tensor.flags.writeable = False
-    return tensors, header
 
 
 def check_json(text: str) -> None:

@@ -211,7 +211,7 @@ def _counted(counts: Mapping[Any, Any]) -> Edges:
 def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> PtEntries:
     """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
 
-    `says` is what the file says beside them: names of models, and whether there are scale slots.
+    `says` is what the file says besides: names of models, and whether there are scale slots.
     """
     require(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require(indices.dtype.kind == "i", "the type of indices")

@@ -36,7 +36,7 @@ def are_tables(loaded: Any) -> bool:
 
 
 def reverse_of(path: Path) -> Path:
-    """Return the path of the teacher's table, beside the student's.
+    """Return the path of the teacher's table, next to the student's.
 
     >>> reverse_of(Path("pair.pt")).name
     'pair.reverse.pt'
@@ -110,7 +110,7 @@ def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArra
 
     Args:
         loaded: what the student's file holds.
-        other: what the teacher's holds, beside it as `reverse_of` says; None if it is missing.
+        other: what the teacher's holds, next to it as `reverse_of` says; None if it is missing.
         source: the path of the student's.
 
     Returns:
@@ -126,7 +126,7 @@ def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArra
         first = source.with_name(source.name.replace(".reverse.", "."))
         hint = f"the names of the two files are swapped; {_AGAIN}"
         if first != source:
-            hint = f"give the student's, {first}; the teacher's is found beside it"
+            hint = f"give the student's, {first}; the teacher's is found next to it"
         raise MapFileError(f"{source} is the teacher's table", hint=hint)
     if other is None:
         raise MapFileError(

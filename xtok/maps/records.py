@@ -1,4 +1,4 @@
-"""What is recorded of a map beside its arrays: kinds of rows, reports of stages, its recipe."""
+"""What is recorded of a map besides its arrays: kinds of rows, reports of stages, its recipe."""
 
 from __future__ import annotations
 

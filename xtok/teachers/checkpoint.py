@@ -140,7 +140,7 @@ def kept_parts(target: Path) -> list[Path]:
 
 
 def folder_of(target: Path) -> Path:
-    """Return where the parts of an output are kept: beside it."""
+    """Return where the parts of an output are kept: next to it."""
     return target.with_name(f"{target.name}.checkpoint")
 
 

@@ -124,7 +124,7 @@ def project(
 ) -> Projected:
     """Turn stored predictions of a teacher into predictions of a student, on the same text.
 
-    Memory does not depend on the size of the files. Parts are kept in a folder beside the output
+    Memory does not depend on the size of the files. Parts are kept in a folder next to the output
     until it is written; a run that failed or was killed goes on from them, and gives the same
     bytes.
 
@@ -357,7 +357,7 @@ def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
 
 
 def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
-    """Return what DistillKit wants beside an output, and with which content."""
+    """Return what DistillKit wants next to an output, and with which content."""
     if config.to != "distillkit":
         return {}
     content = distillkit.config_for(pair.student.vocab_size, config.top_k)

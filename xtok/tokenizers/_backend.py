@@ -1,4 +1,4 @@
-"""What one tokenizer library can do, and what the configs beside its files say."""
+"""What one tokenizer library can do, and what the configs next to its files say."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _named(config: Mapping[str, Any]) -> list[str]:
 
 
 class FolderBackend(Backend):
-    """The backend of a tokenizer file, with the added tokens and roles of the configs beside it."""
+    """The backend of a tokenizer file, with added tokens and roles of the configs next to it."""
 
     def __init__(self, inner: Backend, files: ModelFiles) -> None:
         self.name = inner.name

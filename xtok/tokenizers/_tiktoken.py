@@ -200,7 +200,7 @@ def _encode_in_parts(encoding: Encoding, text: str, special: Set[str]) -> list[i
     """Encode a text; in halves, and these in halves, where the library gives up.
 
     Its regular expressions backtrack a million times at most, so that a million spaces in a row
-    are too many for most families. Tokens beside a cut may be others than in the whole text.
+    are too many for most families. Tokens next to a cut may differ from those in the whole text.
     """
     ids = _attempt(encoding.encode, text, allowed_special=special, disallowed_special=())
     if ids is not None:

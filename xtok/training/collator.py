@@ -146,6 +146,7 @@ class DistillationCollator:
             ]
             side = _pad(theirs, teacher, self.max_length)
             side["alignment"] = _in_batch(alignments, batch, side)
+            _warn_if_unaligned(teacher, batch["labels"], side["alignment"])
             batch["teachers"].append(side)
         return batch
 
@@ -202,6 +203,7 @@ class DistillationCollator:
                 student_kept=attention_mask != 0,
                 teacher_kept=side["attention_mask"] != 0,
             )
+            _warn_if_unaligned(self.teachers[number], labels, side["alignment"])
             sides.append(side)
         return {
             "input_ids": input_ids,
@@ -237,6 +239,7 @@ class DistillationCollator:
             for of, tokenizer in ((own, self.student), (theirs, teacher))
         )
         side["alignment"] = _in_batch(alignments, batch, side)
+        _warn_if_unaligned(teacher, batch["labels"], side["alignment"])
         values = [realized[: self.max_length] for _, realized in of_teacher]
         side["realized_logprob"] = stack(values, np.nan)
         return {**batch, "teachers": [side]}
@@ -429,6 +432,16 @@ def _places(tokenizer: Tokenizer, row: _SampleRow) -> NDArray[np.int64]:
     num_behind = len(row.ids) - row.num_before - len(encoding.ids)
     behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
     return np.concatenate([before, encoding.bounds, behind])
+
+
+def _warn_if_unaligned(
+    teacher: Tokenizer, labels: torch.Tensor, alignment: PaddedAlignment
+) -> None:
+    """Warn if a batch has targets, and none of them is in a chunk: losses are 0 then."""
+    if bool((labels != IGNORED).any()) and not bool(alignment.pair_valid.any()):
+        name = teacher.vocabulary.model_id
+        note = f"no chunk of this batch aligns with {name}, which teaches nothing here"
+        warnings.warn(note, stacklevel=3)
 
 
 def _aligned_targets(

@@ -244,7 +244,7 @@ class DistillationMixin:
     _logged_at = 0
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, with the terms beside the total."""
+        """Log the terms with the total."""
         if "loss" in logs and self._sums is not None:
             steps = max(1, self.state.global_step - self._logged_at)
             sums = self.accelerator.reduce(self._sums, "sum") / steps

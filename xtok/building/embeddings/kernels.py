@@ -19,7 +19,7 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
         first_id: the id of the first column; every id so far is smaller.
         absolute: compare absolute values.
         values: float32 `[rows, k]`, falling in each row; ties stay in the order of ids.
-        ids: int32 `[rows, k]`, beside the values.
+        ids: int32 `[rows, k]`, as the values.
     """
     k = values.shape[1]
     for row in range(tile.shape[0]):
@@ -66,7 +66,7 @@ def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
         per_length: float64 `[columns]`, 1 / length.
         column_places: int64 `[columns]`, what is written for a column; ties go to the lower one.
         values: float64 `[rows, k]`, falling in each row, 0 behind the last column.
-        places: int32 `[rows, k]`, beside the values; -1 in rows that are empty.
+        places: int32 `[rows, k]`, as the values; -1 in rows that are empty.
     """
     k = values.shape[1]
     sums = np.zeros(len(per_length), np.int32)

@@ -20,8 +20,8 @@ from xtok.building.embeddings.checkpoint import Model, input_layer
 from xtok.building.embeddings.similarity import Vectors
 from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError, install_hint
-from xtok.maps.results import examples_of
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.table import TokenTable
 
 _BATCH = 256  # texts; fixed, because what they are padded to changes the last bits

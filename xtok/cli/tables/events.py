@@ -13,13 +13,8 @@ from xtok.maps.nemo_tables import N_MAX
 from xtok.tokenizers.display import quoted
 
 if TYPE_CHECKING:
-    from xtok.inspection.describe import SpelledToken, SpellingDescription
-    from xtok.inspection.events import (
-        Event,
-        EventDescription,
-        EventExplanation,
-        SpellingExplanation,
-    )
+    from xtok.inspection.events import Event, EventDescription, EventExplanation
+    from xtok.inspection.spellings import SpelledToken, SpellingDescription, SpellingExplanation
 
 
 def print_events(d: EventDescription) -> None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         Description,
         SideDescription,
     )
-    from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
+    from xtok.inspection.explain import Explanation
+    from xtok.inspection.rows import ExplainedEntry, ExplainedRow, SpelledPiece
     from xtok.inspection.verify import Verification
 
 
@@ -48,7 +49,7 @@ def print_explanation(explanation: Explanation) -> None:
 
 
 def print_examples(rows: Sequence[ExplainedRow]) -> None:
-    """Print rows on stderr, beside the path of their map on stdout; if nobody reads them, fine."""
+    """Print rows on stderr, as their map's path is on stdout; if nobody reads them, fine."""
     with suppress(OSError), printing(sys.stderr.write) as console:
         console.print(_rows(rows))
 

@@ -29,7 +29,7 @@ class PromptFormat:
     image_placeholders: Sequence[str] = ("<image>",)  # which the assistant may not write
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
-        """Return what the template reads beside what every chat template has.
+        """Return what the template reads besides what every chat template has.
 
         SentencePiece, known by its tokens for bytes, adds a space wherever text begins.
         """
@@ -96,4 +96,4 @@ def _read(name: str) -> PromptFormat:
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
 FORMATS: Mapping[str, PromptFormat] = {one: _read(one) for one in sorted((*_FILES, *_ALIASES))}
-"""The formats by name: the Jinja files beside this one, and what Megatron-LM calls some of them."""
+"""The formats by name: the Jinja files in this folder, and what Megatron-LM calls some of them."""

@@ -116,7 +116,7 @@ class Compression(NamedTuple):
 
 
 def compression_of(path: Path) -> Compression:
-    """Read the config that DistillKit writes beside its files.
+    """Read the config that DistillKit writes next to its files.
 
     Raises:
         XtokError: if there is none, or it is none.

@@ -24,7 +24,7 @@ class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
 
     It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
     is exact over gradient accumulation and processes: the mean over the chunks and targets of all
-    batches of an optimizer's step. What it is made of is logged beside it (`DistillationMixin`).
+    batches of an optimizer's step. What it is made of is logged with it (`DistillationMixin`).
     Only the model is trained and saved, not the teachers. With dynamic scaling, a step of several
     batches or processes runs the models once more, before any gradient.
 

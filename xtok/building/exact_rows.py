@@ -1,0 +1,49 @@
+"""The rows of a map for which the teacher has an equal token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xtok.building.matches import Matches, matching_options
+from xtok.config import MultitokenConfig
+from xtok.maps.edges import Edges, heaviest
+from xtok.maps.making import map_of_edges
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
+
+
+def with_exact(
+    projection: ProjectionMap,
+    matches: Matches,
+    config: MultitokenConfig,
+) -> ProjectionMap:
+    """Put matches, which were made with these options, in the place of a map's own rows.
+
+    student   the map's row                     matches           the row then
+    ` the`    ` t` 0.76, `he` 0.07, slot 0.17   equal: ` the`     ` the` 1, no slot
+    `</s>`    `</` 0.76, `s>` 0.07, slot 0.17   role: `<end>`     `<end>` 1, no slot
+    ` The`    ` T` 0.76, `he` 0.07, slot 0.17   relaxed: ` the`   ` the` 0.83, slot 0.17
+    ` zq`     ` z` 0.76, `q` 0.07, slot 0.17    none              as it was
+    """
+    special = heaviest(matches.special, projection.top_k)
+    relaxed_rows = matches.relaxed.student_ids
+    kind = projection.row_kind.copy()
+    kind[matches.equal.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
+    kind[relaxed_rows] = RowKind.RELAXED
+    of_row = projection.student_ids
+    is_relaxed = np.zeros(len(kind), np.bool_)
+    is_relaxed[relaxed_rows] = True
+    kept = ~matches.is_exact[of_row] & (~is_relaxed[of_row] | projection.is_slot)
+    others = projection.edges.take(kept)
+    # Of a row with a near-equivalent only the slot is left, and leaves it the rest of 1.
+    taken = np.zeros(len(kind))
+    taken[others.student_ids] = others.weights
+    relaxed = matches.relaxed._replace(weights=1 - taken[relaxed_rows])
+    slot = projection.scale_slot
+    result = map_of_edges(
+        Edges.concatenate([relaxed, others, matches.equal, special]),
+        before=projection,
+        row_kind=kind,
+        scale_slot=None if slot is None else np.where(matches.is_exact, np.uint8(0), slot),
+    )
+    return result.after("reapply-exact", matching_options(config))

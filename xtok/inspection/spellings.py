@@ -1,0 +1,101 @@
+"""What a spelling map holds: how many tokens it spells, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xtok.inspection.describe import SideDescription, describe_side, sizes, spread
+from xtok.inspection.pair_facts import SpellingFacts
+from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers.sides import SIDES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpelledToken:
+    """A token and its spelling; both are escaped, or names of control tokens."""
+
+    side: str
+    token_id: int
+    token: str
+    pieces: tuple[str, ...]
+    left_out: str = ""  # why it has no pieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpellingDescription:
+    """What a spelling map holds."""
+
+    student: SideDescription
+    teacher: SideDescription
+    history: Sequence[Mapping[str, Any]]
+    spelled: Mapping[str, SpellingFacts]  # by side
+    pieces: Mapping[str, Mapping[int, int]]  # by side, how many tokens have how many pieces
+    examples: tuple[SpelledToken, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpellingExplanation:
+    """The spellings of tokens of a spelling map."""
+
+    student: str
+    teacher: str
+    tokens: tuple[SpelledToken, ...]
+
+
+def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
+    """Describe a spelling map: what is shared, spelled and left out, and why.
+
+    Args:
+        m: the map.
+        num_examples: how many tokens of several pieces to show of each side, evenly spread.
+    """
+    examples: list[SpelledToken] = []
+    for side in SIDES:
+        ids = spread(np.flatnonzero(getattr(m, f"{side}_counts") > 1), num_examples)
+        examples += [spelled_token(m, side, i) for i in ids]
+    return SpellingDescription(
+        student=describe_side(m.student),
+        teacher=describe_side(m.teacher),
+        history=m.history,
+        spelled={side: SpellingFacts.of(m, side) for side in SIDES},
+        pieces={side: sizes(getattr(m, f"{side}_counts")) for side in SIDES},
+        examples=tuple(examples),
+    )
+
+
+def explain_spellings(m: SpellingMap, tokens: Sequence[str | bytes | int]) -> SpellingExplanation:
+    """Tell how tokens of the student are spelled in the teacher's tokens.
+
+    Args:
+        m: the spelling map.
+        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them.
+
+    Raises:
+        XtokError: if the student has no such token.
+    """
+    ids = dict.fromkeys(i for token in tokens for i in m.student.ids_of(token))
+    return SpellingExplanation(
+        student=m.student.model_id,
+        teacher=m.teacher.model_id,
+        tokens=tuple(spelled_token(m, "student", i) for i in ids),
+    )
+
+
+def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
+    """Return the spelling of a side's token in the other side's tokens."""
+    table, others = m.tables if side == "student" else m.tables[::-1]
+    pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
+    end = int(counts[: token_id + 1].sum(dtype=np.int64))
+    own = pieces[end - counts[token_id] : end].tolist()
+    reasons = m.left_out(side) if not own else {}
+    return SpelledToken(
+        side=side,
+        token_id=token_id,
+        token=table.name(token_id),
+        pieces=tuple(map(others.name, own)),
+        left_out=next((why for why, ids in reasons.items() if token_id in ids), ""),
+    )

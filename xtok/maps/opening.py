@@ -1,0 +1,109 @@
+"""Opening a map's file: what it is, its tensors, and errors that name it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from xtok._lib.keys import unique_keys
+from xtok.errors import MAP_HINT, MapFileError
+from xtok.maps.records import InvariantError
+
+MALFORMED = (
+    ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
+)  # fmt: skip
+"""What reading a damaged file can raise."""
+
+_NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+
+_OF_TRAINING = ("weights", "order", "sums", "tensors")
+"""The invariants that training breaks, and `normalize` restores."""
+
+
+@contextmanager
+def naming(source: Path) -> Iterator[None]:
+    """Turn what reading a damaged file raises into an error that names it."""
+    try:
+        yield
+    except (*MALFORMED, RuntimeError) as error:
+        missing = "it lacks " if isinstance(error, KeyError) else ""
+        message = f"{source} is not a valid map: {missing}{error}"
+        if isinstance(error, InvariantError) and error.invariant in _OF_TRAINING:
+            hint = "if its weights were trained, convert the map once with {option}"
+            raise MapFileError(message, hint=hint, parameter="normalize") from error
+        raise MapFileError(message, hint=MAP_HINT) from error
+
+
+@contextmanager
+def opened(source: Path) -> Iterator[tuple[Path, bool]]:
+    """Give the path of a map's contents, and whether it is a `.pt`.
+
+    The kind of file is told from its first bytes; the suffix decides where these tell nothing.
+    """
+    if "\0" in str(source):
+        raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
+    try:
+        with source.open("rb") as file:
+            start = file.read(9)
+            if not start:
+                raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
+            is_zip, is_json = start[:2] == b"PK", start[8:] == b"{"
+            is_pt = is_zip or (source.suffix == ".pt" and not is_json)
+            if not (is_pt or is_json or source.suffix == ".safetensors"):
+                raise MapFileError(f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP)
+            if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
+                yield source, is_pt
+                return
+            # The libraries read no pipes, and torch.load takes any .safetensors for safetensors.
+            with tempfile.NamedTemporaryFile() as copy:
+                copy.write(start)
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                yield Path(copy.name), is_pt
+    except OSError as error:
+        hint = _NO_MAP
+        if source.is_dir():
+            hint += ", xtok doctor compares them"
+        message = f"the map {source} cannot be read: {error.strerror or error}"
+        raise MapFileError(message, hint=hint) from error
+
+
+def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str] | None:
+    """Return a `.safetensors` map's tensors and metadata, not checked; None for any other file.
+
+    `assemble` makes a map of them.
+
+    Raises:
+        MapFileError: if the file cannot be read.
+    """
+    source = Path(path)
+    with opened(source) as (contents, is_pt):
+        tensors, header = ({}, {}) if is_pt else read_tensors(contents, source)
+    return (tensors, header["xtok"]) if "xtok" in header else None
+
+
+def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the tensors of a safetensors file, read-only, and its metadata."""
+    try:
+        with safe_open(contents, framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = dict(file.metadata() or {})
+        with contents.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            json.loads(file.read(size), object_pairs_hook=unique_keys)
+    except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
+        message = f"{source} is not a whole safetensors file: {error}"
+        hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP
+        raise MapFileError(message, hint=hint) from error
+    for tensor in tensors.values():
+        tensor.flags.writeable = False
+    return tensors, header
