@@ -284,21 +284,31 @@ TINY = ProjectionMap(
 
 
 def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
-    """The file of `TINY` with other tensors, or metadata: `student__vocab_size=3`.
+    """The file of `TINY` with other tensors, or metadata: `student__vocab_size=3`."""
+
+    def change(found: dict[str, Any], fields: dict[str, Any]) -> None:
+        found.update(tensors or {})
+        for path, value in metadata.items():
+            target, *rest = path.split("__")
+            inner = fields
+            for key in rest:
+                inner, target = inner[target], key
+            inner[target] = value
+
+    return changed(mapfile.to_safetensors(TINY), change)
+
+
+def changed(data: bytes, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> bytes:
+    """The file of a map whose tensors (None: to leave out) and metadata are changed.
 
     Like one of an earlier version, it has no digest of the tensors.
     """
-    data = mapfile.to_safetensors(TINY)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     fields = json.loads(header["__metadata__"]["xtok"])
     del fields["tensors_sha256"]
-    for path, value in metadata.items():
-        target, *rest = path.split("__")
-        inner = fields
-        for key in rest:
-            inner, target = inner[target], key
-        inner[target] = value
-    kept = {k: v for k, v in {**load_tensors(data), **(tensors or {})}.items() if v is not None}
+    tensors = {name: tensor.copy() for name, tensor in load_tensors(data).items()}
+    change(tensors, fields)
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     return save(kept, {"xtok": json.dumps(fields)})
 
 

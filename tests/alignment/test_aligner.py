@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import unicodedata
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,14 @@ import torch
 from conftest import KINDS, Aligners, Tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
 from xtok.maps.binding import pair_of_maps
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
 from xtok.training.trainers import nemo_rl
@@ -42,6 +47,30 @@ def chunks_of(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[A
 @pytest.fixture(scope="module")
 def aligner(aligners: Aligners) -> TokenAligner:
     return aligners["byte_level", "sentencepiece"]
+
+
+Spell = Callable[..., list[int]]
+
+
+def spelled(tokenizer: Tokenizer, *parts: str) -> list[int]:
+    """Segment text; a part that names a control token is that token."""
+    names = {n: i for i, n in tokenizer.table.control_names.items()}
+    ids: list[int] = []
+    for part in parts:
+        ids += [names[part]] if part in names else tokenizer.segment(part.encode())
+    return ids
+
+
+@pytest.fixture(scope="module")
+def ours(byte_level: Tokenizer) -> Spell:
+    """Spell in the student's tokens."""
+    return partial(spelled, byte_level)
+
+
+@pytest.fixture(scope="module")
+def theirs(sentencepiece: Tokenizer) -> Spell:
+    """Spell in the teacher's."""
+    return partial(spelled, sentencepiece)
 
 
 # Exact by bytes
@@ -125,21 +154,12 @@ def check_consistent(shared: TokenAligner, s: list[int], t: list[int]) -> None:
 # Where the sides do not spell the same bytes
 
 
-def spell(tokenizers: Tokenizers, name: str, *parts: str) -> list[int]:
-    """Segment text; a part that names a control token is that token."""
-    names = {n: i for i, n in tokenizers[name].table.control_names.items()}
-    ids: list[int] = []
-    for part in parts:
-        ids += [names[part]] if part in names else tokenizers[name].segment(part.encode())
-    return ids
-
-
 def readable(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[str, str, bool]]:
-    rows, columns = aligner.student.table, aligner.teacher.table
+    names = aligner.student.table.name, aligner.teacher.table.name
     return [
         (
-            "|".join(map(rows.name, p.student_ids)),
-            "|".join(map(columns.name, p.teacher_ids)),
+            "|".join(map(names[0], p.student_ids)),
+            "|".join(map(names[1], p.teacher_ids)),
             p.is_correct,
         )
         for p in aligner.pairs(s, t)
@@ -147,10 +167,9 @@ def readable(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[st
 
 
 def test_special_tokens_of_one_role_are_a_chunk(
-    aligner: TokenAligner, tokenizers: Tokenizers
+    aligner: TokenAligner, ours: Spell, theirs: Spell
 ) -> None:
-    s = spell(tokenizers, "byte_level", "<|begin_of_text|>", " a", "<|end_of_text|>")
-    t = spell(tokenizers, "sentencepiece", "<s>", " a", "</s>")
+    s, t = ours("<|begin_of_text|>", " a", "<|end_of_text|>"), theirs("<s>", " a", "</s>")
     assert readable(aligner, s, t) == [
         ("<|begin_of_text|>", "<s>", True),
         (" a", " a", True),
@@ -160,41 +179,32 @@ def test_special_tokens_of_one_role_are_a_chunk(
     assert found.student_exact_partition_mask.tolist() == [[True, True, True]]
 
 
-@pytest.mark.parametrize("side", ["student", "teacher"])
-def test_a_bos_on_one_side_only(aligner: TokenAligner, tokenizers: Tokenizers, side: str) -> None:
-    s = spell(tokenizers, "byte_level", TEXT)
-    t = spell(tokenizers, "sentencepiece", TEXT)
+def test_a_bos_on_one_side_only(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
+    s, t = ours(TEXT), theirs(TEXT)
     plain = readable(aligner, s, t)
-    if side == "student":
-        s = spell(tokenizers, "byte_level", "<|begin_of_text|>") + s
-    else:
-        t = spell(tokenizers, "sentencepiece", "<s>") + t
-    assert readable(aligner, s, t) == plain
     assert all(correct for _, _, correct in plain)
+    assert readable(aligner, ours("<|begin_of_text|>") + s, t) == plain
+    assert readable(aligner, s, theirs("<s>") + t) == plain
 
 
 def test_special_tokens_without_a_counterpart_are_passed_over(
-    aligner: TokenAligner, tokenizers: Tokenizers
+    aligner: TokenAligner, ours: Spell, theirs: Spell
 ) -> None:
-    s = spell(tokenizers, "byte_level", "<|im_start|>", " a", "<|im_end|>", " b")
-    t = spell(tokenizers, "sentencepiece", "[INST]", " a", "[/INST]", " b")
+    s = ours("<|im_start|>", " a", "<|im_end|>", " b")
+    t = theirs("[INST]", " a", "[/INST]", " b")
     assert readable(aligner, s, t) == [(" a", " a", True), (" b", " b", True)]
     # In the middle of a chunk as well.
-    s = spell(tokenizers, "byte_level", "1", "<|im_start|>", "2")
-    assert [c for _, _, c in readable(aligner, s, spell(tokenizers, "sentencepiece", "12"))]
+    assert readable(aligner, ours("1", "<|im_start|>", "2"), theirs("12"))
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC", "NFD"])
 def test_a_normalizer_on_one_side_costs_what_it_changes(
-    aligner: TokenAligner, tokenizers: Tokenizers, form: Any
+    aligner: TokenAligner, ours: Spell, theirs: Spell, form: Any
 ) -> None:
-    import unicodedata
-
-    text = " of cafe\u0301 and the ﬁnal text,\uff0c of the 2024 and the text of the end"
-    s = spell(tokenizers, "byte_level", text)
-    t = spell(tokenizers, "sentencepiece", unicodedata.normalize(form, text))
-    found = readable(aligner, s, t)
     tail = " of the 2024 and the text of the end"
+    text = f" of cafe\u0301 and the ﬁnal text,\uff0c{tail}"
+    s, t = ours(text), theirs(unicodedata.normalize(form, text))
+    found = readable(aligner, s, t)
     assert found[0] == (" of", " of", True)
     correct = "".join(s for s, _, c in found if c).replace("|", "")
     assert correct.endswith(tail)
@@ -202,50 +212,41 @@ def test_a_normalizer_on_one_side_costs_what_it_changes(
     check_consistent(aligner, s, t)
 
 
-def test_truncation_leaves_a_tail_unaligned(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
-    s, t = (spell(tokenizers, name, TEXT * 4) for name in ("byte_level", "sentencepiece"))
+def test_truncation_leaves_a_tail_unaligned(
+    aligner: TokenAligner, ours: Spell, theirs: Spell
+) -> None:
+    s, t = ours(TEXT * 4), theirs(TEXT * 4)
     whole = chunks_of(aligner, s, t)
     for cut in (1, 5, len(t) // 2, len(t) - 1):
         found = chunks_of(aligner, s, t[:cut])
         assert found == whole[: len(found)]
-        after = whole[len(found)]
-        assert after[1][-1] >= cut  # the next chunk reaches behind the cut
+        assert whole[len(found)][1][-1] >= cut  # the next chunk reaches behind the cut
 
 
-def test_a_passage_that_one_side_lacks(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
+def test_a_passage_that_one_side_lacks(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
     first, second = TEXT, " and of the end of the text,\n again" * 3
     extra = "something that is only here, " * 40
-    s = spell(tokenizers, "byte_level", first, extra, second)
-    t = spell(tokenizers, "sentencepiece", first, second)
-    found = readable(aligner, s, t)
-    assert sum(not correct for _, _, correct in found) <= 2
-    covered = sum(
-        p.teacher_bytes[1] - p.teacher_bytes[0] for p in aligner.pairs(s, t) if p.is_correct
-    )
+    found = aligner.pairs(ours(first, extra, second), theirs(first, second))
+    assert sum(not p.is_correct for p in found) <= 2
+    covered = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in found if p.is_correct)
     assert covered > 0.9 * len((first + second).encode())
-    assert found[-1][2]
+    assert found[-1].is_correct
 
 
 def test_groups_of_tokens_match_within_a_stretch_that_differs(
-    tokenizers: Tokenizers,
+    pair: Pair, ours: Spell, digits: Tokenizer
 ) -> None:
-    s = spell(tokenizers, "byte_level", "x", "201", "y")
-    t = spell(tokenizers, "digits", "z", "201", "w")
-    made = {
-        n: TokenAligner(xtok.pair(tokenizers["byte_level"], tokenizers["digits"]), max_comb_len=n)
-        for n in (1, 2, 3)
-    }
-    assert readable(made[3], s, t) == [
-        ("x", "z", False), ("2|0|1", "201", True), ("y", "w", False)
-    ]  # fmt: skip
+    s, t = ours("x", "201", "y"), spelled(digits, "z", "201", "w")
+    three, two = (readable(TokenAligner(pair, max_comb_len=n), s, t) for n in (3, 2))
+    assert three == [("x", "z", False), ("2|0|1", "201", True), ("y", "w", False)]
     # With groups of at most two there is no match, and what is left is too much for one chunk.
-    assert ("2|0|1", "201", True) not in readable(made[2], s, t)
+    assert ("2|0|1", "201", True) not in two
 
 
 def test_few_tokens_that_differ_are_not_worth_compiling_for(
-    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+    to_pieces: Pair, ours: Spell, theirs: Spell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aligner = TokenAligner(xtok.pair(tokenizers["byte_level"], tokenizers["sentencepiece"]))
+    aligner = TokenAligner(to_pieces)
     runs: list[str] = []
     kernel = kernels.align_rest
 
@@ -255,8 +256,7 @@ def test_few_tokens_that_differ_are_not_worth_compiling_for(
 
     align_rest.py_func = kernel.py_func  # type: ignore[attr-defined]
     monkeypatch.setattr("xtok.alignment.aligner.align_rest", align_rest)
-    s = spell(tokenizers, "byte_level", "cafe\u0301" + " of the end" * 20)
-    t = spell(tokenizers, "sentencepiece", "caf\u00e9" + " of the end" * 20)
+    s, t = ours("cafe\u0301" + " of the end" * 20), theirs("caf\u00e9" + " of the end" * 20)
     for number in range(1, 6):  # 168 tokens each
         runs.append(f"call {number}")
         found = readable(aligner, s, t)
@@ -264,18 +264,17 @@ def test_few_tokens_that_differ_are_not_worth_compiling_for(
     assert runs == ["call 1", "call 2", "call 3", "call 4", "compiled", "call 5", "compiled"]
 
 
-def test_groups_of_any_length(tokenizers: Tokenizers) -> None:
-    s = spell(tokenizers, "byte_level", "x", "201 the text" * 3, "y")
-    t = spell(tokenizers, "digits", "z", "201 the text" * 3, "w")
-    sides = (tokenizers["byte_level"], tokenizers["digits"])
-    long = readable(TokenAligner(xtok.pair(*sides), max_comb_len=len(s) + len(t)), s, t)
-    for max_comb_len in (2**16, 2**31, 10**30):
-        assert readable(TokenAligner(xtok.pair(*sides), max_comb_len=max_comb_len), s, t) == long
+def test_groups_of_any_length(pair: Pair, ours: Spell, digits: Tokenizer) -> None:
+    s, t = ours("x", "201 the text" * 3, "y"), spelled(digits, "z", "201 the text" * 3, "w")
+    long, *others = (
+        readable(TokenAligner(pair, max_comb_len=n), s, t)
+        for n in (len(s) + len(t), 2**16, 2**31, 10**30)
+    )
+    assert others == [long] * 3
 
 
-def test_texts_with_nothing_in_common(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
-    s = spell(tokenizers, "byte_level", "中文" * 1000)
-    t = spell(tokenizers, "sentencepiece", "abc " * 1000)
+def test_texts_with_nothing_in_common(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
+    s, t = ours("中文" * 1000), theirs("abc " * 1000)
     assert not any(correct for _, _, correct in readable(aligner, s, t))
     assert aligner.pairs([], t) == aligner.pairs(s, []) == []
 
@@ -283,43 +282,44 @@ def test_texts_with_nothing_in_common(aligner: TokenAligner, tokenizers: Tokeniz
 # Batches
 
 
-def batch(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Any, Any]:
-    width = max(map(len, rows))
+def batch(
+    rows: list[list[int]], pad: int = 0, *, left: bool = False, more: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Pad rows, to `more` than the longest, and return their mask as well."""
+    width = max(map(len, rows)) + more
     ids = np.full((len(rows), width), pad, np.int64)
-    mask = np.zeros((len(rows), width), np.int64)
+    mask = np.zeros((len(rows), width), np.bool_)
     for i, row in enumerate(rows):
         place = slice(width - len(row), None) if left else slice(len(row))
         ids[i, place] = row
-        mask[i, place] = 1
+        mask[i, place] = True
     return ids, mask
 
 
+Texts = tuple[list[list[int]], list[list[int]]]
+
+
 @pytest.fixture(scope="module")
-def texts(tokenizers: Tokenizers) -> tuple[list[list[int]], list[list[int]]]:
+def texts(ours: Spell, theirs: Spell) -> Texts:
     parts = [TEXT, TEXT[:20], "a", TEXT * 2]
-    s = [spell(tokenizers, "byte_level", "<|begin_of_text|>", p) for p in parts]
-    t = [spell(tokenizers, "sentencepiece", "<s>", p, "</s>") for p in parts]
-    return s, t
+    return [ours("<|begin_of_text|>", p) for p in parts], [theirs("<s>", p, "</s>") for p in parts]
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_padding_never_forms_a_chunk(
-    aligner: TokenAligner, texts: tuple[list[list[int]], list[list[int]]], left: bool
-) -> None:
+def test_padding_never_forms_a_chunk(aligner: TokenAligner, texts: Texts, left: bool) -> None:
     pad = aligner.student.table.roles["pad"][0]
     eos = aligner.teacher.table.roles["eos"][0]
     s, s_mask = batch(texts[0], pad, left=left)
     t, t_mask = batch(texts[1], eos, left=left)
     found = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
-    assert (found.student_chunk_id[s_mask == 0] == -1).all()
-    assert (found.teacher_chunk_id[t_mask == 0] == -1).all()
+    assert (found.student_chunk_id[~s_mask] == -1).all()
+    assert (found.teacher_chunk_id[~t_mask] == -1).all()
     for i, (row, column) in enumerate(zip(*texts, strict=True)):
         alone = aligner.align(np.array([row]), np.array([column]))
         ours, theirs = found.student_chunk_id[i], found.teacher_chunk_id[i]
-        assert ours[s_mask[i] == 1].tolist() == alone.student_chunk_id[0].tolist()
-        assert theirs[t_mask[i] == 1].tolist() == alone.teacher_chunk_id[0].tolist()
-        assert found.num_chunks[i] == alone.num_chunks[0]
-        assert found.pair_valid[i].sum() == alone.num_chunks[0]
+        assert ours[s_mask[i]].tolist() == alone.student_chunk_id[0].tolist()
+        assert theirs[t_mask[i]].tolist() == alone.teacher_chunk_id[0].tolist()
+        assert found.num_chunks[i] == found.pair_valid[i].sum() == alone.num_chunks[0]
         assert not found.pair_is_correct[i][~found.pair_valid[i]].any()
     # Without a mask, the pad role tells.
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), found)
@@ -330,29 +330,20 @@ def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:
         assert np.asarray(value).tolist() == np.asarray(getattr(b, name)).tolist(), name
 
 
-def test_an_end_of_text_that_pads_as_well(tokenizers: Tokenizers) -> None:
-    table = tokenizers["byte_level"].table
-    eos = table.roles["eos"][0]
-    both = replace(table, roles={"eos": (eos,), "pad": (eos,)})
-    side = replace(tokenizers["byte_level"].vocabulary, table=both)
-    aligner = TokenAligner(Pair(side, side))
-    text = spell(tokenizers, "byte_level", " a b")
-    n = len(text)
-    ended = [*text, eos]
-    found = aligner.align(
-        np.array([[*ended, eos, eos], [eos, eos, *ended]]), np.array([ended, ended])
-    )
-    assert found.num_chunks.tolist() == [n + 1, n + 1]
-    assert found.student_chunk_id.tolist() == [
-        [*range(n + 1), -1, -1], [-1, -1, *range(n + 1)]
-    ]  # fmt: skip
+def test_an_end_of_text_that_pads_as_well(byte_level: Tokenizer, ours: Spell) -> None:
+    eos = byte_level.table.roles["eos"][0]
+    both = replace(byte_level.table, roles={"eos": (eos,), "pad": (eos,)})
+    side = replace(byte_level.vocabulary, table=both)
+    ended = [*ours(" a b"), eos]
+    n = len(ended)
+    padded = np.array([[*ended, eos, eos], [eos, eos, *ended]])
+    found = TokenAligner(Pair(side, side)).align(padded, np.array([ended, ended]))
+    assert found.num_chunks.tolist() == [n, n]
+    assert found.student_chunk_id.tolist() == [[*range(n), -1, -1], [-1, -1, *range(n)]]
 
 
-def test_the_fields_and_their_types(
-    aligner: TokenAligner, texts: tuple[list[list[int]], list[list[int]]]
-) -> None:
-    s, s_mask = batch(texts[0], 0)
-    t, t_mask = batch(texts[1], 0)
+def test_the_fields_and_their_types(aligner: TokenAligner, texts: Texts) -> None:
+    (s, s_mask), (t, t_mask) = map(batch, texts)
     masks = {"student_attention_mask": s_mask, "teacher_attention_mask": t_mask}
     found = aligner.align(s, t, **masks)
     pairs = int(found.num_chunks.max())
@@ -369,17 +360,15 @@ def test_the_fields_and_their_types(
     }
     tensors = {name: torch.from_numpy(mask) for name, mask in masks.items()}
     as_torch = aligner.align(torch.from_numpy(s), torch.from_numpy(t), **tensors)
-    assert all(isinstance(value, torch.Tensor) for value in vars(as_torch).values())
+    for name, value in vars(as_torch).items():
+        assert value.numpy().dtype == getattr(found, name).dtype
     assert_same(found, as_torch)
-    assert as_torch.student_chunk_id.dtype == torch.int64
-    assert as_torch.pair_valid.dtype == torch.bool
 
 
 def test_exact_partition_is_correct_chunks_of_one_token_each(
-    aligner: TokenAligner, texts: tuple[list[list[int]], list[list[int]]]
+    aligner: TokenAligner, texts: Texts
 ) -> None:
-    s, s_mask = batch(texts[0], 0)
-    t, t_mask = batch(texts[1], 0)
+    (s, s_mask), (t, t_mask) = map(batch, texts)
     found = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
     for i in range(4):
         s_ids, t_ids = found.student_chunk_id[i], found.teacher_chunk_id[i]
@@ -394,9 +383,8 @@ def test_exact_partition_is_correct_chunks_of_one_token_each(
             assert mask.tolist() == [bool(c >= 0 and one[c]) for c in ids.tolist()]
 
 
-def test_shift_to_predictions(tokenizers: Tokenizers, aligner: TokenAligner) -> None:
-    s = np.array([spell(tokenizers, "byte_level", "<|begin_of_text|>", " a b")])
-    t = np.array([spell(tokenizers, "sentencepiece", " a b")])
+def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
+    s, t = np.array([ours("<|begin_of_text|>", " a b")]), np.array([theirs(" a b")])
     found = aligner.align(s, t)
     shifted = shift_to_predictions(found)
     assert found.student_chunk_id[0].tolist() == [-1, *range(s.shape[1] - 1)]
@@ -415,31 +403,24 @@ def test_shift_to_predictions(tokenizers: Tokenizers, aligner: TokenAligner) -> 
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_padding_predicts_nothing_on_either_side(
-    tokenizers: Tokenizers, aligner: TokenAligner, has_mask: bool, as_tensor: bool
+    aligner: TokenAligner, ours: Spell, theirs: Spell, has_mask: bool, as_tensor: bool
 ) -> None:
     """The first chunk has no position, or one that predicts its middle, whatever the padding."""
-    names = ("byte_level", "sentencepiece")
     texts = [" a", " a b", "qzx a b", "\xff\xfe a", "a b c d e f g"]
-    rows = [[spell(tokenizers, name, text) for text in texts] for name in names]
-    pads = [tokenizers["byte_level"].table.roles["pad"][0], 0]
+    sides = {
+        "student": ([*map(ours, texts)], aligner.student.table.roles["pad"][0]),
+        "teacher": ([*map(theirs, texts)], 0),
+    }
     found = []
     for left in (False, True):
-        ids, masks = [], []
-        for side, pad in zip(rows, pads, strict=True):
-            width = 2 + max(map(len, side))
-            padded = np.full((len(side), width), pad)
-            for row, own in zip(padded, side, strict=True):
-                row[width - len(own) if left else 0 :][: len(own)] = own
-            mask = np.array([[True] * len(own) + [False] * (width - len(own)) for own in side])
-            ids.append(padded)
-            masks.append(mask[:, ::-1].copy() if left else mask)
-        given = dict(zip(("student_attention_mask", "teacher_attention_mask"), masks, strict=True))
+        made = {name: batch(*side, left=left, more=2) for name, side in sides.items()}
+        given = {f"{name}_attention_mask": mask for name, (_, mask) in made.items()}
         if not has_mask:
             del given["student_attention_mask"]
-        made: Any = (torch.from_numpy(x) if as_tensor else x for x in ids)
-        shifted = shift_to_predictions(aligner.align(*made, **given))
-        for side_name, mask in zip(("student", "teacher"), masks, strict=True):
-            chunk = np.asarray(getattr(shifted, f"{side_name}_chunk_id"))
+        ids: Any = (torch.from_numpy(ids) if as_tensor else ids for ids, _ in made.values())
+        shifted = shift_to_predictions(aligner.align(*ids, **given))
+        for name, (_, mask) in made.items():
+            chunk = np.asarray(getattr(shifted, f"{name}_chunk_id"))
             assert (chunk[~mask] == -1).all()
             found.append([[c for c in row if c >= 0] for row in chunk.tolist()])
         found.append(np.asarray(shifted.pair_valid).tolist())
@@ -448,16 +429,13 @@ def test_padding_predicts_nothing_on_either_side(
     assert not np.asarray(shifted.has_start)[:, 0].any()
 
 
-def test_byte_spans(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
-    s, t = (spell(tokenizers, name, TEXT) for name in ("byte_level", "sentencepiece"))
-    data = TEXT.encode()
+def test_byte_spans(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
+    s, t, data = ours(TEXT), theirs(TEXT), TEXT.encode()
     place = 0
     for p in aligner.pairs(s, t):
         assert p.student_bytes == p.teacher_bytes == (place, p.student_bytes[1])
-        assert (
-            b"".join(aligner.student.table[i] for i in p.student_ids)
-            == data[slice(*p.student_bytes)]
-        )
+        written = b"".join(aligner.student.table[i] for i in p.student_ids)
+        assert written == data[slice(*p.student_bytes)]
         assert p.student_ids == tuple(s[slice(*p.student_tokens)])
         assert p.teacher_ids == tuple(t[slice(*p.teacher_tokens)])
         place = p.student_bytes[1]
@@ -468,10 +446,10 @@ def test_byte_spans(aligner: TokenAligner, tokenizers: Tokenizers) -> None:
 
 
 def test_flat_arrays_are_the_documents_one_by_one(
-    aligner: TokenAligner, tokenizers: Tokenizers
+    aligner: TokenAligner, ours: Spell, theirs: Spell
 ) -> None:
     documents = [TEXT * (i % 5) + str(i) for i in range(50)]
-    s, t = ([spell(tokenizers, n, d) for d in documents] for n in ("byte_level", "sentencepiece"))
+    s, t = [*map(ours, documents)], [*map(theirs, documents)]
     s_bounds, t_bounds = (np.cumsum([0, *map(len, side)]) for side in (s, t))
     flat = [np.array([i for row in side for i in row], np.int32) for side in (s, t)]
     found = aligner.align_ids(flat[0], s_bounds, flat[1], t_bounds)
@@ -480,10 +458,11 @@ def test_flat_arrays_are_the_documents_one_by_one(
         alone = aligner.align(np.array([row]), np.array([column]))
         n = int(alone.num_chunks[0])
         assert found.num_chunks[d] == n
-        ours = found.student_chunk_id[s_bounds[d] : s_bounds[d + 1]]
-        theirs = found.teacher_chunk_id[t_bounds[d] : t_bounds[d + 1]]
-        assert ours.tolist() == alone.student_chunk_id[0].tolist()
-        assert theirs.tolist() == alone.teacher_chunk_id[0].tolist()
+        for chunk_id, bounds, expected in (
+            (found.student_chunk_id, s_bounds, alone.student_chunk_id),
+            (found.teacher_chunk_id, t_bounds, alone.teacher_chunk_id),
+        ):
+            assert chunk_id[bounds[d] : bounds[d + 1]].tolist() == expected[0].tolist()
         assert found.is_correct[place : place + n].tolist() == alone.pair_is_correct[0].tolist()
         place += n
     assert place == len(found.is_correct)
@@ -508,16 +487,17 @@ def student_chunks(aligner: TokenAligner, s: list[int], t: list[int]) -> list[in
 
 
 def test_what_it_takes(
-    small: Path, tmp_path: Path, tokenizers: Tokenizers, aligner: TokenAligner
-) -> None:
+    small: Path, tmp_path: Path, to_pieces: Pair, map_to_sentencepiece: xtok.ProjectionMap,
+    aligner: TokenAligner, ours: Spell, theirs: Spell,
+) -> None:  # fmt: skip
     from transformers import AutoTokenizer
 
     hf = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
     before = hf.backend_tokenizer.to_str()
-    student, teacher = tokenizers["byte_level"], tokenizers["sentencepiece"]
+    student, teacher = to_pieces.tokenizers
     path = tmp_path / "map.safetensors"
-    xtok.build(student, teacher).save(path)
-    s, t = spell(tokenizers, "byte_level", TEXT), spell(tokenizers, "sentencepiece", TEXT)
+    map_to_sentencepiece.save(path)
+    s, t = ours(TEXT), theirs(TEXT)
     expected = student_chunks(aligner, s, t)
     types = teacher.table.types  # transformers may take the unknown token for a control token
     other = np.where(types == TokenType.UNKNOWN, np.uint8(TokenType.CONTROL), types)
@@ -536,7 +516,7 @@ def test_what_it_takes(
     with pytest.raises(XtokError, match="swapped"):
         nemo_rl.NemoTokenAligner(teacher, student, path)
     with pytest.raises(ValueError, match="max_comb_len is 0"):
-        TokenAligner(xtok.pair(student, teacher), max_comb_len=0)
+        TokenAligner(to_pieces, max_comb_len=0)
 
 
 # Bad input
@@ -552,12 +532,7 @@ def test_what_it_takes(
         ([300], [[300]], {}, r"student_ids are not a padded batch"),
         ([[0.5]], [[300]], {}, r"student_ids are float64"),
         ([[300], [300]], [[300]], {}, "2 student sequences, 1 of the teacher"),
-        (
-            [[300]],
-            [[300]],
-            {"student_attention_mask": [[1, 1]]},
-            r"student_attention_mask is of shape \[1, 2\], student_ids of \[1, 1\]",
-        ),
+        ([[300]], [[300]], {"student_attention_mask": [[1, 1]]}, r"mask is of shape \[1, 2\]"),
     ],
 )
 def test_what_does_not_fit_is_named(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import naive
 import pytest
@@ -45,13 +46,12 @@ def lacking(folder: Path, kind: str, without: str) -> Tokenizer:
     merges = [(x, y) for x, y in MERGES if not set(x + y) & set(without)]
     tokens = ["<unk>", *alphabet, *(x + y for x, y in merges)]
     ids = {token: i for i, token in enumerate(tokens)}
-    rust = Rust(
-        models.Unigram([(t, -3.0 / len(t)) for t in tokens], unk_id=0, byte_fallback=False)
-        if kind == "unigram"
-        else models.BPE(
-            ids, merges, unk_token=None if kind == "drops" else "<unk>", fuse_unk=kind == "fused"
-        )
-    )
+    unknown = None if kind == "drops" else "<unk>"
+    model: Any = models.BPE(ids, merges, unk_token=unknown, fuse_unk=kind == "fused")
+    if kind == "unigram":
+        scores = [(t, -3.0 / len(t)) for t in tokens]
+        model = models.Unigram(scores, unk_id=0, byte_fallback=False)
+    rust = Rust(model)
     rust.decoder = decoders.Fuse()
     return load_tokenizer(saved(folder, rust))
 
@@ -83,14 +83,15 @@ def spans(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
 def check_chunks(text: str, pair: Sides, ids: list[list[int]], chunks: list[list[int]]) -> int:
     """Each chunk is the same bytes of the text on both sides, and has no unknown token."""
     places = [spans(tokenizer, text) for tokenizer in pair]
-    for number in range(max([-1, *chunks[0]]) + 1):
+    count = max([-1, *chunks[0]]) + 1
+    for number in range(count):
         told = []
         for tokenizer, place, own, chunk in zip(pair, places, ids, chunks, strict=True):
             members = [i for i, c in enumerate(chunk) if c == number]
             told.append(naive.stretch(text.encode(), [place[i] for i in members]))
             assert all(tokenizer.table[own[i]] for i in members)
         assert told[0] == told[1], (text, told)
-    return max([-1, *chunks[0]]) + 1
+    return count
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -100,9 +101,8 @@ def test_text_is_aligned_behind_control_tokens_that_differ(turned: bool, tmp_pat
     for name, without, special in (
         ("one", "é", ("<|im_start|>",)), ("other", "ß", ("<bos>", "<start_of_turn>")),
     ):  # fmt: skip
-        rust = Rust.from_file(
-            f"{lacking(tmp_path / 'plain', 'drops', without).location}/tokenizer.json"
-        )
+        lacking(tmp_path / "plain", "drops", without)
+        rust = Rust.from_file(str(tmp_path / "plain" / "tokenizer.json"))
         rust.add_special_tokens(list(special))
         pair.append(load_tokenizer(saved(tmp_path / name, rust)))
         begins.append([rust.get_vocab()[token] for token in special])
@@ -133,8 +133,7 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
     known = total = by_ids = 0
     for text in texts(int(turned)):
         ids = [tokenizer.encode_batch([text])[0] for tokenizer in pair]
-        batch = collator([text])
-        [side] = batch["teachers"]
+        [side] = collator([text])["teachers"]
         found = side["alignment"]
         if any(tokenizer.encode(text).num_changed for tokenizer in pair):
             assert bool(found.pair_is_correct[found.pair_valid].all())
@@ -148,10 +147,9 @@ def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None
         assert [p.student_tokens for p in shown.pairs] == runs(found.student_chunk_id[0].tolist())
     assert by_ids <= known
     # Libraries that drop characters shift the offsets behind them, so that nothing there is sure.
-    least = {"unknown": 0.65, "fused": 0.65, "unigram": 0.65, "drops": 0.1, "word-piece": 0.05}
-    assert (
-        known > least[str(pair[int(turned)].location).split("/")[-2].rstrip("0123456789")] * total
-    )
+    kind = Path(str(sides[0].location)).parent.name.rstrip("0123456789")
+    least = {"drops": 0.1, "word-piece": 0.05}.get(kind, 0.65)
+    assert known > least * total
 
 
 def test_places_of_what_is_unknown(tmp_path: Path) -> None:
@@ -159,7 +157,7 @@ def test_places_of_what_is_unknown(tmp_path: Path) -> None:
     one = lacking(tmp_path / "one", "unknown", "é\n")
     pair = xtok.pair(one, "bytes")
     shown = xtok.align(one, "bytes", "the é the the")
-    assert [p.student_bytes for p in shown.pairs if len(p.student_ids) != 1] == []
+    assert all(len(p.student_ids) == 1 for p in shown.pairs)
     assert (shown.student_unaligned, shown.teacher_unaligned) == (1, 2)
     assert shown.num_correct == len(shown.pairs)
     ids = [tokenizer.encode("the é the the").ids for tokenizer in pair.tokenizers]
@@ -179,10 +177,8 @@ def test_a_note_says_that_text_is_left_out(tmp_path: Path) -> None:
 def test_chats_with_unknown_text(tmp_path: Path) -> None:
     one = lacking(tmp_path / "one", "unknown", "é")
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the é the the"}]
-    collator = DistillationCollator(
-        one, "bytes", student_template="plain", teacher_templates=["plain"]
-    )
-    [side] = collator([chat])["teachers"]
+    templates: Any = {"student_template": "plain", "teacher_templates": ["plain"]}
+    [side] = DistillationCollator(one, "bytes", **templates)([chat])["teachers"]
     found = side["alignment"]
     assert bool(found.pair_is_correct[found.pair_valid].all())
     assert int((found.student_chunk_id[0] >= 0).sum()) >= 4

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from conftest import Tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from make import qwen_like
+from torch.nn.utils.rnn import pad_sequence
 
 import xtok
 from xtok import DistillationCollator, Retokenizer
@@ -24,14 +26,14 @@ def spelled(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("student", "teacher"),
+    "sides",
     [
         ("digits", "byte_level"), ("byte_level", "sentencepiece"), ("sentencepiece", "byte_level"),
         ("sentencepiece", "ranks"), ("ranks", "digits"),
     ],
 )  # fmt: skip
-def test_the_bytes_stay(student: str, teacher: str, request: pytest.FixtureRequest) -> None:
-    ours, theirs = (request.getfixturevalue(name) for name in (student, teacher))
+def test_the_bytes_stay(sides: tuple[str, str], tokenizers: Tokenizers) -> None:
+    ours, theirs = (tokenizers[name] for name in sides)
     retokenize = Retokenizer(xtok.pair(ours, theirs))
     data = TEXT.encode()
     for cut in (data, data[:31], data[35:], b" leading", b"", b"\xff\x00"):
@@ -51,24 +53,23 @@ def test_any_ids(data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenize
 def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     roles, theirs = byte_level.table.roles, sentencepiece.table.roles
     [begin], [end] = theirs["bos"], theirs["eos"]
-    hello = byte_level.segment(b"Hello")
-    row = [roles["bos"][0], roles["turn_start"][0], *hello, roles["eos"][0]]
+    row = [roles["bos"][0], roles["turn_start"][0], *byte_level.segment(b"Hello"), roles["eos"][0]]
     [ids] = Retokenizer(xtok.pair(byte_level, sentencepiece))([row])  # it has no start of a turn
     assert ids == [begin, *sentencepiece.segment(b"Hello"), end]
 
 
 def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer) -> None:
-    prompt, answer = byte_level.segment(b"The lamp wa"), byte_level.segment(b"s lit")
+    texts = b"The lamp wa", b"s lit"
+    (prompt, answer), apart, of_ranks = (
+        [*map(side.segment, texts)] for side in (byte_level, sentencepiece, ranks)
+    )
     [begin], [bos] = sentencepiece.table.roles["bos"], byte_level.table.roles["bos"]
-    apart = [i for text in (b"The lamp wa", b"s lit") for i in sentencepiece.segment(text)]
     retokenizer = Retokenizer(xtok.pair(byte_level, sentencepiece))
-    assert retokenizer.sequence(prompt, answer) == [begin, *apart]
-    assert retokenizer.sequence([bos, *prompt], answer) == [begin, *apart]
+    assert retokenizer.sequence(prompt, answer) == [begin, *chain(*apart)]
+    assert retokenizer.sequence([bos, *prompt], answer) == [begin, *chain(*apart)]
     assert retokenizer.sequence() == [begin]
     without = Retokenizer(xtok.pair(byte_level, ranks))  # a family that has no bos
-    assert without.sequence(prompt, answer) == ranks.segment(b"The lamp wa") + ranks.segment(
-        b"s lit"
-    )
+    assert without.sequence(prompt, answer) == [*chain(*of_ranks)]
 
 
 def test_ids_beyond_the_tokenizer(small: Path, sentencepiece: Tokenizer) -> None:
@@ -78,7 +79,7 @@ def test_ids_beyond_the_tokenizer(small: Path, sentencepiece: Tokenizer) -> None
     retokenize = Retokenizer(xtok.pair(wide, sentencepiece))
     assert len(wide.table) == 1280
     assert retokenize([[*hello, 1279]]) == retokenize([hello])
-    with pytest.raises(ValueError, match=r"^student id 1280 is not in 0\.\.1279$"):
+    with pytest.raises(ValueError, match="student id 1280"):
         retokenize([[*hello, 1280]])
 
 
@@ -98,20 +99,16 @@ def test_a_teacher_that_normalizes_reads_what_its_library_reads(
 def rows_of(tokenizer: Tokenizer, *rows: tuple[str, str], side: str) -> tuple[torch.Tensor, ...]:
     """Return ids, mask and labels of prompts and completions that end with eos."""
     [pad], [eos] = tokenizer.table.roles["pad"], tokenizer.table.roles["eos"][:1]
-    made = []
+    ids, mask, labels = [], [], []
     for prompt, completion in rows:
         p, c = (tokenizer.segment(text.encode()) for text in (prompt, completion))
-        made.append((p, [*c, eos]))
-    width = max(len(p) + len(c) for p, c in made)
-    out: list[list[list[int]]] = [[], [], []]
-    for p, c in made:
-        fill = width - len(p) - len(c)
-        for place, (value, padding) in enumerate(
-            (([*p, *c], pad), ([1] * len(p + c), 0), ([-100] * len(p) + c, -100))
-        ):
-            filled = [padding] * fill
-            out[place].append([*filled, *value] if side == "left" else [*value, *filled])
-    return tuple(torch.tensor(part) for part in out)
+        ids.append(torch.tensor([*p, *c, eos]))
+        mask.append(torch.ones_like(ids[-1]))
+        labels.append(torch.tensor([-100] * len(p) + [*c, eos]))
+    return tuple(
+        pad_sequence(part, batch_first=True, padding_value=value, padding_side=side)
+        for part, value in ((ids, pad), (mask, 0), (labels, -100))
+    )
 
 
 PAIRS = [("The lamp", " was lit at 6:12."), ("How many steps? ", "201, he said: zweihunderteins")]
@@ -142,13 +139,13 @@ def test_every_token_of_a_completion_has_a_chunk(
 
 
 def test_turns_in_between_are_no_targets(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    words = [digits.segment(text) for text in (b"ask", b" answer", b" tool", b" again")]
-    ids = torch.tensor([[i for part in words for i in part]])
+    texts = b"ask", b" answer", b" tool", b" again"
+    words, theirs = ([*map(tokenizer.segment, texts)] for tokenizer in (digits, byte_level))
+    ids = torch.tensor([[*chain(*words)]])
     labels = torch.tensor([[i if n % 2 else -100 for n, part in enumerate(words) for i in part]])
     collator = DistillationCollator(digits, byte_level, bos=False)
     [side] = collator.from_student_ids(ids, torch.ones_like(ids), labels)["teachers"]
-    theirs = [byte_level.segment(text) for text in (b"ask", b" answer", b" tool", b" again")]
-    assert side["input_ids"][0].tolist() == [i for part in theirs for i in part]
+    assert side["input_ids"][0].tolist() == [*chain(*theirs)]
     assert torch.equal(side["alignment"].student_chunk_id >= 0, labels >= 0)
     assert bool(side["alignment"].pair_is_correct.all())
 
@@ -174,11 +171,10 @@ def test_a_teacher_cut_short(digits: Tokenizer, byte_level: Tokenizer) -> None:
 def test_shapes_that_do_not_fit(digits: Tokenizer, byte_level: Tokenizer) -> None:
     collator = DistillationCollator(digits, byte_level)
     ids, mask, labels = rows_of(digits, *PAIRS, side="left")
-    wrong: list[tuple[Any, ...]] = [(ids[0], mask, labels), (ids, mask[:1], labels)]
-    for args in wrong:
-        with pytest.raises(ValueError, match=r"are not all \[B, T\]$"):
+    for args in ((ids[0], mask, labels), (ids, mask[:1], labels)):
+        with pytest.raises(ValueError, match=r"are not all \[B, T\]"):
             collator.from_student_ids(*args)
-    with pytest.raises(ValueError, match=r"^1 prompts for 2 rows$"):
+    with pytest.raises(ValueError, match="1 prompts"):
         collator.from_student_ids(ids, mask, labels, prompts=[None])
     empty = torch.zeros((2, 0), dtype=torch.int64)
     [side] = collator.from_student_ids(empty, empty, empty)["teachers"]

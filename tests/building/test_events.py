@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import known, mutant, within
+from checks import known, mutant, within, works
 from conftest import Cli, Load
-from make import alignment, vocabulary
+from make import alignment, token, vocabulary
 from naive_losses import same_in_bfloat16, value_and_gradient
-from safetensors import safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 import xtok
@@ -29,6 +26,7 @@ from xtok.errors import MapFileError
 from xtok.inspection.evaluate import evaluate
 from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
+from xtok.maps.file import to_safetensors
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
@@ -47,10 +45,10 @@ def groups(event_map: EventMap) -> list[tuple[list[int], list[int]]]:
 
 def test_a_tokenizer_with_itself_has_an_event_for_each_token(byte_level: Tokenizer) -> None:
     result = events(byte_level, byte_level)
-    table = byte_level.table
-    assert all(ours == theirs for ours, theirs in groups(result))
-    for ours, _ in groups(result):
-        assert len({table[i] for i in ours}) == 1 or result.student_event[ours[0]] == result.rest
+    for ours, theirs in groups(result):
+        assert ours == theirs
+        tokens = {byte_level.table[i] for i in ours}
+        assert len(tokens) == 1 or result.student_event[ours[0]] == result.rest
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +59,12 @@ def by_bytes(digits: Tokenizer, byte_level: Tokenizer) -> EventMap:
 def test_each_token_is_where_its_link_is(
     digits: Tokenizer, byte_level: Tokenizer, by_bytes: EventMap
 ) -> None:
-    result, links = by_bytes, by_bytes.student_link
-    ours, theirs = digits.table, byte_level.table
-    number = next(i for i in ours.text_ids.tolist() if ours[i].isdigit() and len(ours[i]) > 1)
-    assert theirs[int(links[number])] == ours[number][:1]  # the first piece
-    assert result.student_event[number] == result.teacher_event[links[number]]
-    word = next(i for i in ours.text_ids.tolist() if ours[i] == b" the")
-    assert theirs[int(links[word])] == b" the"
-    unlinked = np.flatnonzero(links < 0)
-    assert set(result.student_event[unlinked].tolist()) <= {result.rest}
+    links = by_bytes.student_link
+    number, word = (token(digits, text) for text in (b"201", b" the"))
+    assert byte_level.table[int(links[number])] == b"2"  # the first piece
+    assert by_bytes.student_event[number] == by_bytes.teacher_event[links[number]]
+    assert byte_level.table[int(links[word])] == b" the"
+    assert set(by_bytes.student_event[links < 0].tolist()) <= {by_bytes.rest}
 
 
 def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
@@ -89,19 +84,12 @@ def test_what_one_side_alone_has_is_one_event() -> None:
 
 
 def index_of(student: list[int], teacher: list[int]) -> EventIndex:
-    sides = [np.array(events, np.int32) for events in (student, teacher)]
-    nothing = [np.full(len(side), -1, np.int32) for side in sides]
-    return event_index(
-        EventMap(
-            student=vocabulary(len(student)),
-            teacher=vocabulary(len(teacher)),
-            student_event=sides[0],
-            teacher_event=sides[1],
-            student_link=nothing[0],
-            teacher_link=nothing[1],
-            rest=None,
-        )
-    )
+    fields: dict[str, Any] = {}
+    for side, event in (("student", student), ("teacher", teacher)):
+        fields[side] = vocabulary(len(event))
+        fields[f"{side}_event"] = np.array(event, np.int32)
+        fields[f"{side}_link"] = np.full(len(event), -1, np.int32)
+    return event_index(EventMap(**fields, rest=None))
 
 
 def small_index() -> tuple[EventIndex, Tensor, Tensor]:
@@ -170,11 +158,10 @@ def test_event_kl_bad_input() -> None:
         event_kl(student[..., :5], teacher, index, aligned)
     broken = teacher.clone()
     broken[0, 1, 2] = float("nan")
-    with pytest.raises(ValueError, match=r"the teacher's logits are nan at \[0, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"teacher's .* nan at \[0, 1, 2\]"):
         event_kl(student, broken, index, aligned)
-    nothing = alignment([[-1, -1]], [[0, 0]])
     logits = student.clone().requires_grad_()
-    loss = event_kl(logits, teacher, index, nothing)
+    loss = event_kl(logits, teacher, index, alignment([[-1, -1]], [[0, 0]]))
     value, gradient = value_and_gradient(loss, logits)
     assert value == 0
     assert not gradient.any()
@@ -189,64 +176,23 @@ def test_llama_3_and_qwen_need_no_text(load_real: Load) -> None:
     assert event[b"201"] == event[b"2"] == theirs[b"2"] != event[b"3"]
     assert event[b" the"] == theirs[b" the"]
     assert result.num_events == 109_570
-    index = event_index(result)
-    assert index.widths == (128_256, 151_669)
+    assert event_index(result).widths == (128_256, 151_669)
 
 
 def test_the_same_inputs_give_the_same_file_and_it_all_back(
     sentencepiece: Tokenizer, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     result, again = (events(sentencepiece, byte_level) for _ in range(2))
-    result.save(tmp_path / "a.safetensors")
-    again.save(tmp_path / "b.safetensors")
-    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    loaded = EventMap.load(tmp_path / "a.safetensors")
+    path = tmp_path / "a.safetensors"
+    result.save(path)
+    assert path.read_bytes() == to_safetensors(again)
+    loaded = EventMap.load(path)
     assert (loaded.history, loaded.rest) == (result.history, result.rest)
     for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
         assert (getattr(loaded, name) == getattr(result, name)).all()
     assert known(loaded.student.table).sha256() == sentencepiece.table.sha256()
     [step] = result.history
     assert sorted(step) == ["options", "stage", "xtok_version"]
-
-
-def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]], object]) -> None:
-    with safe_open(path, framework="np") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        fields = json.loads(file.metadata()["xtok"])
-    del fields["tensors_sha256"]
-    change(tensors, fields)
-    save_file(tensors, path, {"xtok": json.dumps(fields)})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t, f: t["student_event"].fill(0), "event 1 has no student token"),
-        (lambda t, f: t["teacher_event"].__setitem__(0, -1), "teacher_event is not all in 0.."),
-        (lambda t, f: t.update(student_event=t["student_event"][1:]), "is not of shape"),
-        (lambda t, f: t.update(student_link=t["student_link"].astype(np.int64)), "list of int32"),
-        (lambda t, f: t["student_link"].fill(3), "is not in the event of its link"),
-        (lambda t, f: t["student_link"].fill(10**6), "student_link is not all in"),
-        (lambda t, f: t.pop("teacher_link"), "it lacks 'teacher_link'"),
-        (lambda t, f: t.update(student_event=np.zeros(0, np.int32)), "a side has no tokens"),
-        (lambda t, f: f.update(rest=10**9), "rest is 1000000000, not an event"),
-        (lambda t, f: f.update(rest="x"), "rest is not valid"),
-        (lambda t, f: f.update(history=[3]), "is not a valid map"),
-        (lambda t, f: f.update(format_version=9), "format version 9"),
-        (lambda t, f: f["teacher"].update(table_sha256="0"), "the teacher's table_sha256"),
-    ],
-)
-def test_a_damaged_file_says_what_is_wrong(
-    by_bytes: EventMap, tmp_path: Path, change: Any, message: str
-) -> None:
-    path = tmp_path / "events.safetensors"
-    by_bytes.save(path)
-    damaged(path, change)
-    with pytest.raises(MapFileError, match=message):
-        EventMap.load(path)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(MapFileError, match="whole"):
-        EventMap.load(path)
 
 
 def test_the_commands_read_event_maps(
@@ -258,15 +204,11 @@ def test_the_commands_read_event_maps(
     assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
     event_map = EventMap.load(tmp_path / "e.safetensors")
     assert verify(event_map, xtok.pair(*pair)).failed == ()
-    for words, code in (
-        (["inspect"], 0),
-        (["verify", *sides], 0),
-        (["verify", "-s", pair[1]], 3),
-        (["evaluate", *sides, "--text", corpus, "--max-leak", "0.1"], 0),
-    ):
-        done = cli(words[0], "e.safetensors", *words[1:])
-        assert done.returncode == code, done.stderr
-        assert words[0] == "verify" or max(map(len, ["", *done.stdout.splitlines()])) <= 80
+    assert cli("verify", "e.safetensors", *sides).returncode == 0
+    assert cli("verify", "e.safetensors", "-s", pair[1]).returncode == 3
+    limit = ["--text", corpus, "--max-leak", "0.1"]
+    for words in (["inspect", "e.safetensors"], ["evaluate", "e.safetensors", *sides, *limit]):
+        assert max(map(len, works(cli(*words)).stdout.splitlines())) <= 80
     missed = cli("evaluate", "e.safetensors", *sides, "--text", corpus, "--max-leak", "0", "--json")
     assert missed.returncode == 3
     assert "is above 0" in missed.stderr
@@ -278,12 +220,10 @@ def test_two_event_maps_are_measured_side_by_side(
     sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    by_bytes = events(sentencepiece, byte_level)
+    pair, by_bytes = xtok.pair(sentencepiece, byte_level), events(sentencepiece, byte_level)
     nothing = [np.zeros_like(of) for of in (by_bytes.student_event, by_bytes.teacher_event)]
     merged = replace(by_bytes, student_event=nothing[0], teacher_event=nothing[1], rest=0)
-    evaluation = evaluate(
-        xtok.pair(sentencepiece, byte_level), [by_bytes, merged], corpus, names=["bytes", "one"]
-    )
+    evaluation = evaluate(pair, [by_bytes, merged], corpus, names=["bytes", "one"])
     leaks = {m.name: m.leak for m in evaluation.event_measures}
     assert leaks["one"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak
     assert evaluation.measures == ()
@@ -312,10 +252,8 @@ def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
     data, chance = path.read_bytes(), random.Random(7)
     end = 8 + int.from_bytes(data[:8], "little")
     for number in range(400):
-        if number % 2:
-            path.write_bytes(mutant(data[:end], chance) + data[end:])
-        else:
-            path.write_bytes(mutant(data, chance))
+        cut = end if number % 2 else len(data)
+        path.write_bytes(mutant(data[:cut], chance) + data[cut:])
         with within(10), contextlib.suppress(MapFileError):
             failed = set(verify(path).failed)
             try:
@@ -334,7 +272,7 @@ def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
     for words, message in (
         (["inspect", "e.safetensors", "--worst", "3"], "is an event map: give tokens or --id"),
         (["report", "e.safetensors"], "hint: xtok verify checks it, xtok inspect shows it"),
-        (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
+        (["sort-cut", "e.safetensors", "-k", "2"], "is an event map"),
         (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
         (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
     ):

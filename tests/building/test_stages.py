@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checks import identity, known, related_by_bytes
+from conftest import KINDS, Tokenizers
 from make import NO_SLOT, built, byte_ranks, read_pt, row, table_of
 
 import xtok
@@ -20,9 +22,9 @@ from xtok.maps.binding import bind_map
 from xtok.maps.file import sha256
 from xtok.maps.projection_map import RowKind
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.pairs import SIDES, Pair
 
-KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
+each_pair = pytest.mark.parametrize("sides", [(a, b) for a in KINDS for b in KINDS])
 
 
 @pytest.fixture
@@ -39,10 +41,6 @@ def student(tmp_path: Path) -> Tokenizer:
 def teacher(tmp_path: Path) -> Tokenizer:
     tokens = ("th", "the", " t", " th", " the", "ab", "abc")
     return byte_ranks(tmp_path / "teacher.tiktoken", *tokens, width=265, digits=1)
-
-
-def loaded(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
-    return [request.getfixturevalue(name) for name in names]
 
 
 # multitoken
@@ -71,10 +69,8 @@ def test_the_reverse_pass_adds_what_begins_with_the_token(tiny: Pair) -> None:
     assert row(both, 0x63) == [(0x63, round(2 / total, 6)), (262, round(0.09 / 0.99 / total, 6))]
 
 
-def test_every_row_has_a_slot_until_exact_rows_are_pinned(
-    student: Tokenizer, teacher: Tokenizer
-) -> None:
-    slots = multitoken(xtok.pair(student, teacher))
+def test_every_row_has_a_slot_until_exact_rows_are_pinned(tiny: Pair) -> None:
+    slots = multitoken(tiny)
     slots.check()
     assert known(slots.scale_slot).tolist() == [1] * 262
     slot = 263  # the teacher's first unused id
@@ -107,15 +103,12 @@ def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_
 
 def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
     # The only padding id is the slot of all rows but of its own, which maps to itself.
-    vocabulary = byte_level.vocabulary
-    narrow = load_like(byte_level, vocabulary.tokenizer_vocab_size)
+    narrow = load_like(byte_level, byte_level.vocabulary.tokenizer_vocab_size)
     projection = multitoken(xtok.pair(byte_level, narrow))
     projection.check()
     [pad] = table_of(narrow).roles["pad"]
-    is_slot = projection.is_slot
-    slots = projection.teacher_ids[is_slot]
-    rows = projection.student_ids[is_slot]
-    assert set(slots[rows != pad].tolist()) == {pad}
+    of_others = projection.is_slot & (projection.student_ids != pad)
+    assert set(projection.teacher_ids[of_others].tolist()) == {pad}
     assert projection.row(pad)[0][0] == pad
     assert projection.row(pad)[0][1] not in (pad, -1)
 
@@ -124,11 +117,9 @@ def load_like(tokenizer: Tokenizer, width: int | None) -> Tokenizer:
     return Tokenizer(tokenizer._backend, model_id="narrow", vocab_size=width)
 
 
-@pytest.mark.parametrize("names", [(a, b) for a in KINDS for b in KINDS])
-def test_maps_agree_with_the_plain_recipe(
-    request: pytest.FixtureRequest, names: tuple[str, str]
-) -> None:
-    student, teacher = loaded(request, *names)
+@each_pair
+def test_maps_agree_with_the_plain_recipe(tokenizers: Tokenizers, sides: tuple[str, str]) -> None:
+    student, teacher = (tokenizers[name] for name in sides)
     config = MultitokenConfig(top_k=5, max_pieces=3, scale_trick=False, special_tokens="off")
     found = multitoken(xtok.pair(student, teacher), config)
     found.check()
@@ -139,32 +130,29 @@ def test_maps_agree_with_the_plain_recipe(
         assert dict(entries) == pytest.approx(expected[s], rel=1e-5)
 
 
-@pytest.mark.parametrize("names", [(a, b) for a in KINDS for b in KINDS])
+@each_pair
 def test_every_entry_of_a_text_row_is_related_by_bytes(
-    request: pytest.FixtureRequest, names: tuple[str, str]
+    tokenizers: Tokenizers, sides: tuple[str, str]
 ) -> None:
-    student, teacher = loaded(request, *names)
-    related_by_bytes(xtok.build(student, teacher, BuildConfig(top_k=32, scale_trick=False)))
+    config = BuildConfig(top_k=32, scale_trick=False)
+    related_by_bytes(xtok.build(*(tokenizers[name] for name in sides), config))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_tokenizer_onto_itself_is_the_identity_up_to_equal_bytes(
-    request: pytest.FixtureRequest, name: str
+    tokenizers: Tokenizers, name: str
 ) -> None:
-    [tokenizer] = loaded(request, name)
-    identity(built(tokenizer, tokenizer))
+    identity(built(tokenizers[name], tokenizers[name]))
 
 
-def test_special_tokens_by_role_or_not_at_all(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    rows, columns = table_of(byte_level), table_of(sentencepiece)
-    roles = multitoken(xtok.pair(byte_level, sentencepiece), NO_SLOT)
+def test_special_tokens_by_role_or_not_at_all(to_pieces: Pair) -> None:
+    rows, columns = to_pieces.tables
+    roles = multitoken(to_pieces, NO_SLOT)
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
     assert row(roles, bos) == [(columns.roles["bos"][0], 1.0)]
     assert row(roles, eos) == [(columns.roles["eos"][0], 1.0)]
     assert roles.row_kind[bos] == RowKind.ROLE
-    off = multitoken(xtok.pair(byte_level, sentencepiece), replace(NO_SLOT, special_tokens="off"))
+    off = multitoken(to_pieces, replace(NO_SLOT, special_tokens="off"))
     assert not off.entries_per_row[list(rows.control_names)].any()
     # The later stage takes the choice from the map, unless it is given another one.
     assert not reapply_exact(off).entries_per_row[list(rows.control_names)].any()
@@ -172,8 +160,7 @@ def test_special_tokens_by_role_or_not_at_all(
 
 
 def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -> None:
-    projection = multitoken(xtok.pair(byte_level, ranks))
-    [report] = projection.reports
+    [report] = multitoken(xtok.pair(byte_level, ranks)).reports
     assert report.stage == "multitoken"
     special = len(table_of(byte_level).control_names)
     assert report.counts["rows empty"] == special + 80  # unused ids of the width
@@ -184,9 +171,7 @@ def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -
     )
 
 
-def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer) -> None:
-    from contextlib import contextmanager
-
+def test_progress_is_told_for_both_passes(tiny: Pair) -> None:
     seen: list[tuple[str, int]] = []
     steps: list[int] = []
 
@@ -195,7 +180,7 @@ def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer
         seen.append((label, total))
         yield steps.append
 
-    multitoken(xtok.pair(student, teacher), progress=progress)
+    multitoken(tiny, progress=progress)
     assert seen == [
         ("spelling tokens in teacher.tiktoken", 262),
         ("spelling tokens in student.tiktoken", 263),
@@ -229,9 +214,8 @@ def test_a_map_of_another_pair_is_not_extended(
     first = multitoken(xtok.pair(student, teacher))
     with pytest.raises(XtokError, match="other tokens"):
         multitoken(xtok.pair(student, byte_level), initial=first)
-    other = load_like(teacher, 270)
     with pytest.raises(XtokError) as caught:
-        multitoken(xtok.pair(student, other), initial=first)
+        multitoken(xtok.pair(student, load_like(teacher, 270)), initial=first)
     assert caught.value.parameter == "teacher_vocab_size"
 
 
@@ -248,10 +232,8 @@ def test_a_tie_of_weights_goes_to_the_lower_id(tiny: Pair) -> None:
     assert cut.row(0x20)[0].tolist() == [0x20, 258]
 
 
-def test_cut_rows_are_normalized_and_others_keep_their_bits(
-    student: Tokenizer, teacher: Tokenizer
-) -> None:
-    projection = multitoken(xtok.pair(student, teacher), NO_SLOT)
+def test_cut_rows_are_normalized_and_others_keep_their_bits(tiny: Pair) -> None:
+    projection = multitoken(tiny, NO_SLOT)
     cut = sort_cut(projection, SortCutConfig(top_k=2))
     cut.check()
     assert row(cut, 260) == [(0x32, 0.909091), (0x30, 0.090909)]
@@ -260,19 +242,17 @@ def test_cut_rows_are_normalized_and_others_keep_their_bits(
         assert projection.row(i)[1].tobytes() == cut.row(i)[1].tobytes()
     counts = cut.reports[-1].counts
     assert counts["rows cut"] == int((~untouched).sum())
-    mass = projection.weights.sum() - sum(
-        projection.row(i)[1][:2].sum() for i in range(len(table_of(student)))
-    )
+    mass = sum(projection.row(i)[1][2:].sum() for i in range(262))
     assert counts["mean mass cut per row"] == pytest.approx(mass / 262, rel=1e-3)
 
 
 def test_the_slot_stays_last_when_a_row_is_cut(student: Tokenizer, teacher: Tokenizer) -> None:
     projection = xtok.build(student, teacher, BuildConfig(top_k=3))
     projection.check()
-    total = 0.750751 + 0.075075 + 0.166667
-    expected = [0.750751 / total, 0.075075 / total, 0.166667 / total]
-    assert [t for t, _ in row(projection, 260)] == [0x32, 0x30, 263]
-    assert [w for _, w in row(projection, 260)] == pytest.approx(expected, abs=2e-6)
+    expected = np.array([0.750751, 0.075075, 0.166667])
+    ids, weights = projection.row(260)
+    assert ids.tolist() == [0x32, 0x30, 263]
+    assert weights == pytest.approx(expected / expected.sum(), abs=2e-6)
     assert projection.is_slot.sum() == 2
 
 
@@ -280,63 +260,54 @@ def test_a_row_of_one_entry(tiny: Pair) -> None:
     sort_cut(multitoken(tiny, NO_SLOT), SortCutConfig(top_k=1)).check()
 
 
-def test_special_tokens_of_a_stage_are_checked(tiny: Pair) -> None:
-    with pytest.raises(ValueError, match="special_tokens is 'some'"):
-        reapply_exact(multitoken(tiny), special_tokens="some")  # type: ignore[arg-type]
-
-
 def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> None:
     """One report, of the finished map: its rows, its slots; no stage on the way is counted."""
     built = xtok.build(student, teacher)
     [report] = built.reports
     assert report.stage == "build"
-    kinds = {kind.name: int((built.row_kind == kind).sum()) for kind in RowKind}
-    assert report.counts["rows exact"] == kinds["EXACT"] > 200
-    assert report.counts["rows from pieces"] == kinds["PIECES"] < 10
-    slots = [note for note in report.notes if "slot" in note]
+    assert report.counts["rows exact"] == (built.row_kind == RowKind.EXACT).sum() > 200
+    assert report.counts["rows from pieces"] == (built.row_kind == RowKind.PIECES).sum() < 10
+    [slots] = [note for note in report.notes if "slot" in note]
     on_slots = set(built.teacher_ids[built.is_slot].tolist())
-    assert len(slots) == 1
-    assert all(f" {i} '" in slots[0] for i in on_slots)
-    assert f"scale slots on {len(on_slots)} teacher id" in slots[0]
+    assert all(f" {i} '" in slots for i in on_slots)
+    assert f"scale slots on {len(on_slots)} teacher id" in slots
 
 
 def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tokenizer) -> None:
-    full = multitoken(xtok.pair(student, teacher))
-    bare = replace(
-        full, student=replace(full.student, table=None), teacher=replace(full.teacher, table=None)
-    )
+    pair = xtok.pair(student, teacher)
+    full = multitoken(pair)
+    sides = {name: replace(getattr(full, name), table=None) for name in SIDES}
+    bare = replace(full, **sides)
     with pytest.raises(XtokError) as caught:
         reapply_exact(bare)
     assert caught.value.parameter == "pair"
-    pair = xtok.pair(student, teacher)
     for given in (reapply_exact(bind_map(pair, bare)), reapply_exact(bare, pair)):
         assert sha256(given) == sha256(reapply_exact(full))
     with pytest.raises(XtokError, match="wide"):
         bind_map(xtok.pair(student, student), bare)
 
 
-def test_anything_but_a_config_is_refused() -> None:
+def test_other_kinds_of_arguments_are_refused(tiny: Pair) -> None:
     """0 is no config, and none is not the default."""
-    projection = xtok.build("bytes", "bytes")
     with pytest.raises(TypeError, match="config is 0"):
-        xtok.sort_cut(projection, 0)  # type: ignore[arg-type]
+        sort_cut(multitoken(tiny), 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="BuildConfig"):
-        xtok.build("bytes", "bytes", xtok.SortCutConfig())  # type: ignore[arg-type]
+        xtok.build("bytes", "bytes", SortCutConfig())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="special_tokens is 'some'"):
+        reapply_exact(multitoken(tiny), special_tokens="some")  # type: ignore[arg-type]
 
 
 def test_a_map_that_names_other_models_is_noted(tmp_path: Path) -> None:
     """NeMo-RL warns of it; of a map without tokens only the width can be compared."""
     content = {
-        "indices": torch.tensor([[97, 98], [98, 98]] + [[0, -1]] * 254),
-        "likelihoods": torch.tensor([[0.5, 0.5], [0.25, 0.25]] + [[1.0, 0.0]] * 254),
+        "indices": torch.tensor([[0, -1]] * 256),
+        "likelihoods": torch.tensor([[1.0, 0.0]] * 256),
         "student_model_id": "org/bytes",
         "teacher_model_id": "org/other",
     }
     foreign = read_pt(tmp_path, content, teacher_vocab_size=256)
     pair = xtok.pair("bytes", "bytes")
-    extended = xtok.multitoken(pair, initial=foreign)
-    exact = xtok.reapply_exact(foreign, pair)
-    for made in (extended, exact):
+    for made in (multitoken(pair, initial=foreign), reapply_exact(foreign, pair)):
         notes = [note for report in made.reports for note in report.notes]
         assert [note for note in notes if "org/other" in note and "teacher" in note]
         assert not [note for note in notes if "org/bytes" in note]

@@ -21,13 +21,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, edited, load_bytes, pt_bytes, run_python
+from make import FOREIGN, TINY, byte_ranks, changed, edited, load_bytes, pt_bytes, run_python
 from safetensors.torch import save
 
 import xtok
 from xtok.errors import MapFileError, XtokError
-from xtok.maps.file import MAX_HEADER, to_nemo
+from xtok.maps.events import EventMap
+from xtok.maps.file import MAX_HEADER, to_nemo, to_safetensors
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
 
 TINY_FILE, TINY_PT = edited(), to_nemo(TINY)  # the first without a digest of its tensors
@@ -45,11 +47,23 @@ def with_header(header: object, content: bytes = CONTENT) -> bytes:
 
 def rezipped(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """Return a `.pt` whose members are changed."""
+    return zipped({name: change(content) for name, content in members(data).items()})
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def zipped(contents: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, change(old.read(name)))
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
     return buffer.getvalue()
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 class Evil:
@@ -125,6 +139,56 @@ def test_a_damaged_file_is_named_with_what_is_wrong(
         load_bytes(data, tmp_path, **widths)
     assert str(tmp_path / "foreign.pt") in caught.value.message
     assert os.listdir(tmp_path) == ["foreign.pt"]  # nothing was run
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("event 1 has no student token", lambda t, f: t["student_event"].fill(0)),
+        ("teacher_event is not all in 0..", lambda t, f: t["teacher_event"].fill(-1)),
+        ("is not of shape", lambda t, f: t.update(student_event=t["student_event"][1:])),
+        ("list of int32", lambda t, f: t.update(student_link=t["student_link"].astype(np.int64))),
+        ("is not in the event of its link", lambda t, f: t["student_link"].fill(3)),
+        ("student_link is not all in", lambda t, f: t["student_link"].fill(10**6)),
+        ("it lacks 'teacher_link'", lambda t, f: t.update(teacher_link=None)),
+        ("a side has no tokens", lambda t, f: t.update(student_event=np.zeros(0, np.int32))),
+        ("rest is 1000000000, not an event", lambda t, f: f.update(rest=10**9)),
+        ("rest is not valid", lambda t, f: f.update(rest="x")),
+        ("is not a valid map", lambda t, f: f.update(history=[3])),
+        ("format version 9", lambda t, f: f.update(format_version=9)),
+        ("the teacher's table_sha256", lambda t, f: f["teacher"].update(table_sha256="0")),
+    ],
+)
+def test_a_damaged_event_map(tmp_path: Path, message: str, change: Change) -> None:
+    path = tmp_path / "events.safetensors"
+    data = changed(to_safetensors(xtok.events("bytes", "bytes")), change)
+    for content, what in ((data, message), (data[:-100], "whole")):
+        path.write_bytes(content)
+        with pytest.raises(MapFileError, match=what):
+            EventMap.load(path)
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("student_counts is below 0 at 0", lambda t, f: t["student_counts"].fill(-1)),
+        ("is not of shape", lambda t, f: t.update(student_counts=t["student_counts"][1:])),
+        ("teacher_pieces has", lambda t, f: t.update(teacher_pieces=t["teacher_pieces"][1:])),
+        ("student_pieces is not all in 0..", lambda t, f: t["student_pieces"].fill(10**6)),
+        ("student id 5 is not shared", lambda t, f: t["student_pieces"].__setitem__(5, 6)),
+        ("by its bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 0)),
+        ("by its bytes: 258", lambda t, f: t["student_pieces"].__setitem__(-1, 256)),
+        ("of int32", lambda t, f: t.update(student_counts=t["student_counts"].astype(np.int64))),
+        ("it lacks 'teacher_pieces'", lambda t, f: t.update(teacher_pieces=None)),
+    ],
+)
+def test_a_damaged_spelling_map(tmp_path: Path, message: str, change: Change) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "ab")
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(changed(to_safetensors(xtok.events(student, teacher, for_loss="csd")), change))
+    with pytest.raises(MapFileError, match=message):
+        SpellingMap.load(path)
 
 
 @pytest.mark.parametrize("data", [TINY_FILE, TINY_PT])
@@ -207,10 +271,8 @@ def test_a_pt_of_other_things_is_an_error_or_a_valid_map(
     tmp_path: Path, data: st.DataObject
 ) -> None:
     shape = st.lists(st.integers(0, 5), max_size=3)
-    dtype = st.sampled_from(
-        [torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.complex64]
-    )
-    tensor = st.builds(lambda s, d: torch.ones(s).to(d), shape, dtype)
+    dtypes = [torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.complex64]
+    tensor = st.builds(lambda s, d: torch.ones(s).to(d), shape, st.sampled_from(dtypes))
     value = tensor | anything
     keys = ["indices", "likelihoods", "enable_scale_trick", "xtok", "student_model_id"]
     loaded = data.draw(value | st.dictionaries(st.sampled_from(keys), value))
@@ -294,23 +356,13 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         """A dict of dicts of dicts, each of which stands in the next one twice: 2^60 paths."""
         a, b = b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b"
         inner = (b"}q%c(%sh%c%sh%cu" % (i, a, i - 1, b, i - 1) for i in range(1, 61))
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            archive.writestr("archive/data.pkl", b"\x80\x02}q\x00" + b"".join(inner) + b".")
-            archive.writestr("archive/version", "3\n")
-        return buffer.getvalue()
+        pickle = b"\x80\x02}q\x00" + b"".join(inner) + b"."
+        return zipped({"archive/data.pkl": pickle, "archive/version": b"3\n"})
 
     def bomb() -> bytes:
         """A member of 200 MB of zeros, compressed to 200 kB."""
-        buffer = io.BytesIO()
-        with (
-            zipfile.ZipFile(io.BytesIO(TINY_PT)) as old,
-            zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new,
-        ):
-            for name in old.namelist():
-                new.writestr(name, old.read(name))
-            new.writestr("archive/data/99", bytes(200_000_000))
-        return buffer.getvalue()
+        huge = {"archive/data/99": bytes(200_000_000)}
+        return zipped({**members(TINY_PT), **huge}, zipfile.ZIP_DEFLATED)
 
     def expanded() -> bytes:
         one, weight = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
@@ -356,10 +408,7 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     yield "a matrix that points outside", outside
     yield "a compressed archive", bomb
     yield "tensors without strides", expanded
-    yield (
-        "a dense matrix without strides",
-        lambda: pt_bytes(torch.ones(1, 1).expand(100_000, 10_000)),
-    )
+    yield "a dense matrix without strides", lambda: pt_bytes(torch.ones(1).expand(100_000, 10_000))
     yield "no zip archive", lambda: b"\x80\x02" + TINY_PT
 
 
@@ -379,19 +428,9 @@ def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
     ids = torch.arange(top_k).repeat(rows, 1)
     weights = torch.arange(top_k, 0, -1).repeat(rows, 1) / (top_k * (top_k + 1) / 2)
 
-    def coordinates() -> torch.Tensor:
-        return torch.stack(
-            [torch.arange(rows).repeat_interleave(25), torch.arange(25).repeat(rows)]
-        )
-
     yield "padded", lambda: {"indices": ids, "likelihoods": weights}
     yield "reversed", lambda: {"indices": ids.flip(1), "likelihoods": weights.flip(1).bfloat16()}
-    yield (
-        "sparse",
-        lambda: torch.sparse_coo_tensor(
-            coordinates(), torch.ones(rows * 25), (rows, 25), check_invariants=True
-        ).coalesce(),
-    )
+    yield "sparse", lambda: torch.ones(rows, 25).to_sparse()
     yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 400_000)}
 
 
