@@ -156,15 +156,6 @@ def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str
         subprocess.run([found, "-n", script], env=home, check=True)
 
 
-def test_help_of_a_command(cli: Cli) -> None:
-    assert cli("help").stdout == cli("--help").stdout
-    assert cli("help", "sort-cut").stdout == cli("sort-cut", "--help").stdout
-    assert "Usage: xtok sort-cut [OPTIONS] " in cli("help", "sort-cut").stdout
-    done = cli("help", "nosuch")
-    assert done.returncode == 2
-    assert "No such command 'nosuch'" in done.stderr
-
-
 # xtok --version
 
 
