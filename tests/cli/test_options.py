@@ -122,7 +122,7 @@ def test_tokens_that_cannot_be_spelled_are_failures(
         assert report.failures == failures
 
 
-def test_build_tells_of_the_finished_map(tmp_path: Path) -> None:
+def test_build_tells_of_the_finished_map_and_of_what_was_counted(tmp_path: Path) -> None:
     """The row that a slot was on before is pinned; an ignored row is empty as asked."""
     student = byte_ranks(tmp_path / "student.tiktoken")
     found = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
@@ -131,10 +131,6 @@ def test_build_tells_of_the_finished_map(tmp_path: Path) -> None:
     assert [note for note in done.notes if not note.startswith("student")] == [
         "teacher student.tiktoken: 256 ids wide (from the tokenizer)"
     ]
-
-
-def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
-    student = byte_ranks(tmp_path / "student.tiktoken")
     for config in (
         BuildConfig.for_loss("p-kl"),
         BuildConfig(weights="synthetic", exact_match=False),
@@ -225,6 +221,16 @@ def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
     assert row(reapply_exact(soft, canonicalization="exact"), 256) == row(soft, 256)
 
 
+def test_a_near_equivalent_of_what_cannot_be_spelled(commas: tuple[Tokenizer, Tokenizer]) -> None:
+    pair, line_break = xtok.pair(*commas), 257
+    config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
+    soft = multitoken(pair, replace(config, canonicalization="relaxed"))
+    soft.check()
+    assert row(soft, line_break) == [(10, 1.0)]
+    assert soft.row_kind[line_break] == RowKind.PIECES
+    assert row(multitoken(pair, config), line_break) == []
+
+
 def test_a_relaxed_row_is_no_strict_exact_match_in_a_pt(
     commas: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> None:
@@ -278,6 +284,19 @@ def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -
     pinned = reapply_exact(fuzzy)  # it takes threshold and top-k from the map
     assert [row(pinned, s) for s in names] == [row(fuzzy, s) for s in names]
     assert pinned.history[-1]["options"] == {"special_tokens": "fuzzy"}
+
+
+def test_fuzzy_rows_have_at_most_top_k_entries(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    config = replace(
+        NO_SLOT, top_k=1, special_tokens="fuzzy", fuzzy_threshold=0.01, fuzzy_top_k=100
+    )
+    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
+    assert max(np.bincount([s for s, _, _ in pairs])) == 2
+    pinned = reapply_exact(multitoken(xtok.pair(byte_level, sentencepiece), config))
+    pinned.check()
+    assert {len(row(pinned, s)) for s, _, _ in pairs} == {1}
 
 
 def test_options_that_change_nothing_are_not_in_the_history() -> None:
@@ -449,30 +468,6 @@ def test_relaxed_pairs_of_real_vocabularies(load_real: Load) -> None:
     assert len(match_relaxed(llama, qwen)) == 71
     assert len(match_relaxed(llama, mistral)) == 310
     assert len(match_relaxed(claude, mistral)) == 190
-
-
-def test_fuzzy_rows_have_at_most_top_k_entries(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    config = MultitokenConfig(
-        top_k=1, special_tokens="fuzzy", fuzzy_threshold=0.01, fuzzy_top_k=100, scale_trick=False
-    )
-    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
-    assert max(np.bincount([s for s, _, _ in pairs])) == 2
-    pinned = reapply_exact(multitoken(xtok.pair(byte_level, sentencepiece), config))
-    pinned.check()
-    assert {len(row(pinned, s)) for s, _, _ in pairs} == {1}
-
-
-def test_a_near_equivalent_of_what_cannot_be_spelled(tmp_path: Path) -> None:
-    student = byte_ranks(tmp_path / "student.tiktoken", "\r\n")
-    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
-    config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
-    soft = multitoken(xtok.pair(student, teacher), replace(config, canonicalization="relaxed"))
-    soft.check()
-    assert row(soft, 256) == [(10, 1.0)]
-    assert soft.row_kind[256] == RowKind.PIECES
-    assert row(multitoken(xtok.pair(student, teacher), config), 256) == []
 
 
 def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
