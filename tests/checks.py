@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from make import run_python
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from xtok.cli import make_app
@@ -81,12 +84,40 @@ def fails(done: Done, message: str, hint: str = "") -> None:
     assert "Traceback" not in done.stderr
 
 
+def printed_json(done: Done) -> Any:
+    """Return what a command prints with `--json`."""
+    return json.loads(works(done).stdout)
+
+
+def fits_80_columns(text: str) -> bool:
+    return max(map(cell_len, text.splitlines())) <= 80
+
+
+def is_printable(text: str) -> bool:
+    """Tell whether a text has nothing that a terminal obeys, but ends of lines."""
+    return all(line.isprintable() for line in text.split("\n"))
+
+
 def usage_error(*args: str) -> str:
     """Return what a command line that is wrong prints on a wide terminal."""
     done = CliRunner().invoke(make_app(args[:1]), args, env={"COLUMNS": "300", "TERM": "dumb"})
     assert (done.exit_code, done.stdout) == (2, "")
     assert re.fullmatch(r"(note: .*\n)*error: .+\nhint: run xtok( [a-z-]+)? --help\n", done.stderr)
     return done.stderr
+
+
+KILLED = """
+import os, signal, sys
+stop = getattr(signal, sys.argv.pop(1))
+{code}
+from xtok.__main__ import program
+program()
+"""
+
+
+def killed(code: str, stop: str, args: list[str], folder: Path) -> Done:
+    """Run `xtok`, with code that sends it a signal: `os.kill(os.getpid(), stop)`."""
+    return run_python(KILLED.format(code=code), stop, *args, cwd=folder)
 
 
 def mutant(data: bytes, chance: random.Random) -> bytes:

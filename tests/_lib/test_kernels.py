@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,13 @@ def test_damaged_kernels_are_compiled_anew(tmp_path: Path) -> None:
     assert sorted(hits().values()) == [0] * 5 + [1] * 5
     assert [file.read_bytes() for file in files[5:]] == whole[5:]
     assert set(hits().values()) == {1}
+
+
+def test_processes_that_compile_a_kernel_at_once(tmp_path: Path) -> None:
+    """The cache is empty, and both write it."""
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(lambda _: run(NUMBA_CACHE_DIR=str(tmp_path)), range(2))]
+    assert run(NUMBA_CACHE_DIR=str(tmp_path)) == "1 1"
 
 
 def test_versions_of_numba_do_not_replace_each_others_kernels(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import known, usage_error, works
+from checks import fails, known, works
 from conftest import Cli, Load
 from make import NO_SLOT, byte_ranks, row
 
@@ -87,14 +87,10 @@ def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
     pair = xtok.pair(student, teacher)
-    configs = (
-        BuildConfig(),
-        BuildConfig(canonicalization="relaxed"),
-        BuildConfig(weights="synthetic"),
-    )
-    for config in configs:
-        only = np.ones(len(student.table), np.bool_)
-        only[[97, 257]] = False
+    only = np.ones(len(student.table), np.bool_)
+    only[[97, 257]] = False
+    for options in ({}, {"canonicalization": "relaxed"}, {"weights": "synthetic"}):
+        config = BuildConfig(**options)  # type: ignore[arg-type]
         matches = find_matches(pair, config)
         if config.weights == "synthetic":
             projection, _ = synthetic_map(pair, config, matches, only=only)
@@ -126,20 +122,15 @@ def test_tokens_that_cannot_be_spelled_are_failures(
         assert report.failures == failures
 
 
-def test_build_tells_of_the_finished_map(tmp_path: Path) -> None:
+def test_build_tells_of_the_finished_map_and_of_what_was_counted(tmp_path: Path) -> None:
     """The row that a slot was on before is pinned; an ignored row is empty as asked."""
     student = byte_ranks(tmp_path / "student.tiktoken")
     found = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
     [done] = found.reports
-    assert done.stage == "build"
     assert {what: n for what, n in done.counts.items() if n} == {"rows empty": 1, "rows exact": 255}
     assert [note for note in done.notes if not note.startswith("student")] == [
         "teacher student.tiktoken: 256 ids wide (from the tokenizer)"
     ]
-
-
-def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
-    student = byte_ranks(tmp_path / "student.tiktoken")
     for config in (
         BuildConfig.for_loss("p-kl"),
         BuildConfig(weights="synthetic", exact_match=False),
@@ -211,8 +202,7 @@ def test_relaxed_rows_have_one_entry_beside_their_slot(commas: tuple[Tokenizer, 
     exact = xtok.build(*commas, BuildConfig())
     assert row(exact, comma) == [(0x20, 0.757576), (0x2C, 0.075758), (slot, 0.166667)]
     assert exact.row_kind[comma] == RowKind.PIECES
-    others = [i for i in range(256) if row(exact, i) != row(relaxed, i)]
-    assert others == []
+    assert [i for i in range(256) if row(exact, i) != row(relaxed, i)] == []
     plain = xtok.build(*commas, BuildConfig(canonicalization="relaxed", scale_trick=False))
     assert row(plain, comma) == [(0x2C, 1.0)]
 
@@ -231,14 +221,23 @@ def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
     assert row(reapply_exact(soft, canonicalization="exact"), 256) == row(soft, 256)
 
 
+def test_a_near_equivalent_of_what_cannot_be_spelled(commas: tuple[Tokenizer, Tokenizer]) -> None:
+    pair, line_break = xtok.pair(*commas), 257
+    config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
+    soft = multitoken(pair, replace(config, canonicalization="relaxed"))
+    soft.check()
+    assert row(soft, line_break) == [(10, 1.0)]
+    assert soft.row_kind[line_break] == RowKind.PIECES
+    assert row(multitoken(pair, config), line_break) == []
+
+
 def test_a_relaxed_row_is_no_strict_exact_match_in_a_pt(
     commas: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> None:
     import torch
 
     config = BuildConfig(canonicalization="relaxed", scale_trick=False)
-    projection = xtok.build(*commas, config)
-    projection.save(tmp_path / "m.pt")
+    xtok.build(*commas, config).save(tmp_path / "m.pt")
     data = torch.load(tmp_path / "m.pt", weights_only=True)
     assert data["indices"][256].tolist() == [0x2C, -1, -1, -1]
     assert data["likelihoods"][256].tolist() == [1 - 2**-24, 0, 0, 0]
@@ -285,6 +284,19 @@ def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -
     pinned = reapply_exact(fuzzy)  # it takes threshold and top-k from the map
     assert [row(pinned, s) for s in names] == [row(fuzzy, s) for s in names]
     assert pinned.history[-1]["options"] == {"special_tokens": "fuzzy"}
+
+
+def test_fuzzy_rows_have_at_most_top_k_entries(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    config = replace(
+        NO_SLOT, top_k=1, special_tokens="fuzzy", fuzzy_threshold=0.01, fuzzy_top_k=100
+    )
+    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
+    assert max(np.bincount([s for s, _, _ in pairs])) == 2
+    pinned = reapply_exact(multitoken(xtok.pair(byte_level, sentencepiece), config))
+    pinned.check()
+    assert {len(row(pinned, s)) for s, _, _ in pairs} == {1}
 
 
 def test_options_that_change_nothing_are_not_in_the_history() -> None:
@@ -410,71 +422,32 @@ def test_ignored_ids_have_empty_rows_and_unused_columns(tmp_path: Path) -> None:
 
 
 def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
-    models = small / "small-byte-level", small / "small.model"
-    options = [
-        "--special-tokens", "fuzzy", "--fuzzy-threshold", "0.4", "--fuzzy-top-k", "2",
-        "--canonicalization", "relaxed", "--token-form", "text",
-        "--ignore-student-ids", "7,5", "--ignore-teacher-ids", "9",
-    ]  # fmt: skip
-    works(cli("build", *models, *options, "--output", "m.safetensors"))
+    options = (
+        "--special-tokens fuzzy --fuzzy-threshold 0.4 --fuzzy-top-k 2 --canonicalization relaxed "
+        "--token-form text --ignore-student-ids 7,5 --ignore-teacher-ids 9 -o m.safetensors"
+    )
+    works(cli("build", small / "small-byte-level", small / "small.model", *options.split()))
     made = ProjectionMap.load(tmp_path / "m.safetensors")
     assert made.history[0]["options"] == {
         **DEFAULTS, "special_tokens": "fuzzy", "fuzzy_threshold": 0.4, "fuzzy_top_k": 2,
         "canonicalization": "relaxed", "token_form": "text",
         "ignore_student_ids": [5, 7], "ignore_teacher_ids": [9],
     }  # fmt: skip
-    wrong = cli("build", *models, "--ignore-student-ids", "a")
-    assert (wrong.returncode, "is not a list such as 0,1,2" in wrong.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [
-        ("build", ["--fuzzy-threshold", "0.5"],
-         "--fuzzy-threshold needs --special-tokens fuzzy"),
-        ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k needs --special-tokens fuzzy"),
-        ("build", ["--field", "body"], "--field needs --text"),
-        ("build", ["--timeout", "3"], "--timeout needs --skip-existing"),
-        ("build", ["--target", "both"], "--target needs --weights synthetic or --text"),
-        ("inspect", ["a", "--against", "b", "--field", "x"], "--field needs --text"),
-        ("align", ["x", "--teacher-chat-template", "x"],
-         "--teacher-chat-template needs --chat"),
-        ("align", ["x", "--max-comb-len", "0"],
-         "--max-comb-len is 0, and must be at least 1 and finite"),
-        ("build", ["--top-k", "x"], "Invalid value for '--top-k' / '-k': must be a valid integer"),
-        ("build", ["--for", "kl"], "Invalid value for '--for': 'kl' is not one of"),
-        ("build", ["--top-k", "5000"], "4096"),
-        ("build", ["--top-k", "1"], "must be at least 2"),
-        ("build", ["--special-tokens", "maybe"], "'maybe' is not one of"),
-        ("build", ["--no-such-option"], "No such option"),
-        ("build", ["bytes"], "give the student once"),
-        ("convert", ["m.pt"], "say where to write: xtok convert m.pt m.safetensors"),
-        ("convert", ["m.safetensors"], "say where to write: xtok convert m.safetensors m.pt"),
-        ("convert", ["a.pt", "b.pt", "-o", "c.pt"], "give one output: OUTPUT, or --output"),
-    ],
-)  # fmt: skip
-def test_options_that_would_do_nothing_are_refused(
-    command: str, options: list[str], message: str
-) -> None:
-    shown = usage_error(command, "-s", "bytes", "-t", "bytes", *options)
-    assert message in shown
-    assert "Value error" not in shown
 
 
 def test_options_without_effect_are_told(cli: Cli, tmp_path: Path) -> None:
-    pair = ("--student-model", "bytes", "--teacher-model", "bytes")
     (tmp_path / "a.txt").write_text("the text")
-    done = cli("build", *pair, "--weights", "synthetic", "--max-pieces", "2")
+    done = works(cli("build", "bytes", "bytes", "--weights", "synthetic", "--max-pieces", "2"))
     assert done.stderr.startswith("note: --max-pieces has no effect with --weights synthetic\n")
-    done = works(cli("build", *pair, "--text", "a.txt", "--scale-trick", "--weights", "decay"))
-    assert done.stderr.startswith(
+    line = "build bytes bytes --text a.txt --scale-trick --weights decay"
+    assert works(cli(*line.split())).stderr.startswith(
         "note: --scale-trick has no effect with --text\nnote: --weights has no effect with --text\n"
     )
 
 
 def test_extend_a_map_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
     models = small / "small-byte-level", small / "small.model"
-    assert cli("build", *models, "--output", "first.safetensors", "-q").returncode == 0
+    works(cli("build", *models, "--output", "first.safetensors", "-q"))
     extended = ["--initial-projection-path", "first.safetensors", "--no-scale-trick"]
     works(cli("multitoken", *models, *extended, "--output", "m.safetensors", "-q"))
     first, made = (ProjectionMap.load(tmp_path / f"{n}.safetensors") for n in ("first", "m"))
@@ -483,9 +456,7 @@ def test_extend_a_map_on_the_command_line(cli: Cli, small: Path, tmp_path: Path)
     slots = set(first.teacher_ids[first.is_slot].tolist())
     assert slots
     assert not np.isin(made.teacher_ids, list(slots)).any()  # dropped before it is added in
-    swapped = cli("multitoken", *reversed(models), *extended, "--output", "x.safetensors")
-    assert swapped.returncode == 1
-    assert "the sides are swapped" in swapped.stderr
+    fails(cli("multitoken", *reversed(models), *extended, "-o", "x.safetensors"), "swapped")
 
 
 @pytest.mark.real
@@ -499,30 +470,6 @@ def test_relaxed_pairs_of_real_vocabularies(load_real: Load) -> None:
     assert len(match_relaxed(claude, mistral)) == 190
 
 
-def test_fuzzy_rows_have_at_most_top_k_entries(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    config = MultitokenConfig(
-        top_k=1, special_tokens="fuzzy", fuzzy_threshold=0.01, fuzzy_top_k=100, scale_trick=False
-    )
-    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
-    assert max(np.bincount([s for s, _, _ in pairs])) == 2
-    pinned = reapply_exact(multitoken(xtok.pair(byte_level, sentencepiece), config))
-    pinned.check()
-    assert {len(row(pinned, s)) for s, _, _ in pairs} == {1}
-
-
-def test_a_near_equivalent_of_what_cannot_be_spelled(tmp_path: Path) -> None:
-    student = byte_ranks(tmp_path / "student.tiktoken", "\r\n")
-    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
-    config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
-    soft = multitoken(xtok.pair(student, teacher), replace(config, canonicalization="relaxed"))
-    soft.check()
-    assert row(soft, 256) == [(10, 1.0)]
-    assert soft.row_kind[256] == RowKind.PIECES
-    assert row(multitoken(xtok.pair(student, teacher), config), 256) == []
-
-
 def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
     """On texts, `build` counts whatever the weights; without any, a target would do nothing."""
     student = byte_ranks(tmp_path / "student.tiktoken")
@@ -531,5 +478,5 @@ def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
     config = BuildConfig(target="both", exact_match=False)
     of_text = xtok.build(student, student, config, texts=[text])
     assert of_text.history[-1]["options"]["target"] == "both"
-    with pytest.raises(ValueError, match="target 'both' needs weights 'synthetic', or texts"):
+    with pytest.raises(ValueError, match="target"):
         xtok.build(student, student, config)

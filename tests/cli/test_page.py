@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from checks import fails, known, usage_error
+from checks import fails, known
 from conftest import Cli, Load
 from make import built, byte_ranks, vocabulary
 from numpy.typing import NDArray
@@ -410,19 +410,8 @@ def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
 # What cannot be shown
 
 
-@pytest.mark.parametrize("args", [["a.pt", "b.pt", "c.pt"], ["a", "--text", "b"]])
-def test_what_does_not_go_together(args: list[str]) -> None:
-    assert "give " in usage_error("report", *args)
-
-
 def test_models_are_no_maps(cli: Cli, small: Path) -> None:
     fails(cli("report", small / "small-byte-level"), "small-byte-level", "xtok doctor")
-
-
-def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "page.json").mkdir()
-    done = cli("report", "none.safetensors", "--output", "page.html", "--json")
-    fails(done, "page.json is a folder")
 
 
 def test_maps_of_different_pairs(map_to_digits: ProjectionMap, byte_level: Tokenizer) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from checks import known
+from checks import KILLED, killed, known
 from conftest import ROOT, Cli
 from make import HEAVY, run_python, two_files
 
@@ -156,15 +156,6 @@ def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str
         subprocess.run([found, "-n", script], env=home, check=True)
 
 
-def test_help_of_a_command(cli: Cli) -> None:
-    assert cli("help").stdout == cli("--help").stdout
-    assert cli("help", "sort-cut").stdout == cli("sort-cut", "--help").stdout
-    assert "Usage: xtok sort-cut [OPTIONS] " in cli("help", "sort-cut").stdout
-    done = cli("help", "nosuch")
-    assert done.returncode == 2
-    assert "No such command 'nosuch'" in done.stderr
-
-
 # xtok --version
 
 
@@ -180,13 +171,6 @@ def test_the_version_is_what_a_bug_report_needs(cli: Cli) -> None:
 
 # Signals
 
-KILLED = """
-import os, signal, sys
-stop = getattr(signal, sys.argv.pop(1))
-{code}
-from xtok.__main__ import program
-program()
-"""
 IN_A_THREAD = """
 from xtok.tokenizers import Tokenizer
 encode = Tokenizer.library_arrays
@@ -209,11 +193,6 @@ import atexit
 atexit.register(lambda: os.kill(os.getpid(), stop))
 """
 STOPS = [("SIGINT", 130, "interrupted\n"), ("SIGTERM", 143, "terminated\n")]
-
-
-def killed(code: str, stop: str, args: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `xtok`, with code that sends it a signal."""
-    return run_python(KILLED.format(code=code), stop, *args, cwd=folder)
 
 
 @pytest.mark.parametrize(("stop", "code", "line"), STOPS)
@@ -272,6 +251,7 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
     counting: list[str], tmp_path: Path, columns: int
 ) -> None:
     printed = on_a_terminal(counting, tmp_path, columns)
+    assert (columns == 200) == bool(re.search(r"\rloading \S+ …", printed))  # has no total
     bars = [part for part in re.split(r"[\r\n]", printed) if "%|" in part]
     assert {bar.split(":")[0] for bar in bars} == {"counting", "counting synthetic texts"}
     assert max(map(len, bars)) == columns - 3  # behind them is room for the terminal's ^C
@@ -289,13 +269,6 @@ def test_a_terminal_without_a_size_has_lines(counting: list[str], tmp_path: Path
         r"^counting synthetic texts: \d+%, about \d+ s left\r$", printed, re.MULTILINE
     )
     assert "%|" not in printed
-
-
-def test_what_a_step_without_a_total_is_at_shows_on_a_terminal(
-    counting: list[str], tmp_path: Path
-) -> None:
-    printed = on_a_terminal(counting, tmp_path, 80)
-    assert re.findall(r"\rloading \S+ …", printed)
 
 
 def test_every_ten_seconds_a_line_tells_how_far_a_step_is(

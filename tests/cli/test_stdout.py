@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from checks import is_printable, works
 from conftest import Cli
 from forked import Forks
 from make import FIRST, TEACHER, WORK, copied
@@ -46,10 +47,6 @@ def talking(folder: Path, small: Path) -> Path:
     return folder
 
 
-def is_safe(text: str) -> bool:
-    return all(line.isprintable() for line in text.split("\n"))
-
-
 def test_no_library_writes_on_the_stdout_of_any_command(
     small: Path, tmp_path: Path, forks: Forks
 ) -> None:
@@ -68,18 +65,19 @@ def test_no_library_writes_on_the_stdout_of_any_command(
         [forks.folder / "python", "-c", RUN_ALL, json.dumps([[n, work[n]] for n in order])],
         cwd=tmp_path, env=forks.env, capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
-    printed = {name: (tmp_path / f"{name}.out").read_text(encoding="utf-8") for name in work}
-    said = {name: (tmp_path / f"{name}.err").read_text(encoding="utf-8") for name in work}
+    printed, said = (
+        {name: (tmp_path / f"{name}.{kind}").read_text(encoding="utf-8") for name in work}
+        for kind in ("out", "err")
+    )
     codes = dict(line.split() for line in done.stdout.splitlines())
     assert codes == dict.fromkeys(order, "0") | {"doctor": codes["doctor"]}
     for name in order:
         assert "evil" not in printed[name], name
-        assert is_safe(printed[name]), name
-        assert is_safe(said[name]), name
-        if name != "report":  # it writes the JSON beside the page
-            json.loads(printed[name])
-        if "-o" in work[name] and name != "report":
-            found = json.loads(printed[name])
+        assert is_printable(printed[name] + said[name]), name
+        if name == "report":  # it writes the JSON beside the page
+            continue
+        found = json.loads(printed[name])
+        if "-o" in work[name]:
             assert found.get("paths", [found.get("output")]) == [work[name][-1]], name
     assert "a library printed: Ignored unknown kwarg option evil\\x1b[31m" in said["build"]
     assert not [name for name in order if "model of type" in said[name]]
@@ -93,11 +91,11 @@ def test_code_of_a_folder_may_print(cli: Cli, small: Path, tmp_path: Path) -> No
         "print('Welcome!\\x1b[31m\\n' * 50)\n"
         "class Own(PreTrainedTokenizerFast): pass\n"
     )
-    args = ["build", "own", "bytes", "--trust-remote-code", "-o", "map.safetensors"]
-    done = cli(*args, env={"HF_HOME": str(tmp_path / "hf")})
-    assert (done.returncode, done.stdout) == (0, "map.safetensors\n")
+    line = "build own bytes --trust-remote-code -o map.safetensors"
+    done = works(cli(*line.split(), env={"HF_HOME": str(tmp_path / "hf")}))
+    assert done.stdout == "map.safetensors\n"
     assert done.stderr.count("Welcome!\\x1b[31m\n") == 20
-    assert is_safe(done.stderr)
+    assert is_printable(done.stderr)
 
 
 def test_a_path_is_its_own_bytes(small: Path, tmp_path: Path) -> None:
@@ -111,7 +109,7 @@ def test_a_path_is_its_own_bytes(small: Path, tmp_path: Path) -> None:
 def test_json_is_safe_on_a_terminal(cli: Cli, small: Path, tmp_path: Path) -> None:
     model = tmp_path / "a\u009b\x7f\u202e\u2028.model"
     shutil.copy(small / "small.model", model)
-    assert cli("build", model, "bytes", "-o", "map.safetensors", "-q").returncode == 0
+    works(cli("build", model, "bytes", "-o", "map.safetensors", "-q"))
     shown = cli("inspect", "map.safetensors", "--json").stdout
-    assert is_safe(shown)
+    assert is_printable(shown)
     assert model.name in json.loads(shown)["student"]["model_id"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from checks import fails, works
+from checks import fails, printed_json, works
 from conftest import Cli
 
 import xtok
@@ -53,8 +52,7 @@ def test_every_map_passes_verify_and_comes_back_equal(
         if name == "events" and suffix == "pt":
             continue  # an event map has one format
         path = f"{name}.{suffix}"
-        done = works(cli(*models, "-o", path, "--quiet"))
-        assert done.stdout.splitlines()[0] == path
+        assert works(cli(*models, "-o", path, "--quiet")).stdout.splitlines()[0] == path
         works(cli("verify", path, *pair))
         if name == "events":
             continue
@@ -62,18 +60,16 @@ def test_every_map_passes_verify_and_comes_back_equal(
         works(cli("verify", f"there.{other}", *pair))
         works(cli("convert", f"there.{other}", f"back.{suffix}"))
         assert (tmp_path / f"back.{suffix}").read_bytes() == (tmp_path / path).read_bytes(), name
-        for again in (path, f"there.{other}"):
-            assert to_safetensors(as_any_map(tmp_path / again)) == to_safetensors(
-                as_any_map(tmp_path / path)
-            )
+        found, there = (as_any_map(tmp_path / name) for name in (path, f"there.{other}"))
+        assert to_safetensors(found) == to_safetensors(there)
 
 
-@pytest.mark.parametrize("options", [["--for", "p-kl"], ["--for", "p-kl", "--text", "T"]])
-def test_a_pt_is_kept(cli: Cli, small: Path, corpus: Path, options: list[str]) -> None:
-    options = [str(corpus) if word == "T" else word for word in options]
-    line = ["build", small / "small-byte-level", small / "small.model", *options]
-    works(cli(*line, "-o", "a.pt"))
-    assert "a.pt exists, and is kept" in works(cli(*line, "-o", "a.pt", "--skip-existing")).stderr
+def test_a_pt_is_kept(cli: Cli, small: Path, corpus: Path) -> None:
+    line = "build", small / "small-byte-level", small / "small.model", "--for", "p-kl"
+    for options in (["-o", "a.pt"], ["-o", "b.pt", "--text", corpus]):
+        works(cli(*line, *options))
+        kept = works(cli(*line, *options, "--skip-existing"))
+        assert f"{options[1]} exists, and is kept" in kept.stderr
 
 
 NOTE = "note: Use plain KL: both have the same vocabulary, so no map is needed."
@@ -94,7 +90,7 @@ def test_of_one_vocabulary_a_file_is_made_and_a_note_says_that_none_is_needed(
     assert os.listdir(tmp_path) == [path]
     content = (tmp_path / path).read_bytes()
     assert works(cli(*words, "--quiet")).stdout == f"{path}\n"
-    assert json.loads(works(cli(*words, "--json")).stdout)["paths"] == [path]
+    assert printed_json(cli(*words, "--json"))["paths"] == [path]
     assert (tmp_path / path).read_bytes() == content
     works(cli("verify", path))
 
@@ -141,8 +137,8 @@ def test_tables_of_the_pair_are_written_again(cli: Cli, small: Path, tmp_path: P
 def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> None:
     xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
     line = ["report", "m.safetensors", "-o", "page.html", "--json"]
-    assert works(cli(*line)).stdout == "page.html\npage.json\n"
-    assert works(cli(*line)).stdout == "page.html\npage.json\n"
+    for _ in range(2):
+        assert works(cli(*line)).stdout == "page.html\npage.json\n"
     (tmp_path / "page.html").unlink()
     (tmp_path / "page.json").write_text('{"mine": 1}')
     fails(cli(*line), "page.json exists")
@@ -155,8 +151,8 @@ def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> Non
 @pytest.mark.parametrize("output", [[], ["-o", "x.pt"]])
 def test_a_stage_that_is_trained_on_says_what_is_better(cli: Cli, output: list[str]) -> None:
     better = "note: to train on, xtok build STUDENT TEACHER --for p-kl (gold, h-kl) makes a better"
-    models = ["--student-model", "bytes", "--teacher-model", "bytes"]
-    done = works(cli("generate", *models, "--embedding-model", "spelling", "--top_k", "8", *output))
+    line = "generate -s bytes -t bytes --embedding-model spelling --top_k 8"
+    done = works(cli(*line.split(), *output))
     for one in (done, works(cli("sort-cut", done.stdout.strip(), "--top_k", "4", *output))):
         assert better in one.stderr
         assert ("NeMo-RL reads .pt: xtok convert " in one.stderr) == (not output)
@@ -171,6 +167,5 @@ def test_multitoken_shows_examples(cli: Cli, small: Path) -> None:
     line = ["multitoken", small / "small-digits", small / "small.model", "--num-examples", "50"]
     done = works(cli(*line, "-o", "m.pt"))
     assert done.stdout == "m.pt\n"
-    shown = [row for row in done.stderr.splitlines() if "│ pieces" in row]
-    assert len(shown) == 50
+    assert done.stderr.count("│ pieces") == 50
     assert works(cli(*line, "-o", "m.pt", "--quiet")).stderr == ""

@@ -6,9 +6,11 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
-from checks import known, works
+import small_tokenizers
+from checks import fails, fits_80_columns, known, works
 from conftest import REAL, Cli, Load
 from make import byte_ranks, copied, hf_folder_of_ranks, saved, word_piece
 from tokenizers import Tokenizer as Rust
@@ -83,32 +85,30 @@ def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> Non
     assert doctor(byte_level, template=CHATML, tools=True).failed == ()
 
 
-def test_a_template_that_refuses_a_role_or_ends_a_turn_with_text(byte_level: Tokenizer) -> None:
-    template = (
-        "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
-        "{{ raise_exception('only two roles') }}{% endif %}{{ m.role }}: {{ m.content }}\n"
-        "{% endfor %}"
-    )
-    found = diagnose(byte_level, template)
+TWO_ROLES = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
+    "{{ raise_exception('only two roles') }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+NOT_EOS = "{% for m in messages %}{{ m.role + m.content + '<|im_start|>' }}{% endfor %}"
+
+
+def test_templates_that_are_odd(byte_level: Tokenizer) -> None:
+    """One refuses a role and ends turns with text, the other with a token that is not eos."""
+    found = diagnose(byte_level, TWO_ROLES)
     roles = check(found, "roles")
     assert roles.level == "note"
     assert roles.message.startswith("renders user, assistant\nsystem: the chat template of small-")
     assert "only two roles" in roles.message
     assert check(found, "end of a turn").level == "warning"
     assert check(found, "prefix, tool message").level == "note"
-
-
-def test_an_end_of_turn_that_is_not_eos(byte_level: Tokenizer) -> None:
-    template = "{% for m in messages %}{{ m.role + m.content + '<|im_start|>' }}{% endfor %}"
-    end = check(diagnose(byte_level, template), "end of a turn")
+    end = check(diagnose(byte_level, NOT_EOS), "end of a turn")
     assert end.level == "warning"
     assert end.message.startswith("<|im_start|>, which is not eos: generation does not stop")
 
 
 def test_a_tokenizer_without_a_template(sentencepiece: Tokenizer) -> None:
     found = diagnose(sentencepiece)
-    assert check(found, "chat template").level == "warning"
-    assert check(found, "pad").level == "warning"
+    assert check(found, "chat template").level == check(found, "pad").level == "warning"
     assert lost(found)["part of a character"] == 128
     assert sum(lost(found).values()) > 128
     with_format = diagnose(sentencepiece, "mistral")
@@ -116,26 +116,20 @@ def test_a_tokenizer_without_a_template(sentencepiece: Tokenizer) -> None:
     assert with_format.turn_ends == ("</s>",)
 
 
-def test_what_normalizers_change_is_found(small: Path, tmp_path: Path) -> None:
-    from small_tokenizers import tiktoken_pattern
-
-    ranks = small / "small.tiktoken"
-    folder = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "nfkc", "NFKC")
-    found = diagnose(load_tokenizer(str(folder)))
-    assert found.text_changes.keys() == {"NFKC"}
-    probe = check(found, "probe text")
+def test_tokenizers_that_change_text(small: Path, tmp_path: Path) -> None:
+    ranks, pattern = small / "small.tiktoken", small_tokenizers.tiktoken_pattern()
+    nfkc, nfc = (
+        diagnose(load_tokenizer(hf_folder_of_ranks(ranks, pattern, tmp_path / form, form)))
+        for form in ("NFKC", "NFC")
+    )
+    assert nfkc.text_changes.keys() == {"NFKC"}
+    probe = check(nfkc, "probe text")
     assert probe.level == "failed"
     assert "Chinese and Japanese: '，" in probe.message
-    folder = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "nfc", "NFC")
-    found = diagnose(load_tokenizer(str(folder)))
-    assert check(found, "probe text").level == "ok"
-    assert check(found, "Unicode variants").level == "warning"
-
-
-def test_word_piece_fails(tmp_path: Path) -> None:
-    found = diagnose(load_tokenizer(str(word_piece(tmp_path / "wp", lowercase=True))))
-    assert check(found, "probe text").level == "failed"
-    assert check(found, "eos").level == "failed"
+    assert check(nfc, "probe text").level == "ok"
+    assert check(nfc, "Unicode variants").level == "warning"
+    pieces = diagnose(load_tokenizer(word_piece(tmp_path / "wp", lowercase=True)))
+    assert check(pieces, "probe text").level == check(pieces, "eos").level == "failed"
 
 
 def test_a_long_token_is_shown_with_its_length(tmp_path: Path) -> None:
@@ -144,29 +138,26 @@ def test_a_long_token_is_shown_with_its_length(tmp_path: Path) -> None:
 
 
 def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
-    parts = {"pad_token": "<|end_of_text|>"}
-    folder = copied(small / "small-byte-level", tmp_path / "hf", tokenizer_config=parts)
-    document = json.loads((folder / "tokenizer.json").read_text())
-    for token in document["added_tokens"]:
+    source = small / "small-byte-level"
+    added = json.loads((source / "tokenizer.json").read_text())["added_tokens"]
+    for token in added:
         token["content"] = token["content"].replace("<|pad|>", "<|other|>")
-    (folder / "tokenizer.json").write_text(json.dumps(document))
-    pad = check(diagnose(load_tokenizer(str(folder))), "pad")
+    config = {"pad_token": "<|end_of_text|>"}
+    parts = {"tokenizer_config": config, "tokenizer": {"added_tokens": added}}
+    pad = check(diagnose(load_tokenizer(copied(source, tmp_path / "hf", **parts))), "pad")
     assert pad.level == "warning"
     assert pad.message.startswith("<|end_of_text|> is eos as well")
 
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
+    """A model beside itself is checked once."""
     found = doctor(digits, sentencepiece)
-    pair, advice = known(found.pair), known(found.advice)
+    pair = known(found.pair)
     assert (pair.student, pair.teacher) == ("small-digits", "small.model")
-    assert advice.loss == "event KL"
-    alone = doctor(digits)
+    assert known(found.advice).loss == "event KL"
+    alone, twice = doctor(digits), doctor(digits, digits)
     assert (alone.pair, alone.advice) == (None, None)
-
-
-def test_a_model_beside_itself_is_checked_once(digits: Tokenizer) -> None:
-    twice = doctor(digits, digits)
-    assert twice.tokenizers == doctor(digits).tokenizers
+    assert twice.tokenizers == alone.tokenizers
     assert known(twice.advice).loss == "plain KL"
     assert twice.verdict.startswith("ok: small-digits → small-digits: no check failed, ")
 
@@ -178,8 +169,7 @@ def test_two_models_of_one_family(small: Path, digits: Tokenizer) -> None:
     pair = known(found.pair)
     assert (pair.same, pair.num_ids, pair.differing) == (True, 800, 0)
     assert "first 800 columns" in known(found.advice).sentence
-    other = copy.copy(digits)
-    names = {**digits.table.control_names}
+    other, names = copy.copy(digits), digits.table.control_names
     last = max(names)
     other.table = replace(digits.table, control_names={**names, last: "<|other|>"})
     other.vocabulary = replace(digits.vocabulary, table=other.table)
@@ -210,7 +200,7 @@ def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
 def test_doctor_at_80_columns(cli: Cli, small: Path) -> None:
     done = works(cli("doctor", small / "small-digits", small / "small.model"))
     lines = [line for line in done.stdout.splitlines() if not line.startswith("next: ")]
-    assert max(map(len, lines)) <= 80
+    assert fits_80_columns("\n".join(lines))
     assert "\x1b" not in done.stdout
     for expected in ("small-digits", "probe text", "a map between them", "next: xtok events"):
         assert expected in done.stdout
@@ -222,8 +212,9 @@ def test_doctor_at_80_columns(cli: Cli, small: Path) -> None:
 def test_doctor_exits_with_3(cli: Cli) -> None:
     done = cli("doctor", "bytes")
     assert done.returncode == 3
-    assert done.stdout.splitlines()[0] == "failed: bytes: 1 check failed (bytes: eos)"
-    assert done.stdout.splitlines()[-1] == "failed: bytes: eos"
+    first, *_, last = done.stdout.splitlines()
+    assert first == "failed: bytes: 1 check failed (bytes: eos)"
+    assert last == "failed: bytes: eos"
 
 
 # On text
@@ -292,12 +283,11 @@ def test_real_templates_keep_what_they_wrote(
 
 def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:
     found = doctor(byte_level, digits)
-    assert found.advice is not None
     warnings = sum(c.level == "warning" for one in found.tokenizers for c in one.checks)
     assert not found.failed
     assert found.verdict == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
-        f"{found.advice.sentence} A teacher pays where text is scarce or was read before, or where "
+        f"{known(found.advice).sentence} A teacher pays where text is scarce or was read before, or where "
         "its predictions are stored; elsewhere new text alone teaches more in the same time."
     )
 
@@ -306,36 +296,40 @@ def test_text_goes_with_two_models(
     cli: Cli, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("", encoding="utf-8")
+    text.touch()
     with pytest.raises(ValueError, match="two models"):
         doctor(byte_level, texts=text)
-    with pytest.raises(XtokError, match="0 documents"):
+    with pytest.raises(XtokError):
         doctor(digits, byte_level, text)
     assert cli("doctor", "bytes", "--text", text).returncode == 2
-    done = cli("doctor", "./none.model", "bytes", "--text", "none.txt")
-    assert "none.txt" in done.stderr  # before a model is loaded
+    # Texts are looked for before a model is loaded.
+    fails(cli("doctor", "./none.model", "bytes", "--text", "none.txt"), "none.txt")
 
 
-def test_an_uncased_tokenizer_on_one_side(small: Path, tmp_path: Path) -> None:
+def test_an_uncased_tokenizer_on_one_side(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
     """A third of a cased vocabulary has no row, which the report of `build` says as well."""
-    words = ["[PAD]", "[UNK]", *map(chr, range(97, 123)), *(f"##{chr(c)}" for c in range(97, 123))]
+    words = ["[PAD]", "[UNK]", *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
     rust = Rust(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     rust.normalizer = normalizers.BertNormalizer(lowercase=True)
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece()
     folder = saved(tmp_path / "uncased", rust, unk_token="[UNK]", pad_token="[PAD]")
-    cased = load_tokenizer(str(small / "small-byte-level"))
-    upper = sum(t.decode("utf-8", "ignore") != t.decode("utf-8", "ignore").lower()
-                for t in cased.table.tokens())  # fmt: skip
-    says = f"{upper} of {len(cased.table.text_ids):,} tokens of small-byte-level have upper-case "
+    texts = [token.decode("utf-8", "ignore") for token in byte_level.table.tokens()]
+    upper = sum(text != text.lower() for text in texts)
+    assert upper > 50
+    says = (
+        f"{upper} of {len(byte_level.table.text_ids):,} tokens of small-byte-level have upper-case "
+    )
     says += "letters, and uncased has none: "
-    for models_of, end in (
-        ((cased, folder), "their rows are empty"), ((folder, cased), "no row leads to them")
+
+    def upper_case(*sides: xtok.Tokenizer | Path) -> list[str]:
+        return [c.message for c in doctor(*sides).pair_checks if c.name == "upper case"]
+
+    for student, teacher, end in (
+        (byte_level, folder, "their rows are empty"), (folder, byte_level, "no row leads to them")
     ):  # fmt: skip
-        found = doctor(*models_of)
-        assert [c.message for c in found.pair_checks if c.name == "upper case"] == [says + end]
-        projection = xtok.build(*models_of)
-        assert says + end in projection.reports[0].notes
-        assert upper > 50
-    both = doctor(cased, small / "small-digits")
-    assert not [c for c in both.pair_checks if c.name == "upper case"]
+        assert upper_case(student, teacher) == [says + end]
+        assert says + end in xtok.build(student, teacher).reports[0].notes
+    assert not upper_case(byte_level, digits)
