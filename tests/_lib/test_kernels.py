@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from make import byte_ranks
+from checks import works
+from make import byte_ranks, run_python
 
 import xtok
 from xtok.alignment import kernels
@@ -67,12 +66,7 @@ for module in (of_alignment, of_counting, of_embeddings):
 
 
 def run(*args: str | Path, program: str = PROGRAM, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *args],
-        env={**os.environ, **env}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return works(run_python(program, *args, env={**os.environ, **env})).stdout.strip()
 
 
 @pytest.mark.parametrize("mode", [None, 0o777])

@@ -35,19 +35,15 @@ def test_a_file_is_recorded_by_its_bytes_on_disk(tmp_path: Path) -> None:
 
 
 def test_globs_name_files_once_in_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "odd[1].txt"):
-        (tmp_path / name).write_text("x")
+    """Two stars are folders of any depth."""
+    names = ["a.txt", "b.txt", "c/d.txt", "c/e/f.txt", "odd[1].txt"]
     (tmp_path / "folder.txt").mkdir()
-    b, a, odd = tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "odd[1].txt"
+    (tmp_path / "c" / "e").mkdir(parents=True)
+    for name in names:
+        (tmp_path / name).touch()
+    a, b, *_, odd = every = [tmp_path / name for name in names]
     assert find_files([b, f"{tmp_path}/*.txt", odd], "") == [b, a, odd]
-
-
-def test_two_stars_are_folders_of_any_depth(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a.txt", "b/c.txt", "b/d/e.txt")]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    assert find_files([f"{tmp_path}/**/*.txt"], "") == paths
+    assert find_files([f"{tmp_path}/**/*.txt"], "") == every
 
 
 def test_a_compressed_file_is_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

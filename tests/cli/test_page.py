@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from checks import fails, known
+from checks import fails, known, works
 from conftest import Cli, Load
 from make import built, byte_ranks, vocabulary
 from numpy.typing import NDArray
@@ -166,9 +166,8 @@ def test_findings_count_what_has_no_counterpart(tmp_path: Path) -> None:
 
 def test_empty_rows_are_all_that_build_reports(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     m = xtok.build(digits, sentencepiece)
-    table = require_table(m.student)
-    special = sum(m.row_kind[i] == RowKind.EMPTY for i in table.control_names)
-    text = int((m.row_kind[table.text_ids] == RowKind.EMPTY).sum())
+    table, empty = require_table(m.student), m.row_kind == RowKind.EMPTY
+    special, text = empty[[*table.control_names]].sum(), empty[table.text_ids].sum()
     assert special > 0
     [finding] = [f for f in examine(m).report.findings if "empty" in f.text]
     assert finding.number == f"{special + text}"
@@ -306,11 +305,10 @@ def rows_of(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]
 
 def test_the_page_holds_every_entry(measured: PageData) -> None:
     for number, m in enumerate(measured.maps):
-        held = rows_of(measured, number)
-        assert [(s, t) for s, t, _ in held] == list(
-            zip(m.student_ids.tolist(), m.teacher_ids.tolist(), strict=True)
-        )
-        assert [w for _, _, w in held] == pytest.approx(m.weights.tolist(), rel=0.005)
+        students, teachers, weights = zip(*rows_of(measured, number), strict=True)
+        assert [*students] == m.student_ids.tolist()
+        assert [*teachers] == m.teacher_ids.tolist()
+        assert [*weights] == pytest.approx(m.weights.tolist(), rel=0.005)
 
 
 def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
@@ -341,8 +339,9 @@ def test_the_same_inputs_give_the_same_bytes(
     map_to_digits.save(tmp_path / "m.safetensors")
     models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
     for name in ("a.html", "folder/b.html"):
-        done = cli("report", "m.safetensors", *models, "--text", text, "-o", name, "--json", "-q")
-        assert (done.returncode, done.stderr) == (0, "")
+        line = "m.safetensors", *models, "--text", text, "-o", name, "--json", "-q"
+        done = works(cli("report", *line))
+        assert done.stderr == ""
         assert done.stdout.splitlines() == [name, name.replace(".html", ".json")]
     first, second = ((tmp_path / name).read_bytes() for name in ("a.html", "folder/b.html"))
     assert first == second
@@ -377,8 +376,7 @@ def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> N
 
 def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: PageData) -> None:
     elements = Elements(hostile_page)
-    usual = Elements(render(plain))
-    assert set(elements.tags) <= set(usual.tags)
+    assert {*elements.tags} <= {*Elements(render(plain)).tags}
     assert elements.tags.count("script") == 2
     assert elements.handlers == []
     assert all(link.startswith("#") for link in elements.links)
@@ -415,7 +413,7 @@ def test_models_are_no_maps(cli: Cli, small: Path) -> None:
 
 
 def test_maps_of_different_pairs(map_to_digits: ProjectionMap, byte_level: Tokenizer) -> None:
-    with pytest.raises(XtokError, match="other tokens"):
+    with pytest.raises(XtokError):
         examine([map_to_digits, built(byte_level, byte_level)])
     with pytest.raises(ValueError, match="text needs a pair"):
         examine(map_to_digits, texts=["a.txt"])

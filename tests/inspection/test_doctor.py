@@ -287,8 +287,9 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
     assert not found.failed
     assert found.verdict == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
-        f"{known(found.advice).sentence} A teacher pays where text is scarce or was read before, or where "
-        "its predictions are stored; elsewhere new text alone teaches more in the same time."
+        f"{known(found.advice).sentence} A teacher pays where text is scarce or was read before, "
+        "or where its predictions are stored; elsewhere new text alone teaches more in the same "
+        "time."
     )
 
 
@@ -319,10 +320,8 @@ def test_an_uncased_tokenizer_on_one_side(
     texts = [token.decode("utf-8", "ignore") for token in byte_level.table.tokens()]
     upper = sum(text != text.lower() for text in texts)
     assert upper > 50
-    says = (
-        f"{upper} of {len(byte_level.table.text_ids):,} tokens of small-byte-level have upper-case "
-    )
-    says += "letters, and uncased has none: "
+    says = f"{upper} of {len(byte_level.table.text_ids):,} tokens of small-byte-level have "
+    says += "upper-case letters, and uncased has none: "
 
     def upper_case(*sides: xtok.Tokenizer | Path) -> list[str]:
         return [c.message for c in doctor(*sides).pair_checks if c.name == "upper case"]

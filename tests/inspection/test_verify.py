@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import fails
+import torch
+from checks import fails, printed_json
 from conftest import Cli
 from make import byte_ranks
 from safetensors.numpy import load as load_tensors
@@ -63,13 +64,13 @@ def edited(path: Path, edit: Edit) -> Verification:
 
 def test_a_whole_map(path: Path, pair: Pair, digits: Tokenizer) -> None:
     whole = verify(path, xtok.pair(*pair))
-    assert [check.name for check in whole.checks if check.level == "ok"] == [
+    assert {check.level for check in whole.checks} == {"ok"}
+    assert [check.name for check in whole.checks] == [
         "format", "tensors", "student tokens", "teacher tokens", "shapes", "ids", "weights",
         "row kinds", "order", "sums", "as written", "scale slot", "exact rows", "student roles",
         "teacher roles", "student model", "student definition", "student width", "teacher model",
         "teacher definition", "teacher width",
     ]  # fmt: skip
-    assert len(whole.checks) == 21
     assert messages(whole)["scale slot"] == "1 row, on teacher id 257"
     assert messages(whole)["exact rows"] == "257 rows of equal bytes"
     assert messages(verify(xtok.build(digits, digits)))["student roles"] == (
@@ -116,8 +117,7 @@ def test_what_is_wrong_is_named(path: Path, edit: Edit, failed: str, message: st
 def test_a_file_of_an_earlier_version_has_no_digest(path: Path) -> None:
     verification = edited(path, lambda tensors, metadata: None)
     assert verification.failed == ()
-    message = messages(verification)["tensors"]
-    assert message == "an earlier version wrote no digest of them"
+    assert messages(verification)["tensors"] == "an earlier version wrote no digest of them"
     assert ProjectionMap.load(path).recipe is not None
 
 
@@ -131,7 +131,7 @@ def test_one_changed_byte(path: Path, name: str) -> None:
         data[start + place] ^= 1
         path.write_bytes(data)
         assert "tensors" in verify(path).failed
-        with pytest.raises(MapFileError, match=r"changed since it was written|not all"):
+        with pytest.raises(MapFileError):
             ProjectionMap.load(path)
         data[start + place] ^= 1
 
@@ -147,14 +147,12 @@ def test_one_changed_byte_of_a_pt(projection: ProjectionMap, tmp_path: Path) -> 
     for start in starts:
         data[start + 8] ^= 1
         path.write_bytes(data)
-        with pytest.raises(MapFileError, match=r"not a whole \.pt file: the checksum of its part"):
+        with pytest.raises(MapFileError):
             verify(path)
         data[start + 8] ^= 1
 
 
 def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: Path) -> None:
-    import torch
-
     path = tmp_path / "m.pt"
     projection.save(path)
     assert ProjectionMap.load(path).recipe == projection.recipe
@@ -185,8 +183,6 @@ def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: P
 
 
 def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
-    import torch
-
     projection.save(tmp_path / "m.pt")
     assert verify(tmp_path / "m.pt").failed == ()
     data = torch.load(tmp_path / "m.pt", weights_only=True)
@@ -216,9 +212,8 @@ def test_a_history_of_anything(path: Path, form: Any) -> None:
 def test_equal_by_token_form(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "\ufffd")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
-    verification = verify(
-        xtok.build(student, teacher, BuildConfig(token_form="text", scale_trick=False))
-    )
+    config = BuildConfig(token_form="text", scale_trick=False)
+    verification = verify(xtok.build(student, teacher, config))
     assert verification.failed == ()
     # 127 bytes are taken for the teacher's first one that reads as U+FFFD, and so is U+FFFD.
     assert messages(verification)["exact rows"] == (
@@ -239,7 +234,7 @@ def test_verify_on_the_command_line(cli: Cli, path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "ok      format          258 × 260, 261 entries"
     assert lines[-1] == f"{path}: every check holds"
-    assert json.loads(cli("verify", path, "--json").stdout)["checks"][0]["level"] == "ok"
+    assert printed_json(cli("verify", path, "--json"))["checks"][0]["level"] == "ok"
     other = cli("verify", path, "--teacher-model", "bytes")
     assert other.returncode == 3
     assert other.stdout.splitlines()[-1] == f"{path}: failed: teacher model"

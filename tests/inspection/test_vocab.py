@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import error_of, fails, usage_error, works
+from checks import error_of, fails, fits_80_columns, is_printable, printed_json, usage_error, works
 from conftest import KINDS, Cli, Load, Tokenizers
 from test_real import EVERY
 
@@ -65,8 +65,8 @@ def test_the_table_of_what_is_asked_for(cli: Cli, small: Path) -> None:
     assert f" {the} " in shown
     assert "' the'" in shown
     assert "teacher: small.model" in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    data = json.loads(works(cli("vocab", model, " the", "--id", "7", "--json")).stdout)
+    assert fits_80_columns(shown)
+    data = printed_json(cli("vocab", model, " the", "--id", "7", "--json"))
     assert [token["id"] for token in data["tokens"]] == [the, 7]
     assert data["model"] == "small-byte-level"
     of_roles = works(cli("vocab", teacher)).stdout
@@ -75,7 +75,7 @@ def test_the_table_of_what_is_asked_for(cli: Cli, small: Path) -> None:
     wrong = usage_error("vocab", str(model), str(teacher))
     assert f"{teacher} is not a token; a second model is -t {teacher}" in wrong
     assert "writes the whole vocabulary" in usage_error("vocab", "bytes", "a", "-o", "v.csv")
-    fails(cli("vocab", model, "no such"), "has no token 'no such'")
+    fails(cli("vocab", model, "no such"), "has no token")
     fails(cli("vocab", model, "-o", "v.txt"), "does not end in .parquet or .jsonl or .csv or .npz")
 
 
@@ -149,12 +149,11 @@ def test_arrays(cli: Cli, small: Path, tmp_path: Path) -> None:
 
 def test_a_vocabulary_cannot_break_a_line(cli: Cli, tmp_path: Path) -> None:
     """Bytes are a vocabulary of line breaks, quotes, commas and control characters."""
-    works(cli("vocab", "bytes", "-o", "v.csv"))
-    works(cli("vocab", "bytes", "-o", "v.jsonl"))
     for name in ("v.csv", "v.jsonl"):
-        lines = (tmp_path / name).read_text(encoding="utf-8").split("\n")
-        assert len(lines) == 256 + 1 + name.endswith("csv")
-        assert all(line.isprintable() for line in lines)
+        works(cli("vocab", "bytes", "-o", name))
+        content = (tmp_path / name).read_text(encoding="utf-8")
+        assert content.count("\n") == 256 + name.endswith("csv")
+        assert is_printable(content)
     assert [row["bytes"] for row in read_csv(tmp_path / "v.csv")] == [
         f"{i:02x}" for i in range(256)
     ]
