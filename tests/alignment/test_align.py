@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checks import fails, works
 from conftest import Cli
+from make import two_files
 from rich.cells import cell_len
 from rich.console import Console
 
-import xtok
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.alignment.text import align
 from xtok.cli.tables.alignment import draw
@@ -41,12 +42,11 @@ def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> 
     ]
 
 
-def test_what_is_not_correct_is_marked(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    aligner = TokenAligner(xtok.pair(byte_level, digits))
-    s = [*byte_level.segment(b" x"), *byte_level.segment(b" the")]
-    bos = aligner.teacher.table.roles["bos"][0]
-    t = [bos, *digits.segment(b" y"), *digits.segment(b" the")]
-    found = describe_alignment(aligner, xtok.pair(byte_level, digits), s, t)
+def test_what_is_not_correct_is_marked(pair: Pair) -> None:
+    student, teacher_side = pair.tokenizers
+    bos = teacher_side.table.roles["bos"][0]
+    t = [bos, *teacher_side.segment(b" y the")]
+    found = describe_alignment(TokenAligner(pair), pair, student.segment(b" x the"), t)
     _, teacher, marks, *_ = lines_of(found)
     assert "≠" in marks
     assert marks.index("-") == teacher.index("<")
@@ -63,15 +63,11 @@ def test_wide_and_right_to_left_scripts_keep_their_columns(to_pieces: Pair, widt
     rows = [line for line in lines if line.startswith(("student", "teacher"))]
     assert len(rows) > 2
     assert "\x1b" not in "".join(lines)
-    for student, teacher in zip(rows[::2], rows[1::2], strict=True):
-        ends = [
-            [cell_len(line[: m.start()]) for m in re.finditer("│", line)]
-            for line in (student, teacher)
-        ]
-        assert ends[0] == ends[1]
-        assert max(ends[0]) < width or len(ends[0]) == 2  # one block may be wider than a line
-        for line in (student, teacher):
-            assert line.count("\u2068") == line.count("\u2069")
+    ends = [[cell_len(line[: m.start()]) for m in re.finditer("│", line)] for line in rows]
+    assert ends[::2] == ends[1::2]
+    for line, bars in zip(rows, ends, strict=True):
+        assert max(bars) < width or len(bars) == 2  # one block may be wider than a line
+        assert line.count("\u2068") == line.count("\u2069")
 
 
 def test_marks_do_not_join_what_stands_before_them() -> None:
@@ -91,25 +87,18 @@ def test_chunks_are_coloured_on_a_terminal(byte_level: Tokenizer, digits: Tokeni
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines() == lines_of(found)
 
 
-def models(small: Path) -> list[str]:
-    model = str(small / "small.model")
-    return ["--student-model", model, "--teacher-model", model]
-
-
 def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_path: Path) -> None:
-    text = " the text,\n東京"
+    text, pair, model = " the text,\n東京", two_files(small), small / "small.model"
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    given = cli("align", *models(small), text)
-    assert given.returncode == 0
+    given = works(cli("align", *pair, text))
     assert given.stdout.startswith("student │")
-    assert cli("align", *models(small), "--file", "text.txt").stdout == given.stdout
-    model = str(small / "small.model")
+    assert cli("align", *pair, "--file", "text.txt").stdout == given.stdout
     assert cli("align", model, model, text).stdout == given.stdout
-    assert cli("align", *models(small), "--quiet", text).stderr == ""
+    assert cli("align", *pair, "--quiet", text).stderr == ""
 
 
 def test_json_has_the_pairs_and_the_counts(cli: Cli, small: Path) -> None:
-    found = json.loads(cli("align", *models(small), " the text", "--json").stdout)
+    found = json.loads(cli("align", *two_files(small), " the text", "--json").stdout)
     n = len(found["student_tokens"])
     assert found["num_correct"] == found["num_one_to_one"] == n == len(found["pairs"])
     assert found["pairs"][0]["student_bytes"][0] == 0
@@ -119,16 +108,13 @@ def test_json_has_the_pairs_and_the_counts(cli: Cli, small: Path) -> None:
 
 def test_bytes_that_are_not_utf8(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe a\x00")
-    done = cli("align", *models(small), "--file", "bytes")
-    assert done.returncode == 0
+    done = works(cli("align", *two_files(small), "--file", "bytes"))
     assert r"\xff│\xfe" in done.stdout
 
 
 def test_bad_input(cli: Cli, small: Path) -> None:
-    both = cli("align", *models(small), "text", "--file", "x")
-    neither = cli("align", *models(small))
-    assert both.returncode == neither.returncode == 2
-    missing = cli("align", *models(small), "--file", "none")
-    assert missing.returncode == 1
-    assert missing.stderr.splitlines()[-2].startswith("error: none: No such file or directory")
-    assert cli("align", *models(small), "").returncode == 0
+    pair = two_files(small)
+    for words in (["text", "--file", "x"], []):  # both, or neither
+        assert cli("align", *pair, *words).returncode == 2
+    fails(cli("align", *pair, "--file", "none"), "none: No such file or directory")
+    works(cli("align", *pair, ""))

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import known
+from checks import fails, known
 from conftest import REAL, Cli
-from make import TURNS
+from make import TURNS, two_files
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
@@ -45,7 +45,7 @@ def align(aligner: TokenAligner, pair: Pair) -> Align:
     return run
 
 
-def check(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
+def aligned(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
     """Check that chunks rise on both sides, and return the aligned texts of both sides."""
     found = chat.alignment
     for ids in (found.student_chunk_id, found.teacher_chunk_id):
@@ -53,16 +53,16 @@ def check(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
         assert used == sorted(used)
         assert set(used) == set(range(len(found.is_correct)))
     pairs = aligner.pairs(chat.student.ids.tolist(), chat.teacher.ids.tolist(), found)
-    names = (aligner.student.table.name, aligner.teacher.table.name)
+    ours, theirs = aligner.student.table.name, aligner.teacher.table.name
     return [
-        ("".join(map(names[0], p.student_ids)), "".join(map(names[1], p.teacher_ids)))
+        ("".join(map(ours, p.student_ids)), "".join(map(theirs, p.teacher_ids)))
         for p in pairs
         if p.is_correct
     ]
 
 
 def aligned_text(chat: ChatAlignment, aligner: TokenAligner) -> str:
-    return "".join(student for student, _ in check(chat, aligner))
+    return unescape("".join(student for student, _ in aligned(chat, aligner))).decode()
 
 
 CALLS = (
@@ -101,19 +101,20 @@ CUTS = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] 
 def test_what_the_roles_wrote_is_aligned_and_templates_are_not(
     align: Align, aligner: TokenAligner, messages: Any, student: str, teacher: str, text: str
 ) -> None:
-    found = aligned_text(align(messages, student, teacher), aligner)
-    assert unescape(found).decode() == text
+    assert aligned_text(align(messages, student, teacher), aligner) == text
 
 
 def test_ends_of_turns_match_by_role(align: Align, aligner: TokenAligner) -> None:
     chat = align(CHAT, "chatml", "chatml")
-    pairs = check(chat, aligner)
-    assert pairs.count(("<|im_end|>", "<|im_end|>")) == len(CHAT)
-    masks = (chat.student.assistant_mask, chat.teacher.assistant_mask)
-    ids = (chat.alignment.student_chunk_id, chat.alignment.teacher_chunk_id)
-    targets = [set(i[m & (i >= 0)].tolist()) for i, m in zip(ids, masks, strict=True)]
-    assert targets[0] == targets[1]
-    assert targets[0]
+    assert aligned(chat, aligner).count(("<|im_end|>", "<|im_end|>")) == len(CHAT)
+    ours, theirs = (
+        set(ids[side.assistant_mask & (ids >= 0)].tolist())
+        for side, ids in (
+            (chat.student, chat.alignment.student_chunk_id),
+            (chat.teacher, chat.alignment.teacher_chunk_id),
+        )
+    )
+    assert ours == theirs != set()
 
 
 def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
@@ -138,29 +139,24 @@ def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
         pytest.skip("the chat templates are not there: run scripts/fetch_tokenizers.py")
     pair = xtok.pair(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     aligner = TokenAligner(pair)
-    messages = CHAT[1:]
-    found = align_chat(
-        aligner, pair, messages,
-        student_template=folder / f"{student}.jinja", teacher_template=folder / f"{teacher}.jinja",
-    )  # fmt: skip
-    text = unescape(aligned_text(found, aligner))
+    templates = {
+        f"{side}_template": folder / f"{name}.jinja"
+        for side, name in (("student", student), ("teacher", teacher))
+    }
+    text = aligned_text(align_chat(aligner, pair, CHAT[1:], **templates), aligner)
     place = 0
-    for message in messages:
-        written = message["content"].encode()
-        place = text.index(written, place) + len(written)
+    for message in CHAT[1:]:
+        place = text.index(message["content"], place) + len(message["content"])
 
 
 def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text(json.dumps(CHAT), encoding="utf-8")
-    model = str(small / "small.model")
-    args = ["align", "--student-model", model, "--teacher-model", model, "--chat", "chat.json"]
+    (tmp_path / "two.json").write_text(json.dumps([CHAT, CHAT]))
     (tmp_path / "plain.jinja").write_text(TURNS)
-    args += ["--student-chat-template", "plain.jinja", "--teacher-chat-template", TURNS + " "]
-    found = json.loads(cli(*args, "--json").stdout)
+    args = ["align", *two_files(small), "--student-chat-template", "plain.jinja"]
+    args += ["--teacher-chat-template", TURNS + " ", "--chat"]
+    found = json.loads(cli(*args, "chat.json", "--json").stdout)
     assert found["num_correct"] > 20
     assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
-    assert "no token that ends the turn is a target" in cli(*args).stderr
-    (tmp_path / "object.json").write_text(json.dumps([CHAT, CHAT]))
-    args[6] = "object.json"
-    two = cli(*args)
-    assert (two.returncode, "object.json" in two.stderr) == (1, True)
+    assert "no token that ends the turn is a target" in cli(*args, "chat.json").stderr
+    fails(cli(*args, "two.json"), "two.json")

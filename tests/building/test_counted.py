@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import naive
 import pytest
+from checks import fails
 from conftest import Cli
 from make import run_python, token, write_documents
 
@@ -52,6 +54,10 @@ def ids(pair: Pair, student: bytes, teacher: bytes) -> tuple[int, int]:
     return token(ours, student), token(theirs, teacher)
 
 
+def weight(projection: ProjectionMap, s: int, t: int) -> float:
+    return dict(naive.rows_of(projection)[s]).get(t, 0.0)
+
+
 @pytest.mark.parametrize("target", ["start", "chunk", "both"])
 def test_an_occurrence_weighs_the_same_whatever_is_counted(
     pair: Pair, base: ProjectionMap, tmp_path: Path, target: Target
@@ -59,13 +65,10 @@ def test_an_occurrence_weighs_the_same_whatever_is_counted(
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
     s, t = ids(pair, b"e", b"e")
-    before = dict(naive.rows_of(base)[s]).get(t, 0.0)
     found = made(pair, [path], counting(alpha=2, target=target), base)
     seen = 6 if target == "both" else 3
-    kept = dict(naive.rows_of(found)[s])[t]
-    assert kept == pytest.approx(
-        (seen + 2 * before) / (seen + 2), rel=0.02
-    )  # the cut is shared out
+    expected = (seen + 2 * weight(base, s, t)) / (seen + 2)
+    assert weight(found, s, t) == pytest.approx(expected, rel=0.02)  # the cut is shared out
     assert found.history[-1]["options"]["target"] == target
 
 
@@ -75,9 +78,7 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
     """Of the chunk 20, `2` and `0` first have a half each; 0 alone is 0, which leaves it less."""
     path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
     m = made(pair, [path], counting(target="chunk", alpha=1e-6), base)
-    of_twenty = [
-        dict(naive.rows_of(m)[s])[t] for s, t in (ids(pair, b"2", b"20"), ids(pair, b"0", b"20"))
-    ]
+    of_twenty = [weight(m, *ids(pair, digit, b"20")) for digit in (b"2", b"0")]
     # First W[2, 20] = 1, W[0, 20] = 0.5 / 3.5; so 2 takes 1 / (1 + 1 / 7) of the chunk.
     assert of_twenty == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
 
@@ -87,10 +88,9 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     config = counting(alpha=2, top_k=3)
     found = made(pair, [path], config, base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
-    weights = {t: 2 * w for t, w in naive.rows_of(base)[two]}
-    for name, count in ((b"201", 1), (b"20", 2)):
-        t = token(pair.tokenizers[1], name)
-        weights[t] = weights.get(t, 0.0) + count
+    weights = Counter({t: 2 * w for t, w in naive.rows_of(base)[two]})
+    for name in (b"201", b"20", b"20"):
+        weights[token(pair.tokenizers[1], name)] += 1
     expected = naive.heaviest(naive.normalized(weights), 3)
     assert dict(naive.rows_of(found)[two]) == pytest.approx(expected, abs=1e-7)
     cut = naive.heaviest(dict(naive.rows_of(base)[e]), 3)
@@ -134,9 +134,8 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
 def test_a_base_of_another_pair_is_refused_before_the_text_is_read(
     to_pieces: Pair, base: ProjectionMap, tmp_path: Path
 ) -> None:
-    other = to_pieces
     with pytest.raises(XtokError, match="teacher"):
-        made(other, [tmp_path / "missing.txt"], base=base)
+        made(to_pieces, [tmp_path / "missing.txt"], base=base)
 
 
 @pytest.mark.parametrize(("loss", "is_exact"), [("p-kl", False), ("gold", True), ("h-kl", True)])
@@ -174,16 +173,15 @@ def test_the_command_writes_what_it_read(
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
     assert "120 documents" in done.stderr
-    projection = ProjectionMap.load(tmp_path / "map.safetensors")
-    step = projection.history[-1]
-    digest = source_of(corpus).sha256
-    size = corpus.stat().st_size
-    assert step["texts"] == [{"name": "a.jsonl", "size": size, "sha256": digest}]
+    history = ProjectionMap.load(tmp_path / "map.safetensors").history
+    step, source = history[-1], source_of(corpus)
+    text = {"name": "a.jsonl", "size": corpus.stat().st_size, "sha256": source.sha256}
+    assert step["texts"] == [text]
     assert step["counted"]["documents"] == 120
     assert step["counted"]["student_tokens"] > step["counted"]["starts"] > 0
     assert step["options"]["alpha"] in ALPHAS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base.safetensors", "map.safetensors"]
-    assert str(corpus.parent) not in json.dumps(projection.history)
+    assert str(corpus.parent) not in json.dumps(history)
 
 
 INTERRUPTED = """
@@ -222,21 +220,14 @@ def test_a_signal_ends_counting_and_leaves_nothing(
 
 def test_texts_are_checked_before_the_models(cli: Cli, tmp_path: Path) -> None:
     pair = ("missing-student", "missing-teacher")
-    done = cli("build", *pair, "--text", "none-*.txt")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: there is no file none-*.txt\nhint: ")
+    fails(cli("build", *pair, "--text", "none-*.txt"), "none-*.txt")
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    done = cli("build", *pair, "--text", "a.txt")
-    assert done.returncode == 1
-    assert "error: a.txt is not UTF-8: byte 0xe9 at offset 3, in line 1\n" in done.stderr
+    fails(cli("build", *pair, "--text", "a.txt"), "a.txt is not UTF-8")
     (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}\n')
     models = ["-s", "missing-student", "-t", "missing-teacher"]
     for command in (
         ("build", *pair), ("doctor", *pair), ("evaluate", "a.map", *models),
         ("report", "a.map", *models), ("inspect", "a.map", "--against", "b.map", *models[:2]),
     ):  # fmt: skip
-        done = cli(*command, "--text", "a.jsonl")
-        assert done.returncode == 1
-        assert done.stderr.startswith("error: a.jsonl, line 1: no field 'text'"), done.stderr
-        assert "with --field" in done.stderr
+        fails(cli(*command, "--text", "a.jsonl"), "a.jsonl, line 1: no field", "--field")
     assert cli("build", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from checks import error_of
+from make import built
 
 import xtok
 from xtok import XtokError
@@ -44,21 +45,22 @@ def test_the_width_that_a_side_without_tokens_needs(
     assert f"the width {given} with" in caught.value.hint
 
 
-def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    m = xtok.build(byte_level, digits)
-    swapped = xtok.pair(digits, byte_level)
+def test_swapped_sides_are_called_swapped(
+    map_to_digits: xtok.ProjectionMap, pair: Pair, digits: Tokenizer
+) -> None:
+    m, swapped = map_to_digits, pair.reversed
     for refusing in (lambda: bind_map(swapped, m), lambda: xtok.explain(m, pair=swapped)):
         assert "swapped" in error_of(refusing)
     checks = xtok.verify(m, swapped).checks
     assert [check.name for check in checks if check.level == "failed"] == ["sides"]
-    same = xtok.build(digits, digits)
+    same = built(digits, digits)
     assert not is_swapped(pair_of_maps(m), same)
     with pytest.raises(XtokError, match="other tokens"):
         bind_map(pair_of_maps(m), same)
 
 
-def test_maps_without_tokens_take_those_of_another(pair: Pair) -> None:
-    m = xtok.build(*pair.tokenizers)
+def test_maps_without_tokens_take_those_of_another(map_to_digits: xtok.ProjectionMap) -> None:
+    m = map_to_digits
     bare = replace(m, teacher=replace(m.teacher, table=None))
     pair = pair_of_maps(bare, m)
     assert pair.teacher is m.teacher

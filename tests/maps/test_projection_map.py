@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import naive
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from make import GOOD, SLOT, tiny_map, vocabulary
 
@@ -22,7 +21,7 @@ def test_rows_shape_and_counts() -> None:
     ids, weights = GOOD.row(0)
     assert (ids.tolist(), weights.tolist()) == ([3, 1], [0.75, 0.25])
     assert GOOD.row(1)[0].tolist() == []
-    with pytest.raises(IndexError, match=r"student id 4 is not in 0\.\.3"):
+    with pytest.raises(IndexError, match="student id 4"):
         GOOD.row(4)
 
 
@@ -76,41 +75,28 @@ def test_check_names_what_is_broken(broken: ProjectionMap, message: str) -> None
         broken.check()
 
 
-edges = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 9)), max_size=40
-).map(
-    lambda found: Edges(
-        np.array([edge[0] for edge in found], np.int64),
-        np.array([edge[1] for edge in found], np.int64),
-        np.array([edge[2] for edge in found], np.float64),
-    )
-)
+edges = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 9)), max_size=40)
 
 
 @given(edges)
-def test_row_operations_agree_with_plain_ones(found: Edges) -> None:
-    sums: dict[tuple[int, int], float] = {}
-    for s, t, w in zip(*(array.tolist() for array in found), strict=True):
-        sums[s, t] = sums.get((s, t), 0) + w
-    added = sum_duplicates(found)
+def test_row_operations_agree_with_plain_ones(found: list[tuple[int, int, int]]) -> None:
+    rows: dict[int, dict[int, int]] = {}
+    for s, t, w in found:
+        row = rows.setdefault(s, {})
+        row[t] = row.get(t, 0) + w
+    s_ids, t_ids, weights = np.array(found, np.int64).reshape(-1, 3).T
+    added = sum_duplicates(Edges(s_ids, t_ids, weights.astype(np.float64)))
     assert list(zip(*(a.tolist() for a in added), strict=True)) == [
-        (s, t, sums[s, t]) for s, t in sorted(sums)
+        (s, t, w) for s in sorted(rows) for t, w in sorted(rows[s].items())
     ]
-    totals = row_sums(added)
-    for i, s in enumerate(added.student_ids.tolist()):
-        assert totals[i] == sum(w for (row, _), w in sums.items() if row == s)
+    assert row_sums(added).tolist() == [sum(rows[s].values()) for s in added.student_ids.tolist()]
     ordered = added.take(map_order(added))
-    rows: dict[int, naive.Row] = {}
-    for (s, t), w in sums.items():
-        rows.setdefault(s, {})[t] = w
-    expected = [
+    places = ranks(ordered.student_ids)
+    assert list(zip(ordered.student_ids, ordered.teacher_ids, places, strict=True)) == [
         (s, t, place)
         for s in sorted(rows)
         for place, (t, _) in enumerate(sorted(rows[s].items(), key=lambda e: (-e[1], e[0])))
     ]
-    places = ranks(ordered.student_ids).tolist()
-    pairs = zip(ordered.student_ids.tolist(), ordered.teacher_ids.tolist(), places, strict=True)
-    assert list(pairs) == expected
 
 
 def test_order_puts_last_behind() -> None:
@@ -147,12 +133,10 @@ def test_one_id_twice_in_any_row_is_found(sizes: list[int], twice: tuple[int, in
     }
     kind = np.array([2 if size else 0 for size in sizes], np.uint8)
     sides = {"student": vocabulary(len(sizes)), "teacher": vocabulary(9)}
-    good = tiny_map(rows, **sides, row_kind=kind, top_k=9) if rows else None
-    if good is not None:
-        good.check()
+    assume(rows)
+    tiny_map(rows, **sides, row_kind=kind, top_k=9).check()
     long = [i for i, size in enumerate(sizes) if size > 1]
-    if not long:
-        return
+    assume(long)
     row = rows[long[twice[0] % len(long)]]
     first, second = twice[1] % len(row), (twice[1] // 9 + 1) % len(row)
     row[first] = (row[second if second != first else first - 1][0], row[first][1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 
 import naive
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from make import vocabulary
-from numpy.typing import NDArray
 
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
@@ -38,9 +38,14 @@ ALIGNER = TextAligner(PAIR)
 Documents = list[tuple[list[int], list[int]]]
 Weights = dict[tuple[int, int], float]
 
-ids_of_a_document = st.lists(st.integers(0, len(TOKENS) - 1), max_size=12)
 token_ids = st.integers(0, len(TOKENS) - 1)
+ids_of_a_document = st.lists(token_ids, max_size=12)
 eighths = st.integers(1, 24).map(lambda n: n / 8)
+given_weights = st.dictionaries(st.tuples(token_ids, token_ids), eighths)
+
+
+def bytes_of(ids: list[int]) -> bytes:
+    return b"".join(TOKENS[i] for i in ids)
 
 
 def spelled(draw: st.DrawFn, text: bytes) -> list[int]:
@@ -58,23 +63,21 @@ def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """Two ways to spell one string, with two others in the middle or not."""
     student, teacher = draw(ids_of_a_document), draw(ids_of_a_document)
     if draw(st.booleans()):
-        teacher = spelled(draw, b"".join(TOKENS[i] for i in student))
+        teacher = spelled(draw, bytes_of(student))
     if draw(st.booleans()):
-        rest = draw(st.lists(token_ids, min_size=8, max_size=20))
-        student, teacher = (
-            side + spelled(draw, b"".join(TOKENS[i] for i in rest)) for side in (student, teacher)
-        )
+        rest = bytes_of(draw(st.lists(token_ids, min_size=8, max_size=20)))
+        student, teacher = (side + spelled(draw, rest) for side in (student, teacher))
     return student, teacher
 
 
 def aligned(documents: Documents) -> AlignedTexts:
-    sides = [
-        FlatIds(
-            np.array([i for ids in side for i in ids], np.int32), np.cumsum([0, *map(len, side)])
+    sides = zip(*documents, strict=True) if documents else ((), ())
+    return ALIGNER.align(
+        *(
+            FlatIds(np.array([*chain(*side)], np.int32), np.cumsum([0, *map(len, side)]))
+            for side in sides
         )
-        for side in zip(*documents, strict=True)
-    ] or [FlatIds(np.zeros(0, np.int32), np.zeros(1, np.int64))] * 2
-    return ALIGNER.align(*sides)
+    )
 
 
 def chunks_of(s: list[int], t: list[int]) -> list[tuple[list[int], list[int]]]:
@@ -88,14 +91,14 @@ def chunks_of(s: list[int], t: list[int]) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def rows_of(weights: Weights) -> MapRows:
-    s_ids, t_ids = np.array(list(weights), np.int64).reshape(-1, 2).T
-    return MapRows.of(Edges(s_ids, t_ids, np.array(list(weights.values()))), len(TOKENS))
+def edges_of(weights: Weights) -> Edges:
+    s_ids, t_ids = np.array(list(weights), np.int32).reshape(-1, 2).T
+    return Edges(s_ids, t_ids, np.array(list(weights.values())))
 
 
 @given(
     documents=st.lists(two_spellings(), max_size=4),
-    weights=st.none() | st.dictionaries(st.tuples(token_ids, token_ids), eighths),
+    weights=st.none() | given_weights,
     longest=st.sampled_from([2, 64]),
 )
 def test_what_is_counted_is_the_chunks_of_align(
@@ -104,7 +107,7 @@ def test_what_is_counted_is_the_chunks_of_align(
     text = aligned(documents)
     skipped = 0
     starts_of, chunks_in = Counter[int](), Counter[int]()
-    sizes = [sum(len(TOKENS[i]) for i in s) for s, _ in documents]
+    sizes = [len(bytes_of(s)) for s, _ in documents]
     outside = text.bytes_outside(np.array(sizes, np.int64), PAIR.tables[0])
     for d, (s, t) in enumerate(documents):
         chunks = chunks_of(s, t)
@@ -115,7 +118,7 @@ def test_what_is_counted_is_the_chunks_of_align(
         skipped += left_out
         covered = [sum(len(side) for side in sides) for sides in zip(*chunks, strict=True)]
         assert text.differs[d] == ((covered or [0, 0]) != [len(s), len(t)])
-        left = sizes[d] - sum(len(TOKENS[i]) for ours, _ in chunks for i in ours)
+        left = sizes[d] - sum(len(bytes_of(ours)) for ours, _ in chunks)
         assert outside[d] == (max(left, 1) if text.differs[d] else 0)
     unit = Counter({key: n * counting.UNIT for key, n in starts_of.items()})
     with pytest.MonkeyPatch.context() as patch:
@@ -127,61 +130,47 @@ def test_what_is_counted_is_the_chunks_of_align(
         ):
             tally = Tally(target)  # type: ignore[arg-type]
             assert [tally.add(text) for _ in range(2)] == [left_out] * 2
-            keys, amounts = tally.counts().pairs(rows_of(weights) if weights else None)
+            rows = MapRows.of(edges_of(weights), len(TOKENS)) if weights else None
+            keys, amounts = tally.counts().pairs(rows)
             assert keys.tolist() == sorted(key for key, n in expected.items() if n)
             assert amounts.tolist() == [2 * expected[key] for key in keys.tolist()]
 
 
 @given(
     documents=st.lists(two_spellings(), min_size=1, max_size=5),
-    weights=st.dictionaries(st.tuples(token_ids, token_ids), eighths),
+    weights=given_weights,
     chosen=st.lists(st.booleans(), min_size=5, max_size=5),
 )
 def test_documents_keep_their_pairs_and_chunks(
     documents: Documents, weights: Weights, chosen: list[bool]
 ) -> None:
     counter = DocumentCounter()
-    counter.add(aligned(documents[:2]), ["a"] * len(documents[:2]))
-    counter.add(aligned(documents[2:]), ["b"] * len(documents[2:]))
+    for group, part in (("a", documents[:2]), ("b", documents[2:])):
+        counter.add(aligned(part), [group] * len(part))
     text, is_chosen = counter.result(), np.array(chosen[: len(documents)])
-    edges = Edges(*rows_edges(weights))
-    found = text.over_chunks(text.chunk_losses(edges, (len(TOKENS), len(TOKENS))))
+    found = text.over_chunks(text.chunk_losses(edges_of(weights), (len(TOKENS), len(TOKENS))))
     of_pairs, sums = Counter[int](), np.zeros(len(documents))
     for d, (s, t) in enumerate(documents):
         chunks = chunks_of(s, t)
         if chosen[d]:
             of_pairs.update(ours[0] << 32 | theirs[0] for ours, theirs in chunks)
         sums[d] = sum(theirs[0] + 1 for _, theirs in chunks)
-        losses = [
-            -np.mean([
-                np.log(
-                    (1 - EPSILON) * np.mean([weights.get((i, j), 0.0) for i in ours])
-                    + EPSILON / len(TOKENS)
-                )
-                for j in theirs
-            ])
-            for ours, theirs in chunks
-        ]  # fmt: skip
+        loss = 0.0
+        for ours, theirs in chunks:
+            means = np.array([np.mean([weights.get((i, j), 0.0) for i in ours]) for j in theirs])
+            loss -= np.log((1 - EPSILON) * means + EPSILON / len(TOKENS)).mean()
         assert text.num_chunks[d] == len(chunks)
-        assert found[d] == pytest.approx(sum(losses), rel=1e-9)
+        assert found[d] == pytest.approx(loss, rel=1e-9)
     amounts = dict(zip(text.keys.tolist(), text.amounts(is_chosen).tolist(), strict=True))
     assert {key: n for key, n in amounts.items() if n} == of_pairs
     assert text.per_document((text.keys & 0xFFFFFFFF) + 1).tolist() == sums.tolist()
-
-
-def rows_edges(
-    weights: Weights,
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
-    ids = np.array(list(weights), np.int32).reshape(-1, 2)
-    return ids[:, 0], ids[:, 1], np.array(list(weights.values()))
 
 
 @given(parts=st.lists(st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), max_size=60)))
 def test_counts_are_those_of_a_counter(parts: list[list[tuple[int, int]]]) -> None:
     counts, expected = PairCounts(), Counter[int]()
     for part in parts:
-        keys = np.array([k for k, _ in part], np.int64)
-        counts.add(keys, np.array([n for _, n in part], np.int64))
+        counts.add(*np.array(part, np.int64).reshape(-1, 2).T.copy())
         for key, amount in part:
             expected[key] += amount
     keys, found = counts.arrays()

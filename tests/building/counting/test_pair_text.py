@@ -55,12 +55,9 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
     chunks = dict.fromkeys([(two, whole), (zero, whole), (one, whole)], counting.UNIT // 3)
     chunks |= dict.fromkeys([(two, twenty), (zero, twenty)], counting.UNIT // 2)
     both = chunks | {pair: chunks[pair] + counting.UNIT for pair in starts}
-    targets: dict[Target, dict[tuple[int, int], int]]
-    targets = {"start": starts, "chunk": chunks, "both": both}
-    for target, expected in targets.items():
+    for target, expected in zip(get_args(Target), (starts, chunks, both), strict=True):
         text = PairText.read(pair, path, Wanted(target=target))
-        keys, amounts = text.counts.pairs()
-        found = dict(zip(keys.tolist(), amounts.tolist(), strict=True))
+        found = dict(zip(*(array.tolist() for array in text.counts.pairs()), strict=True))
         assert found == {s << 32 | t: n for (s, t), n in expected.items()}
         assert text.totals == TextTotals(
             documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
@@ -89,15 +86,11 @@ def test_a_difference_takes_its_chunk_and_no_more(
     aligner = TokenAligner(both)
     chunks = [[c for c in aligner.pairs(s, t) if c.is_correct] for s, t in zip(*ids, strict=True)]
     assert known(text.per_document).num_chunks.tolist() == [len(of_one) for of_one in chunks]
+    tokens = [sum(map(len, side)) for side in ids]
     assert text.totals == TextTotals(
-        documents=3,
-        differing=2,
-        num_bytes=59,
-        lost_bytes=6,
-        student_tokens=sum(map(len, ids[0])),
-        teacher_tokens=sum(map(len, ids[1])),
-        starts=sum(map(len, chunks)),
-    )
+        documents=3, differing=2, num_bytes=59, lost_bytes=6, student_tokens=tokens[0],
+        teacher_tokens=tokens[1], starts=sum(map(len, chunks)),
+    )  # fmt: skip
     first = Counter(c.student_ids[0] << 32 | c.teacher_ids[0] for of in chunks for c in of)
     assert dict(zip(*(array.tolist() for array in text.pairs), strict=True)) == first
     sentence = (
@@ -162,8 +155,7 @@ def test_a_long_run_of_one_character_takes_little_memory(pair: Pair, tmp_path: P
     """Of a document, its different chunks are kept, not its tokens."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"\1" * 3_000_000))
-    text = PairText.read(pair, path, Wanted(per_document=True)).per_document
-    assert text is not None
+    text = known(PairText.read(pair, path, Wanted(per_document=True)).per_document)
     assert len(text.groups) == 46
     assert len(text.documents) < 300
     assert text.num_chunks.sum() > 100_000
@@ -196,12 +188,10 @@ def test_excerpts_are_the_middles_of_the_first_documents(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pair_text, "EXCERPT", 3)
-    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
-    for path in paths:
-        write_documents(path, ["abcde", "fg", "h", "i"])
+    names = ("a.jsonl", "b.jsonl")
+    paths = [write_documents(tmp_path / name, ["abcde", "fg", "h", "i"]) for name in names]
     text = PairText.read(pair, paths, Wanted(excerpts=True))
-    of_file = ["bcd", "fg", "h"]
-    assert text.excerpts == tuple((e, path.name) for path in paths for e in of_file)
+    assert text.excerpts == tuple((e, name) for name in names for e in ("bcd", "fg", "h"))
 
 
 def test_progress_goes_through_every_byte_on_disk(

@@ -146,13 +146,10 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
     assert found[256][sides[1].table.canonical_ids()[b" "]] > 0  # it is spelled, all the same
 
 
-def test_rows_of_the_stage_are_probabilities(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
+def test_rows_of_the_stage_are_probabilities(to_pieces: Pair) -> None:
     config = BuildConfig(weights="synthetic", scale_trick=False)
-    pair = xtok.pair(byte_level, sentencepiece)
-    found, _ = synthetic_map(pair, config, find_matches(pair, config))
-    by_row = naive.rows_of(found)
+    found, _ = synthetic_map(to_pieces, config, find_matches(to_pieces, config))
+    by_row, (byte_level, sentencepiece) = naive.rows_of(found), to_pieces.tokenizers
     assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
     assert set(byte_level.table.text_ids.tolist()) <= set(by_row)
     assert [(step["stage"], step["options"]) for step in found.history] == [
@@ -165,16 +162,11 @@ def test_rows_of_the_stage_are_probabilities(
     assert weight < 1
 
 
-def test_chunks_keep_all_the_pieces_of_a_token(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
+def test_chunks_keep_all_the_pieces_of_a_token(to_pieces: Pair) -> None:
     """At starts, only what a token begins with counts; P-KL averages over all of a chunk."""
+    byte_level, sentencepiece = to_pieces.tokenizers
     starts, chunks, both = (
-        rows(
-            synthetic_edges(xtok.pair(byte_level, sentencepiece), target, num_texts=2000)[
-                0
-            ].normalized()
-        )
+        rows(synthetic_edges(to_pieces, target, num_texts=2000)[0].normalized())
         for target in get_args(Target)
     )
     pieces = sentencepiece.segment_batch(byte_level.table.tokens())

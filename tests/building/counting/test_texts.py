@@ -52,21 +52,32 @@ def refused(path: Path, field: str = "text") -> XtokError:
     return error.value
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
+each_suffix = pytest.mark.parametrize("suffix", COMPRESSIONS)
+
+
+def write(folder: Path, name: str, data: bytes | str) -> Path:
+    """Write a file, compressed as its name says."""
+    path = folder / name
+    compress = COMPRESSIONS.get(path.suffix, bytes)
+    path.write_bytes(compress(data if isinstance(data, bytes) else data.encode()))
+    return path
+
+
+@each_suffix
 def test_json_lines_are_documents(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(COMPRESSIONS[suffix](json_lines(DOCUMENTS, "body")))
+    path = write(tmp_path, f"a.jsonl{suffix}", json_lines(DOCUMENTS, "body"))
     assert read(path, "body") == DOCUMENTS
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@each_suffix
 def test_plain_text_is_cut_at_line_ends(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 8)
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(COMPRESSIONS[suffix]("Grüße\nan\nalle\r\n\n\nund\nEnde".encode()))
+    path = write(tmp_path, f"a.txt{suffix}", "Grüße\nan\nalle\r\n\n\nund\nEnde")
     assert read(path) == ["Grüße\n", "an\nalle\r\n", "\n\nund\nEnde"]
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)  # a long line is cut between characters
+    assert read(write(tmp_path, "b.txt", "水水水x\nyz")) == ["水水", "水x", "\nyz"]
 
 
 def test_parquet_shards_are_row_groups(tmp_path: Path) -> None:
@@ -93,9 +104,8 @@ def test_parquet_of_other_string_types(tmp_path: Path) -> None:
 def test_json_shards_together_are_the_file(
     tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int
 ) -> None:
-    path = tmp_path_factory.mktemp("shards") / "a.jsonl"
-    lines = [json.dumps({"text": d}, ensure_ascii=False).encode() + b"\n" for d in documents]
-    path.write_bytes(b"".join(lines))
+    lines = "".join(json.dumps({"text": d}, ensure_ascii=False) + "\n" for d in documents)
+    path = write(tmp_path_factory.mktemp("shards"), "a.jsonl", lines)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
         found = shards(path)
@@ -112,8 +122,7 @@ def test_json_shards_together_are_the_file(
 def test_text_shards_together_are_the_file(
     tmp_path_factory: pytest.TempPathFactory, text: str, shard_bytes: int, document_bytes: int
 ) -> None:
-    path = tmp_path_factory.mktemp("shards") / "a.txt"
-    path.write_bytes(text.encode())
+    path = write(tmp_path_factory.mktemp("shards"), "a.txt", text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
         patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
@@ -127,37 +136,21 @@ def test_text_shards_together_are_the_file(
     assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
 
 
-def test_a_long_line_is_cut_between_characters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
-    path = tmp_path / "a.txt"
-    path.write_bytes("水水水x\nyz".encode())
-    assert read(path) == ["水水", "水x", "\nyz"]
-
-
 def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n\n')
-    assert read(path) == ["a\ufffdb", "😀"]
+    lines = r'{"text": "a\ud800b"}' + "\n" + r'{"text": "\ud83d\ude00"}' + "\n\n"
+    assert read(write(tmp_path, "a.jsonl", lines)) == ["a\ufffdb", "😀"]
 
 
 def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
     monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(json_lines([letter * 60_000 for letter in "abcdefghij"]))
+    path = write(tmp_path, "a.jsonl", json_lines([letter * 60_000 for letter in "abcdefghij"]))
     found = list(read_batches(shards(path), Columns()))
     consumed = [batch.consumed for batch in found]
     assert consumed == sorted(consumed)
     assert consumed[-1] == path.stat().st_size
-    assert [(batch.shard, len(batch.texts)) for batch in found] == [
-        (0, 2),
-        (0, 2),
-        (0, 2),
-        (1, 2),
-        (1, 2),
-    ]
+    assert [batch.shard for batch in found] == [0, 0, 0, 1, 1]
+    assert [len(batch.texts) for batch in found] == [2] * 5
 
 
 def test_what_is_too_long_is_cut_or_refused(
@@ -165,55 +158,42 @@ def test_what_is_too_long_is_cut_or_refused(
 ) -> None:
     monkeypatch.setattr(texts, "MAX_CHARACTERS", 4)
     monkeypatch.setattr(texts, "MAX_LINE_BYTES", 60)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(json_lines(["abcdefghi", "水水水水"]))
+    path = write(tmp_path, "a.jsonl", json_lines(["abcdefghi", "水水水水"]))
     assert read(path) == ["abcd", "efgh", "i", "水水水水"]
     assert read(write_parquet(tmp_path / "a.parquet", {"text": ["abcde"]})) == ["abcd", "e"]
-    path.write_bytes(json_lines(["a", "a" * 60]))
-    error = refused(path)
-    assert f"{path}, line 2: more than" in error.message
+    write(tmp_path, "a.jsonl", json_lines(["a", "a" * 60]))
+    assert f"{path}, line 2: more than" in refused(path).message
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_another_encoding_is_named_with_its_place(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(COMPRESSIONS[suffix]("Es war schön\n".encode("latin1")))
-    assert "byte 0xf6 at offset 10, in line 1" in refused(path).message
-
-
-def test_the_place_is_that_in_the_file_not_in_the_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@each_suffix
+def test_another_encoding_is_named_with_its_place_in_the_file(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
     monkeypatch.setattr(of_files, "SHARD_BYTES", 12)
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"one two\n" * 5 + b"x\xff\n")
+    path = write(tmp_path, f"a.txt{suffix}", b"one two\n" * 5 + b"x\xff\n")
     assert "byte 0xff at offset 41, in line 6" in refused(path).message
 
 
 @pytest.mark.parametrize(("encoding", "byte"), [("utf-16-le", "0xff"), ("utf-16-be", "0xfe")])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes('\ufeff{"text": "one"}\n'.encode(encoding))
-    error = refused(path)
+    error = refused(write(tmp_path, name, '\ufeff{"text": "one"}\n'.encode(encoding)))
     assert f"byte {byte} at offset 0, in line 1" in error.message
     assert f"-f {encoding.upper().replace('UTF-16-', 'UTF-16')}" in error.hint
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
-def test_zeros_are_no_text(tmp_path: Path, suffix: str, encoding: str) -> None:
+@each_suffix
+def test_zeros_are_no_text(tmp_path: Path, suffix: str) -> None:
     """Whether of another encoding, without a mark, or megabytes of nothing else."""
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(COMPRESSIONS[suffix]("the text".encode(encoding)))
-    error = refused(path)
-    assert "8 of 16 bytes" in error.message
-    assert encoding in error.hint
-    path.write_bytes(COMPRESSIONS[suffix](b"\0" * 1_000_000))
-    assert "65,536 of 65,536 bytes" in refused(path).message
-    path.write_bytes(COMPRESSIONS[suffix](b"one\0"))
-    assert read(path) == ["one\0"]
+    name = f"a.txt{suffix}"
+    for encoding in ("UTF-16LE", "UTF-16BE"):
+        error = refused(write(tmp_path, name, "the text".encode(encoding)))
+        assert "8 of 16 bytes" in error.message
+        assert encoding in error.hint
+    zeros = write(tmp_path, name, b"\0" * 1_000_000)
+    assert "65,536 of 65,536 bytes" in refused(zeros).message
+    assert read(write(tmp_path, name, b"one\0")) == ["one\0"]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -235,14 +215,13 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
     ],
 )
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "x"}\n' + line)
-    error = refused(path)
-    assert error.message == f"{path}, line 2: {problem}"
-    assert error.parameter == "field"
-    packed = tmp_path / "a.jsonl.gz"
-    packed.write_bytes(gzip.compress(b"\n" * 300_000 + line))
-    assert refused(packed).message == f"{packed}, line 300001: {problem}"
+    for name, before, number in (
+        ("a.jsonl", b'{"text": "x"}\n', 2), ("a.jsonl.gz", b"\n" * 300_000, 300_001)
+    ):  # fmt: skip
+        path = write(tmp_path, name, before + line)
+        error = refused(path)
+        assert error.message == f"{path}, line {number}: {problem}"
+        assert error.parameter == "field"
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
@@ -264,15 +243,14 @@ def test_damaged_parquet_is_refused(tmp_path: Path, compression: str) -> None:
 
 
 def test_groups_are_a_field(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "x", "lang": null}\n{"text": "y", "lang": "de"}\n')
+    lines = '{"text": "x", "lang": null}\n{"text": "y", "lang": "de"}\n'
+    path = write(tmp_path, "a.jsonl", lines)
     [batch] = read_batches(shards(path), Columns(group="lang"))
     assert batch.groups == ["null", "de"]
 
 
 def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
     for name in ("a.txt", "a.jsonl"):
-        path = tmp_path / name
-        path.touch()
+        path = write(tmp_path, name, b"")
         assert len(shards(path)) == 1
         assert read(path) == []
