@@ -16,7 +16,6 @@ from make import byte_ranks, same
 
 import xtok
 from xtok.building.build import map_of_pair
-from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
 
@@ -69,22 +68,6 @@ def test_doctor_takes_one_model_or_two(small: Path) -> None:
     assert (found.pair.student, found.pair.teacher) == ("bytes", "small.model")
 
 
-def test_get_map_takes_names_and_tokenizers(tmp_path: Path) -> None:
-    loaded = xtok.load_tokenizer("bytes")
-    path = str(tmp_path / "map.pt")
-    built = xtok.get_map("bytes", loaded, for_loss="gold", path=path)
-    assert same(built, xtok.build("bytes", "bytes", xtok.BuildConfig.for_loss("gold")))
-    again = xtok.get_map(loaded, "bytes", xtok.BuildConfig.for_loss("gold"), path=Path(path))
-    assert same(again, built)
-
-
-def test_a_pair_takes_names() -> None:
-    config = MultitokenConfig(top_k=2)
-    loaded = xtok.load_tokenizer("bytes")
-    named, ready = xtok.pair("bytes", "bytes"), xtok.pair(loaded, loaded)
-    assert same(xtok.multitoken(named, config), xtok.multitoken(ready, config))
-
-
 # A map: its path, or the map itself
 
 
@@ -98,11 +81,6 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
     assert same(xtok.multitoken(pair, initial=path), extended)
 
 
-def test_reapply_exact_takes_a_pair(of_bytes: str) -> None:
-    plain = xtok.reapply_exact(of_bytes)
-    assert same(xtok.reapply_exact(of_bytes, xtok.pair("bytes", "bytes")), plain)
-
-
 def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
     explanation = xtok.explain(path, "201")
     assert [(row.student_id, row.token) for row in explanation.rows] == [(257, "201")]
@@ -113,11 +91,6 @@ def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, pat
     worst = xtok.explain(projection, kind="pieces", worst=1)
     assert (worst.rows, worst.rows_matching) == (explanation.rows, 3)
     assert [row.token for row in xtok.describe(path, num_examples=1).examples] == ["20"]
-
-
-def test_verify_takes_a_map_or_a_path(projection: ProjectionMap, of_bytes: str) -> None:
-    assert xtok.verify(projection).failed == ()
-    assert xtok.verify(Path(of_bytes), xtok.pair("bytes", "bytes")).failed == ()
 
 
 def test_convert_takes_a_map_or_a_path(

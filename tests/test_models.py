@@ -43,13 +43,7 @@ def test_the_models_predict_text(name: str, english: float, german: float) -> No
 
 def test_the_folders_have_licences_and_the_parts_are_in_order() -> None:
     parts = [file.member for file in fetch_models.FILES if ".gguf" in file.member]
-    assert [Path(part).suffix for part in parts] == [
-        ".gguf",
-        ".part00",
-        ".part01",
-        ".part02",
-        ".part03",
-    ]
+    assert [Path(part).suffix for part in parts] == [".gguf", *(f".part0{i}" for i in range(4))]
     others = [file.target for file in fetch_models.FILES if ".gguf" not in file.member]
     assert others == ["smollm2-135m/LICENSE", "gemma3-270m/GEMMA_TERMS.html"]
 

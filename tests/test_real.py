@@ -18,11 +18,8 @@ from make import built, nemo_values, table_of
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
-from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
-from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, MultitokenConfig
-from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.table import TokenType
@@ -150,17 +147,6 @@ def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real:
 @pytest.mark.parametrize("name", EVERY)
 def test_every_tokenizer_onto_itself_is_the_identity(load_real: Load, name: str) -> None:
     identity(built(load_real(name), load_real(name)))
-
-
-def test_build_is_the_three_stages_with_files_between(load_real: Load, tmp_path: Path) -> None:
-    student, teacher = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    expected = mapfile.to_safetensors(built(student, teacher))
-    for suffix in (".safetensors", ".pt"):
-        path = tmp_path / f"map{suffix}"
-        multitoken(xtok.pair(student, teacher)).save(path)
-        reapply_exact(ProjectionMap.load(path)).save(path)
-        sort_cut(ProjectionMap.load(path)).save(path)
-        assert mapfile.to_safetensors(ProjectionMap.load(path)) == expected
 
 
 def test_llama_3_onto_mistral_does_not_confuse_byte_a1_with_a_character(load_real: Load) -> None:

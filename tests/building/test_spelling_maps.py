@@ -123,14 +123,6 @@ def test_the_file_comes_back(tmp_path: Path, pair: Pair) -> None:
     assert (metadata["kind"], metadata["format_version"]) == ("spellings", 1)
 
 
-def test_another_kind_of_map_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    xtok.events("bytes", "bytes", for_loss="csd").save(path)
-    assert "event map" in error_of(lambda: EventMap.load(path))
-    xtok.events("bytes", "bytes").save(path)
-    assert "spelling map" in error_of(lambda: SpellingMap.load(path))
-
-
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("names", "counts"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from checks import fails, fits_80_columns, killed, printed_json, usage_error, works
+from checks import fails, fits_80_columns, printed_json, usage_error, works
 from conftest import Cli
 from make import HEAVY, run_python, two_files
 from typer.testing import CliRunner
@@ -284,22 +284,6 @@ def test_a_stream_that_cannot_be_used_is_an_error(
     maps: Path, line: str, message: str, hint: str
 ) -> None:
     fails(shell(f"xtok {line}", maps), message, hint)
-
-
-@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
-@pytest.mark.parametrize("when", ["typer", "xtok.cli.build", "xtok.building.build"])
-def test_ctrl_c_is_one_line(small: Path, tmp_path: Path, when: str, quiet: list[str]) -> None:
-    """Among the imports of the command line, among those of the command, and within it."""
-    code = f"""
-class Interrupting:
-    def find_spec(self, name, path, target=None):
-        if name == {when!r}:
-            os.kill(os.getpid(), stop)
-sys.meta_path.insert(0, Interrupting())
-"""
-    done = killed(code, "SIGINT", ["build", *two_files(small), *quiet], tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_terminal_that_cannot_show_a_character(maps: Path) -> None:

@@ -29,7 +29,7 @@ from xtok.errors import OutputError
 from xtok.maps import file as mapfile
 from xtok.maps.stage_reports import stage_report
 
-TEMPORARY = re.compile(r"\.[a-z-]+\.[a-z]+\.[0-9a-f]{12}\.tmp")
+TEMPORARY = re.compile(r"\.[a-z]+\.[a-z]+\.([0-9a-f]{12}\.tmp|lock)")
 
 # Forks children that run a command over and over, and kills each after a random time. A fork has
 # imported everything already, so that it is the work and the write that are hit.
@@ -69,15 +69,16 @@ for args in json.loads(sys.argv[1]):
 """
 
 WRITING = {
-    "build": ["M", "M"],
-    "multitoken": ["M", "bytes"],
-    "convert": ["map.safetensors"],
-    "reapply-exact": ["map.safetensors"],
-    "sort-cut": ["map.safetensors", "-k", "2"],
-    "generate": ["M", "M", "--embedding-model", "spelling"],
-    "events": ["M", "bytes"],
-    "report": ["map.safetensors"],
-    "render": ["chat.json", "-m", "M", "--chat-template", "plain"],
+    "build.safetensors": "build M M",
+    "kept.safetensors": "build M M --skip-existing",  # with a lock
+    "multitoken.safetensors": "multitoken M bytes",
+    "convert.pt": "convert map.safetensors",
+    "exact.safetensors": "reapply-exact map.safetensors",
+    "cut.safetensors": "sort-cut map.safetensors -k 2",
+    "generate.safetensors": "generate M M --embedding-model spelling",
+    "events.safetensors": "events M bytes",
+    "report.html": "report map.safetensors",
+    "render.jsonl": "render chat.json -m M --chat-template plain",
 }
 
 
@@ -87,18 +88,16 @@ def test_a_command_killed_at_any_moment_leaves_a_whole_file_or_none(
     model = str(small / "small.model")
     xtok.build(model, "bytes").save(tmp_path / "map.safetensors")
     (tmp_path / "chat.json").write_text('[{"role": "user", "content": "How many?"}]')
-    suffixes = {"report": "html", "render": "jsonl", "convert": "pt"}
-    outputs = {name: f"{name}.{suffixes.get(name, 'safetensors')}" for name in WRITING}
     work = [
-        [name, *(model if word == "M" else word for word in args), "-o", outputs[name]]
-        for name, args in WRITING.items()
+        [*(model if word == "M" else word for word in line.split()), "-o", output]
+        for output, line in WRITING.items()
     ]
     done = subprocess.run(
         [forks.folder / "python", "-c", KILLER, json.dumps(work)],
         cwd=tmp_path, env=forks.env, capture_output=True, text=True, check=False, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    left = set(os.listdir(tmp_path)) - {*outputs.values(), "map.safetensors", "chat.json"}
+    left = set(os.listdir(tmp_path)) - {*WRITING, "map.safetensors", "chat.json"}
     assert not [name for name in left if not TEMPORARY.fullmatch(name)]
 
 

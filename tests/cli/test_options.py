@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checks import fails, known, works
 from conftest import Cli, Load
-from make import NO_SLOT, byte_ranks, row
+from make import NO_SLOT, byte_ranks, row, same
 
 import xtok
 from xtok.building.counted import synthetic_base, synthetic_map
@@ -22,9 +22,9 @@ from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights
 from xtok.errors import XtokError
-from xtok.maps import file as mapfile
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.recipe import recipe_of
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.relaxed import match_relaxed, relaxed_form
 from xtok.tokenizers.roles import match_names
@@ -58,6 +58,7 @@ def table(*tokens: bytes | str) -> TokenTable:
         {"ignore_teacher_ids": (7, 40, 300)},
         {"canonicalization": "relaxed", "token_form": "text", "ignore_teacher_ids": (7, 300)},
         {"weights": "synthetic", "scale_trick": False},
+        {"prep_top_k": 3, "top_k": 2, "scale_trick": False},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -68,19 +69,20 @@ def test_build_is_its_stages_byte_for_byte(
 ) -> None:
     student, teacher = (request.getfixturevalue(name) for name in (one, other))
     config = BuildConfig(**options)
-    path = tmp_path / "map.safetensors"
     pair = xtok.pair(student, teacher)
     if config.weights == "synthetic":
         first, _ = synthetic_base(pair, config, find_matches(pair, config))
     else:
         first = multitoken(pair, config.multitoken)
-    first.save(path)
-    if config.exact_match:
-        reapply_exact(ProjectionMap.load(path), pair).save(path)
-    sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
     built = xtok.build(student, teacher, config)
     assert built.nnz > len(student.table) // 2
-    assert mapfile.to_safetensors(built) == path.read_bytes()
+    assert built.recipe == recipe_of(config)
+    for path in (tmp_path / "map.safetensors", tmp_path / "map.pt"):
+        first.save(path)
+        if config.exact_match:
+            reapply_exact(ProjectionMap.load(path), pair).save(path)
+        sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
+        assert same(ProjectionMap.load(path), built)
 
 
 def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:

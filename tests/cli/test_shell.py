@@ -171,6 +171,13 @@ def test_the_version_is_what_a_bug_report_needs(cli: Cli) -> None:
 
 # Signals
 
+AT_IMPORT = """
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "{}":
+            os.kill(os.getpid(), stop)
+sys.meta_path.insert(0, Interrupting())
+"""
 IN_A_THREAD = """
 from xtok.tokenizers import Tokenizer
 encode = Tokenizer.library_arrays
@@ -179,8 +186,21 @@ def encoding(*given):
     return encode(*given)
 Tokenizer.library_arrays = encoding
 """
+COUNTING = """
+from xtok.building.counting import pair_text, texts
+texts.BATCH_CHARACTERS = 1000
+add, calls = pair_text.TextCounter.add, []
+def counting(self, *batch):
+    calls.append(batch)
+    if len(calls) == 3:
+        os.kill(os.getpid(), stop)
+    add(self, *batch)
+pair_text.TextCounter.add = counting
+"""
 WHILE_WRITING = """
 from pathlib import Path
+if stop == signal.SIGTERM:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 replace = Path.replace
 def replacing(self, target):
     assert self.exists()
@@ -192,23 +212,35 @@ AT_THE_END = """
 import atexit
 atexit.register(lambda: os.kill(os.getpid(), stop))
 """
-STOPS = [("SIGINT", 130, "interrupted\n"), ("SIGTERM", 143, "terminated\n")]
+STOPS = [
+    # The program, the stop, the command line of models M and a text T
+    *(
+        (AT_IMPORT.format(module), "SIGINT", f"build M M{quiet}")
+        for module in ("typer", "xtok.cli.build", "xtok.building.build")
+        for quiet in ("", " --quiet")
+    ),
+    *(
+        (program, stop, line)
+        for program, line in (
+            (IN_A_THREAD, "doctor M bytes --text T"),
+            (COUNTING, "build M bytes --text T --quiet"),
+            (WHILE_WRITING, "build M M --output new/map.safetensors --quiet"),
+        )
+        for stop in ("SIGINT", "SIGTERM")
+    ),
+]
 
 
-@pytest.mark.parametrize(("stop", "code", "line"), STOPS)
-def test_a_signal_while_threads_compute_or_a_map_is_written(
-    small: Path, tmp_path: Path, stop: str, code: int, line: str
+@pytest.mark.parametrize(("program", "stop", "line"), STOPS)
+def test_a_signal_is_one_line_and_leaves_nothing(
+    small: Path, corpus: Path, tmp_path: Path, program: str, stop: str, line: str
 ) -> None:
     """SIGTERM also ends a background job, which ignores Ctrl-C."""
-    text = tmp_path / "text.txt"
-    text.write_text("the cat and the dog\n" * 50)
-    computing = ["doctor", str(small / "small.model"), "bytes", "--text", "text.txt"]
-    writing = ["build", *two_files(small), "--output", "new/map.safetensors", "--quiet"]
-    ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)" * (stop == "SIGTERM")
-    for program, args in ((IN_A_THREAD, computing), (ignoring + WHILE_WRITING, writing)):
-        done = killed(program, stop, args, tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
-        assert [*tmp_path.iterdir()] == [text]
+    names = {"M": str(small / "small.model"), "T": str(corpus)}
+    done = killed(program, stop, [names.get(word, word) for word in line.split()], tmp_path)
+    code, told = {"SIGINT": (130, "interrupted\n"), "SIGTERM": (143, "terminated\n")}[stop]
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])

@@ -16,12 +16,12 @@ import torch
 from checks import known
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, load_bytes, read_pt, run_python, same, tiny_vocabulary
+from make import FOREIGN, TINY, load_bytes, read_pt, run_python, same
 from safetensors.numpy import load as load_tensors
 
 import xtok
 from xtok.config import BuildConfig
-from xtok.errors import MapFileError, OutputError, XtokError
+from xtok.errors import MapFileError, OutputError
 from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
@@ -95,16 +95,6 @@ def test_maps_come_back_without_loss(
         loaded.check()
         assert same(loaded, projection)
         assert loaded.reports == ()
-
-
-@each_suffix
-def test_the_same_bytes_under_any_name(
-    tmp_path: Path, map_to_sentencepiece: ProjectionMap, suffix: str
-) -> None:
-    paths = [tmp_path / f"a{suffix}", tmp_path / "folder" / f"a much longer name{suffix}"]
-    for path in paths:
-        map_to_sentencepiece.save(path)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -432,15 +422,6 @@ def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:
     counts = again.reports[0].counts
     assert (counts["rows normalized"], counts["rows reordered"]) == (1, 1)
     assert [step["stage"] for step in again.history] == ["multitoken", "import"]
-
-
-def test_names_too_long_together_to_be_read_again_are_an_error(tmp_path: Path) -> None:
-    table = known(tiny_vocabulary("org/student", width=9000).table)
-    table = replace(table, control_names=dict.fromkeys(range(9000), "x" * 1000))
-    found = TINY.with_side("student", replace(TINY.student, vocab_size=9000, table=table))
-    with pytest.raises(XtokError, match="metadata"):
-        mapfile.save(found, tmp_path / "map.safetensors")
-    assert not list(tmp_path.iterdir())
 
 
 def test_maps_without_the_scale_trick_have_no_slots(to_pieces: Pair) -> None:
