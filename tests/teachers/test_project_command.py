@@ -97,7 +97,8 @@ def test_mistakes(cli: Cli, models: list[str], cache_file: Path, tmp_path: Path)
     )
     error, hint = says("a.parquet", *models[::-1], "-o", "out.parquet").splitlines()
     assert "is outside the vocabulary of small-digits" in error
-    assert hint.endswith("whose predictions these are: small-byte-level has all their ids")
+    named = "the teacher whose predictions these are: small-byte-level has all their ids"
+    assert hint.endswith(named)
     nothing = tmp_path / "empty.parquet"
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(cache_file).slice(0, 0), nothing)
     error = says("empty.parquet", *models, "-o", "out.parquet").splitlines()[-2]

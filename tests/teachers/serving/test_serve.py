@@ -562,7 +562,8 @@ def test_the_wrong_teacher_is_an_error(
     assert (teacher.kind, teacher.candidates, teacher.max_model_len) == (kind, 64, 2048)
     with pytest.raises(XtokError, match="has another tokenizer than small-byte-level") as raised:
         begin(pair.reversed, Model(digits, kind, tokenizes=tokenizes))
-    assert raised.value.hint.startswith("give the model that it serves (the-teacher) as the ")
+    hint = "give the model that it serves (the-teacher) as the teacher"
+    assert raised.value.hint.startswith(hint)
 
 
 @KINDS
