@@ -298,7 +298,11 @@ def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
     return changed(mapfile.to_safetensors(TINY), change)
 
 
-def changed(data: bytes, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> bytes:
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+"""What changes a map's tensors and metadata."""
+
+
+def changed(data: bytes, change: Change) -> bytes:
     """The file of a map whose tensors (None: to leave out) and metadata are changed.
 
     Like one of an earlier version, it has no digest of the tensors.

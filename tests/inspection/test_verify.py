@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 import torch
 from checks import fails, printed_json
 from conftest import Cli
-from make import byte_ranks
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
+from make import Change, byte_ranks, changed
 
 import xtok
 from xtok.config import BuildConfig
@@ -25,7 +22,6 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 
 Pair = tuple[Tokenizer, Tokenizer]
-Edit = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +46,9 @@ def messages(verification: Verification) -> dict[str, str]:
     return {check.name: check.message for check in verification.checks}
 
 
-def edited(path: Path, edit: Edit) -> Verification:
-    """Change a file's tensors and metadata, leave out their digest, and verify it."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["xtok"])
-    tensors = {name: tensor.copy() for name, tensor in load_tensors(data).items()}
-    del metadata["tensors_sha256"]
-    edit(tensors, metadata)
-    path.write_bytes(save_tensors(tensors, {"xtok": json.dumps(metadata, sort_keys=True)}))
+def edited(path: Path, edit: Change) -> Verification:
+    """Change a file, and verify it."""
+    path.write_bytes(changed(path.read_bytes(), edit))
     return verify(path)
 
 
@@ -78,7 +68,7 @@ def test_a_whole_map(path: Path, pair: Pair, digits: Tokenizer) -> None:
     )
 
 
-def set_item(name: str, place: int, value: float) -> Edit:
+def set_item(name: str, place: int, value: float) -> Change:
     return lambda tensors, _: tensors[name].__setitem__(place, value)
 
 
@@ -108,7 +98,7 @@ def set_item(name: str, place: int, value: float) -> Edit:
         (lambda t, _: t.pop("row_kind"), "format", "it lacks 'row_kind'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(path: Path, edit: Edit, failed: str, message: str) -> None:
+def test_what_is_wrong_is_named(path: Path, edit: Change, failed: str, message: str) -> None:
     verification = edited(path, edit)
     assert verification.failed == (failed,)
     assert messages(verification)[failed].startswith(message)
