@@ -67,10 +67,10 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
     assert "it/s" not in done.stderr  # no progress bar where there is no terminal
     quiet = works(cli(*line, "--quiet"))
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
-    told = works(cli(*line, "--for", "p-kl", "--top-k", "3")).stderr
+    of_loss = works(cli(*line, "--for", "p-kl", "--top-k", "3")).stderr
     chosen = "--no-scale-trick --weights synthetic --target both --no-exact-match"
-    assert told.startswith(f"note: --for p-kl chose {chosen}\n")
-    assert " rows counted" in told
+    assert of_loss.startswith(f"note: --for p-kl chose {chosen}\n")
+    assert " rows counted" in of_loss
 
 
 def test_the_same_bytes_whatever_the_run_the_threads_and_the_name(

@@ -203,8 +203,8 @@ def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
     fails(run(*build, "new/map.safetensors"), "not writable")
     secret = "-m", "xtok", "build", "secret.model", "bytes", "-o", "own/a.safetensors"
     fails(run(*secret), "secret.model cannot be read: Permission denied", "permissions")
-    secret = *build, "own/a.safetensors", "--text", "secret.txt"
-    fails(run(*secret), "secret.txt cannot be read: Permission denied", "permissions")
+    text = run(*build, "own/a.safetensors", "--text", "secret.txt")
+    fails(text, "secret.txt cannot be read: Permission denied", "permissions")
     assert os.listdir(folder / "own") == ["map.safetensors"]
 
 

@@ -352,26 +352,23 @@ def test_the_same_inputs_give_the_same_bytes(
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
 
 
-def test_json_of_a_hostile_map() -> None:
-    data = json.loads(to_json(examine(hostile_map()).report))
-    assert data["pair"]["student"] == NAME
-
-
 def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> None:
     elements = Elements(hostile_page)
     policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page))
     data, script = elements.texts["script"]
-    hashes = [
+    of_style, of_script = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (elements.texts["style"][0], script)
-    ]
+    )
     assert policy[1].decode() == (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        f"default-src 'none'; style-src 'sha256-{of_style}'; script-src 'sha256-{of_script}'; "
         "base-uri 'none'; form-action 'none'"
     )
     assert "<" not in data
     assert data.isascii()
     assert json.loads(data)["sides"] == [NAME.replace("\u202e", "\\xe2\\x80\\xae")] * 2
+    # As JSON, names are whole.
+    assert json.loads(to_json(examine(hostile_map()).report))["pair"]["student"] == NAME
 
 
 def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: PageData) -> None:
@@ -412,14 +409,14 @@ def test_models_are_no_maps(cli: Cli, small: Path) -> None:
     fails(cli("report", small / "small-byte-level"), "small-byte-level", "xtok doctor")
 
 
-def test_maps_of_different_pairs(map_to_digits: ProjectionMap, byte_level: Tokenizer) -> None:
+def test_what_examine_refuses(
+    map_to_digits: ProjectionMap, byte_level: Tokenizer, pair: Pair
+) -> None:
+    """Maps of different pairs, a text without a pair, and a map without tokens."""
     with pytest.raises(XtokError):
         examine([map_to_digits, built(byte_level, byte_level)])
     with pytest.raises(ValueError, match="text needs a pair"):
         examine(map_to_digits, texts=["a.txt"])
-
-
-def test_a_map_without_tokens_needs_its_models(map_to_digits: ProjectionMap, pair: Pair) -> None:
     student, teacher = (replace(v, table=None) for v in (pair.student, pair.teacher))
     bare = replace(map_to_digits, student=student, teacher=teacher)
     with pytest.raises(XtokError):
@@ -465,11 +462,9 @@ def files(
 ) -> dict[str, Path]:  # fmt: skip
     folder = tmp_path_factory.mktemp("pages")
     contents = {"plain": render(plain), "measured": render(measured), "hostile": hostile_page}
-    found = {}
     for name, content in contents.items():
-        found[name] = folder / f"{name}.html"
-        found[name].write_bytes(content)
-    return found
+        (folder / f"{name}.html").write_bytes(content)
+    return {name: folder / f"{name}.html" for name in contents}
 
 
 browsing = pytest.mark.xdist_group("browser")

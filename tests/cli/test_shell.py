@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from checks import KILLED, killed, known
+from checks import KILLED, killed
 from conftest import ROOT, Cli
 from make import HEAVY, run_python, two_files
 
@@ -145,14 +145,11 @@ def test_bash_completes_after_installation(home: dict[str, str], files: Path) ->
 )
 def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str) -> None:
     chosen = {**home, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = ["xtok", "--install-completion", shell]
-    program = shutil.which("xtok", path=home["PATH"])
-    subprocess.run(
-        command, executable=known(program), env=chosen, check=True, stdout=subprocess.DEVNULL
-    )
-    assert f"_XTOK_COMPLETE=complete_{shell}" in (Path(home["HOME"]) / path).read_text()
+    program, script = Path(home["HOME"]) / "bin" / "xtok", Path(home["HOME"]) / path
+    install = [program, "--install-completion", shell]
+    subprocess.run(install, env=chosen, check=True, stdout=subprocess.DEVNULL)
+    assert f"_XTOK_COMPLETE=complete_{shell}" in script.read_text()
     if found := shutil.which(shell):
-        script = str(Path(home["HOME"]) / path)
         subprocess.run([found, "-n", script], env=home, check=True)
 
 

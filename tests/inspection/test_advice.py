@@ -76,10 +76,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
     assert text.conditional_entropy == pytest.approx((0.0, two_two_one - three_two))
 
 
-@pytest.mark.parametrize(
-    "conditional_entropy",
-    [(0.25, 0.5), (0.5, 0.25)],
-)
+@pytest.mark.parametrize("conditional_entropy", [(0.25, 0.5), (0.5, 0.25)])
 def test_p_kl_whatever_a_map_leaves_open(
     pair: Pair, conditional_entropy: tuple[float, float]
 ) -> None:
@@ -92,14 +89,13 @@ def test_p_kl_whatever_a_map_leaves_open(
     assert (advice.loss, advice.map_loss) == ("event KL", "P-KL")
     events, build = advice.commands
     assert events == ("xtok", "events", "s", "t")
+    assert build[:4] == ("xtok", "build", "s", "t")
     assert build[-2:] == ("--text", "TRAINING_TEXT")  # never the text that was measured on
     assert advice.note.startswith("TRAINING_TEXT: text like your training data; not the measured")
-    assert build[:4] == ("xtok", "build", "s", "t")
     without = advise(pair_facts(pair))
-    assert (without.loss, without.map_loss) == ("event KL", "P-KL")
-    assert without.note == ""
+    assert (without.loss, without.map_loss, without.note) == ("event KL", "P-KL", "")
     assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
-    begin = "Use event KL, or P-KL if your trainer only takes a map. On "
+    begin = f"{without.sentence} On "
     assert advice.sentence.startswith(f"{begin}this text, ")
     lost = LeftOut(num_bytes=90, share=0.9, documents=1, first=Difference("zh", "a", "b"))
     partly = advise(replace(found, text=replace(known(found.text), left_out=lost)), ("s", "t"))
