@@ -85,7 +85,7 @@ def said_once(note: str, title: str, first: dict[str, str]) -> str:
 
 
 def table(title: str, note: str, checks: list[Check]) -> str:
-    """Return Markdown tables under a heading: one of what was checked of several pairs."""
+    """Return Markdown under a heading: a table of what was checked of several pairs, and a list."""
     agreed = sum(check.holds for check in checks)
     pairs = [pair for pair in PAIRS if any(check.what.endswith(f", {pair}") for check in checks)]
     rows: dict[str, dict[str, str]] = {}  # of what is checked: figures by pair, or one for ""
@@ -97,9 +97,11 @@ def table(title: str, note: str, checks: list[Check]) -> str:
         cells[pair] = figure if check.holds else f"**no**: {figure}"
     text = f"### {title}\n\n{agreed} of {len(checks)} agree. {note}".rstrip() + "\n"
     for columns in dict.fromkeys(map(tuple, rows.values())):
-        text += f"\n| what | {' | '.join(x or 'result' for x in columns)} |\n"
-        text += "|---" * (len(columns) + 1) + "|\n"
         some = [(what, cells) for what, cells in rows.items() if tuple(cells) == columns]
+        if columns == ("",):
+            text += "\n" + "".join(f"- {what}: {cells['']}\n" for what, cells in some)
+            continue
+        text += f"\n| what | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|\n"
         text += "".join(f"| {what} | {' | '.join(cells.values())} |\n" for what, cells in some)
     return text
 

@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import hub_folders
 import pytest
 import small_tokenizers
+import stored_teachers
 from forked import TIMEOUT, Forks
 from hypothesis import HealthCheck, settings
 from make import built, write_documents
@@ -143,6 +144,30 @@ def back_map(
     path = tmp_path_factory.mktemp("map") / "back.safetensors"
     built(byte_level, digits, BACK_MAP).save(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def back(pair: Pair) -> Pair:
+    """The pair of `back_map`, a student `digits` and a teacher `byte_level`."""
+    return pair.reversed
+
+
+@pytest.fixture(scope="session")
+def models(small: Path) -> list[str]:
+    """The paths of these two."""
+    return [str(small / "small-digits"), str(small / "small-byte-level")]
+
+
+@pytest.fixture(scope="session")
+def stored(byte_level: Tokenizer) -> list[stored_teachers.Row]:
+    """Rows of this teacher's, with their text."""
+    return stored_teachers.rows_of(byte_level, stored_teachers.TEXTS, with_text=True)
+
+
+@pytest.fixture
+def cache_file(stored: list[stored_teachers.Row], tmp_path: Path) -> Path:
+    """These as three row groups of two rows each."""
+    return stored_teachers.write_neutral(tmp_path / "a.parquet", stored)
 
 
 @pytest.fixture

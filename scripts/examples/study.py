@@ -76,7 +76,7 @@ SETTINGS = {
     "plenty": Setting("smollm2-135m", (1e-4, 5e-5, 2e-5)),  # once
     "healing": Setting("smollm2-135m-pruned", (2e-3, 1e-3, 5e-4)),  # once
     "reversed": Setting(
-        "gemma3-270m-pruned", (1e-3, 2e-3, 5e-4), "smollm2-135m", "gemma3-270m"
+        "gemma3-270m-pruned", (5e-4, 1e-3, 2.5e-4), "smollm2-135m", "gemma3-270m"
     ),  # once
 }
 
@@ -199,7 +199,7 @@ def main() -> None:
     if not args.report:
         train_all(args, list(plan(args.settings, args.seeds, args.rates)))
     report(results(args.work), *args.against)
-    report_lengths(dict(results(args.work)))
+    report_seconds(dict(results(args.work)))
 
 
 def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
@@ -406,17 +406,16 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
             print(f"| {' | '.join(shown)} |" + f" rate {kind.rate:g}")
 
 
-def report_lengths(lines: dict[Run, dict[str, Any]]) -> None:
-    """Print runs of several lengths by their seconds, on all texts of the held-out documents.
+def report_seconds(lines: dict[Run, dict[str, Any]]) -> None:
+    """Print runs by their seconds, on all texts of the held-out documents.
 
     These are the held-out texts and those to choose a rate by. Each run is compared with text alone
-    of every length; brackets are over texts (bootstrap).
+    of every length, of its seed and rate; brackets are over texts (bootstrap).
     """
-    longer = {run.setting for run in lines if run.length != 1}
-    for alone in [run for run in lines if run.loss == "ce" and run.setting in longer]:
-        for run in (
-            run for run in lines if run.setting == alone.setting and run.seed == alone.seed
-        ):
+    measured = [run for run in lines if run.setting and len(lines[run]["bytes"]) > 2]
+    for alone in [run for run in measured if run[1:5] == CE[:4]]:
+        like = alone.setting, alone.seed, alone.rate
+        for run in [run for run in measured if (run.setting, run.seed, run.rate) == like]:
             line, of = lines[run], lines[alone]
             lengths, base = np.array(line["bytes"][0] + line["bytes"][2]), texts_at_end(of)
             saved, drawn = base - texts_at_end(line), draws(len(lengths))

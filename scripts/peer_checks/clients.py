@@ -27,9 +27,8 @@ from peer_checks import report
 from peer_checks.report import Check, Checks
 
 LEFT_OUT = (
-    "Their packages are not initialized: empty modules stand for what their clients import "
-    "besides aiohttp, httpx, openai and torch. A model of a few thousand parameters with Qwen's "
-    "tokenizer answers as vLLM does; the student is Llama 3."
+    "Empty modules stand for what their clients import besides aiohttp, httpx, openai and torch. "
+    "A small model with Qwen's tokenizer answers as vLLM does; the student is Llama 3."
 )
 PROMPT, RESPONSE = "How many lamps has the keeper?", " In 2014 he lit 201 lamps, día tras día 灯."
 
@@ -87,7 +86,7 @@ def served(work: Path) -> Iterator[Served]:
 def agree(what: str, one: Served, found: Sequence[float]) -> Check:
     """Compare what a client made of the answers with the log-probabilities themselves."""
     apart = max((abs(a - b) for a, b in zip(found, one.expected, strict=True)), default=math.inf)
-    figure = f"{len(found)} tokens of the response, {apart:.0e} apart"
+    figure = f"{len(found)} tokens, {apart:.0e} apart"
     return Check(what, figure, holds=apart < 1e-5)
 
 

@@ -22,13 +22,10 @@ from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 
 PEER = "NeMo-RL"
 LEFT_OUT = (
-    "`nemo_rl.models.policy`, `nemo_rl.models.dtensor.parallelize` and `nemo_rl.utils.logger` need "
-    "vLLM, Hydra and loggers; of them the losses use three names, which stand-ins give. Losses run "
-    "on one CPU process, without tensor or context parallelism. Of the tools, two do not run: "
-    "`minimal_projection_generator` needs an embedding model from the hub, and "
-    "`minimal_projection_via_multitoken` a dense matrix of both vocabularies, 20 GB for this pair. "
-    "The shell wrapper runs as it is, but for `uv`. Of the draft 4177, tables, losses and collator "
-    "run."
+    "Run on one CPU process, without tensor or context parallelism. Stand-ins give three names of "
+    "`nemo_rl.models.policy`, `nemo_rl.models.dtensor.parallelize` and `nemo_rl.utils.logger`. Two "
+    "tools do not run: `minimal_projection_generator` needs an embedding model from the hub, "
+    "`minimal_projection_via_multitoken` 20 GB for a dense matrix."
 )
 _LOSSES: dict[str, dict[str, Any]] = {
     "P-KL": {},
@@ -153,7 +150,7 @@ class Pair:
             their_loss = partial(made, aligned=localized)
             our_loss = self._our_loss(loss, changed, aligned)
             errors = report.errors(our_loss, report.value_and_gradient(their_loss, *logits), logits)
-            figure = "{:.0e}, {:.0e} apart".format(*errors)
+            figure = "{:.0e}, {:.0e}".format(*errors)
             yield Check(f"{name}, float32, {self.label}", figure, holds=max(errors) < 1e-5)
             if changed.get("temperature") or changed.get("reverse_kl"):
                 continue
@@ -164,7 +161,7 @@ class Pair:
             ours, own = (
                 report.errors(run, exact, rounded, columns) for run in (our_loss, their_loss)
             )
-            figure = f"{ours[0]:.0e}, {ours[1]:.0e} apart; its own {own[0]:.0e}, {own[1]:.0e}"
+            figure = f"{ours[0]:.0e}, {ours[1]:.0e}; its own {own[0]:.0e}, {own[1]:.0e}"
             holds = ours[0] <= own[0] and ours[1] <= own[1]
             yield Check(f"{name}, bfloat16, {self.label}", figure, holds=holds)
 
@@ -192,6 +189,8 @@ class Pair:
             self._aligner("gold"),
             module.TokenAligner(*self.tokenizers, str(self.paths["gold"])),
         )
+        same = True
+        chunks: tuple[list[int], list[int]] = [], []  # correct ones, of ours and of theirs
         for language in report.LANGUAGES:
             text = report.text_of(language)[:600]
             batch = [
@@ -216,15 +215,14 @@ class Pair:
                 }
                 for one in collated
             ]
-            ours, theirs = (
-                int((one["alignment_0_pair_valid"] & one["alignment_0_pair_is_correct"]).sum())
-                for one in collated
-            )
-            same = tensors[0] == tensors[1]
-            figure = f"{len(tensors[0])} tensors alike" if same else "keys differ"
-            figure += f"; {ours} and {theirs} chunks"
-            what = f"`CrossTokenizerCollator`, {language}, {self.label}"
-            yield Check(what, figure, holds=same and ours >= theirs)
+            for found, one in zip(chunks, collated, strict=True):
+                correct = one["alignment_0_pair_valid"] & one["alignment_0_pair_is_correct"]
+                found.append(int(correct.sum()))
+            same &= tensors[0] == tensors[1]
+        figure = f"{len(tensors[0])} tensors alike" if same else "keys differ"
+        figure += "; {} chunks, {}".format(*("/".join(map(str, found)) for found in chunks))
+        holds = same and all(ours >= theirs for ours, theirs in zip(*chunks, strict=True))
+        yield Check(f"`CrossTokenizerCollator`, {self.label}", figure, holds)
 
     def _aligner(self, loss: Loss) -> Any:
         return TokenAligner(

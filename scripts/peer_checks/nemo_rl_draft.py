@@ -164,10 +164,7 @@ class _Draft:
             exact = report.value_and_gradient(their_loss, *(side.double() for side in logits))
             chunks = int(used["num_common_chunks"]), int(used["num_mismatch_chunks"])
             ours, own = (report.errors(run, exact, logits) for run in (our_loss, their_loss))
-            figure = (
-                f"{ours[0]:.0e}, {ours[1]:.0e} apart; its own {own[0]:.0e}, {own[1]:.0e}; "
-                f"{chunks[0]} + {chunks[1]} chunks"
-            )
+            figure = f"{ours[0]:.0e}, {ours[1]:.0e}; its own {own[0]:.0e}, {own[1]:.0e}"
             what = f"{name}, float32, {self.label}"
             limit = _LIMITS.get(name, 1e-6)
             yield Check(what, figure, holds=max(ours) < limit and min(chunks) > 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from checks import error_of, known
 from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make import copied
 
 from xtok.conversation import (
     NO_END_OF_TURN,
@@ -126,9 +126,7 @@ PROMPT_IN_THE_LOOP = """\
 
 @pytest.mark.parametrize("template", ["chatml", PROMPT_IN_THE_LOOP])
 @pytest.mark.parametrize("asked", [False, True])
-def test_the_generation_prompt_is_nobodys(
-    byte_level: Tokenizer, template: str, asked: bool
-) -> None:
+def test_a_generation_prompt_is_nobodys(byte_level: Tokenizer, template: str, asked: bool) -> None:
     found = render(byte_level, CHAT, template=template, add_generation_prompt=asked)
     check(found, CHAT, byte_level)
     assert found.text.endswith("<|im_start|>assistant\n") == asked
@@ -204,9 +202,7 @@ def test_the_text_is_that_of_transformers(expression: str) -> None:
     name=st.sampled_from(["chatml", PROMPT_IN_THE_LOOP]),
 )
 @settings(max_examples=100)
-def test_any_contents_are_found_where_they_are(
-    byte_level: Tokenizer, texts: list[str], name: str
-) -> None:
+def test_contents_are_where_they_are(byte_level: Tokenizer, texts: list[str], name: str) -> None:
     chat = [
         {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
     ]
@@ -313,18 +309,13 @@ def test_every_format_is_tested() -> None:
     assert {name for name, *_ in cases} == set(FORMATS)
 
 
-def test_mistrals_merged_system_text_has_its_span(
-    sentencepiece: Tokenizer, byte_level: Tokenizer
-) -> None:
+def test_mistrals_merged_system_text_has_its_span(sentencepiece: Tokenizer) -> None:
     for name in ("mistral", "mistral-v1"):
         found = render(sentencepiece, CHAT, template=name)
         check(found, CHAT, sentencepiece)
         assert contents(found) == [m["content"] for m in CHAT]
         assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
-        alone = partial(render, sentencepiece, CHAT[:1], template=name)
-        assert "no user message" in error_of(alone)
     assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
-    assert "has no </s>, which" in error_of(lambda: render(byte_level, CHAT, template="mistral-v1"))
 
 
 def test_plain_suits_every_vocabulary(byte_level: Tokenizer) -> None:
@@ -376,10 +367,8 @@ RAISES = each(
 @pytest.mark.parametrize(
     ("messages", "template", "problem"),
     [
-        (TOOLS, "chatml", "message 1 is not plain text"),
         ([{"role": "us\ud83d", "content": "x"}], "chatml", "message 0 has no role"),
         (["x"], "chatml", "message 0 has no role"),
-        ([CHAT[0], {"role": "user", "content": "a\ud83d"}], "chatml", "message 1 has '\\ud83d', "),
         (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
         (CHAT, "nemotron6-moe", "nemotron6-moe cannot be read"),  # its text is not public
@@ -416,9 +405,7 @@ def test_what_cannot_be_rendered(
         ("user assistant tool", False, "message 1, the assistant's"),
     ],
 )
-def test_a_template_that_drops_a_message_is_an_error(
-    byte_level: Tokenizer, keep: str, calls: bool, culprit: str
-) -> None:
+def test_dropped_messages(byte_level: Tokenizer, keep: str, calls: bool, culprit: str) -> None:
     make = partial(render, byte_level, TOOLS, template=DROPS)
     whole = make(variables={"keep": "user assistant tool", "calls": True})
     assert whole.message_spans[2].content is not None
@@ -438,11 +425,9 @@ def test_content_that_is_nested_deep(byte_level: Tokenizer, depth: int) -> None:
         assert "message 1 is nested" in error_of(call)
 
 
-def test_a_vocabulary_that_a_format_does_not_fit(byte_level: Tokenizer, ranks: Tokenizer) -> None:
-    user = {"role": "user", "content": "see <image>"}  # only the assistant may not write it
+def test_only_the_assistant_may_not_write_an_image(byte_level: Tokenizer) -> None:
+    user = {"role": "user", "content": "see <image>"}
     assert render(byte_level, [user], template="chatml").text.count("<image>") == 1
-    assert "has no <|im_end|>, which" in error_of(lambda: render(ranks, CHAT, template="chatml"))
-    assert "no padding token" in error_of(lambda: FORMATS["llama3"].pad_id(ranks.table))
 
 
 def test_a_header_without_a_generation_prompt_is_no_target(byte_level: Tokenizer) -> None:
@@ -528,19 +513,17 @@ def test_a_tokenizers_own_template_is_read_once(
 def test_a_named_template_is_chosen_by_its_name(
     small: Path, tmp_path: Path, template: str | None, text: str | None
 ) -> None:
-    shutil.copytree(small / "small-byte-level", tmp_path / "named")
-    path = tmp_path / "named" / "tokenizer_config.json"
     named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
-    tokenizer = load_tokenizer(tmp_path / "named")
+    parts = {"tokenizer_config": {"chat_template": named}}
+    tokenizer = load_tokenizer(copied(small / "small-byte-level", tmp_path / "named", **parts))
     make = partial(render, tokenizer, [{"role": "user", "content": "Hi"}], template=template)
-    if text is None:
-        assert "the named ones rag" in error_of(make)
-        if template is None:
-            [check] = ChatTrial(tokenizer, template).checks(tools=False)
-            assert "but rag" in check.message
-    else:
+    if text is not None:
         assert make().text.startswith(text)
+        return
+    assert "the named ones rag" in error_of(make)
+    if template is None:
+        [check] = ChatTrial(tokenizer, template).checks(tools=False)
+        assert "but rag" in check.message
 
 
 # Batches
@@ -846,9 +829,7 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
 
 
 @pytest.mark.real
-def test_mistrals_ids_are_those_of_its_sentencepiece_models(
-    load_real: Load, real: Callable[[str], str]
-) -> None:
+def test_mistrals_ids_are_its_own_models(load_real: Load, real: Callable[[str], str]) -> None:
     """As mistral-common does it: each part encoded by itself, with the space that this adds."""
     import sentencepiece as sp
 

@@ -110,7 +110,6 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.jsonl", lines(CHAT) + '{"mess\n', "a.jsonl, line 2: not JSON: "),
         ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: not JSON: "),
         ("a.jsonl", lines(CHAT, CHAT[0]), "a.jsonl, line 2: no messages, but: role, content"),
         ("a.jsonl", lines(CHAT, []), "a.jsonl, line 2: it has no messages"),
@@ -127,9 +126,7 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
         ("b.json", None, "b.json cannot be read: No such file or directory"),
     ],
 )  # fmt: skip
-def test_files_that_are_no_conversations(
-    tmp_path: Path, name: str, content: Any, problem: str
-) -> None:
+def test_files_of_no_conversations(tmp_path: Path, name: str, content: Any, problem: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     assert problem in error_of(lambda: list(read_conversations(tmp_path / name)))
@@ -223,9 +220,7 @@ def test_the_template_gets_tools_variables_and_the_prompt(cli: Cli, tmp_path: Pa
         ("chats.jsonl --chat-template {{no.no}}", "chats.jsonl, line 1: the", "--chat-template"),
     ],
 )
-def test_errors_leave_nothing_behind(
-    cli: Cli, tmp_path: Path, args: str, error: str, hint: str
-) -> None:
+def test_errors_leave_nothing(cli: Cli, tmp_path: Path, args: str, error: str, hint: str) -> None:
     (tmp_path / "chats.jsonl").write_text(lines(SHORT, [{"role": "judge", "content": "x"}]))
     nested = "[" * 900 + "]" * 900
     (tmp_path / "deep.json").write_text(f'[{{"role": "user", "content": {nested}}}]')

@@ -19,27 +19,15 @@ from typing import Any
 import pytest
 import stored_teachers as teachers
 from conftest import Cli
-from stored_teachers import TEXTS, Row
+from stored_teachers import Row
 
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers.files import Projected
 from xtok.teachers.translator import Translator
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
-
-MODELS = ("small-digits", "small-byte-level")
-
-
-@pytest.fixture(scope="module")
-def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.rows_of(byte_level, TEXTS, with_text=True)
-
-
-@pytest.fixture(scope="module")
-def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(digits, byte_level)
 
 
 @contextmanager
@@ -55,14 +43,19 @@ def stopping(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
     yield advance
 
 
+@contextmanager
+def at_the_end(change: Callable[[], object]) -> Iterator[Callable[[int, int], object]]:
+    """Change something when all parts are made."""
+    yield lambda size, tokens: None
+    change()
+
+
 Run = Callable[..., Projected]
 
 
 @pytest.fixture
-def run(rows: list[Row], pair: Pair, back_map: Path, tmp_path: Path) -> Run:
-    """Project three row groups of two rows each."""
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
-    return partial(xtok.project, path, pair, back_map=back_map)
+def run(cache_file: Path, back: Pair, back_map: Path) -> Run:
+    return partial(xtok.project, cache_file, back, back_map=back_map)
 
 
 @pytest.fixture
@@ -72,13 +65,16 @@ def whole(run: Run, tmp_path: Path) -> bytes:
     return (tmp_path / "whole.parquet").read_bytes()
 
 
+KEPT = {"job.json", "000000.part", "000001.part"}
+
+
 @pytest.fixture
 def stopped(run: Run, tmp_path: Path) -> Path:
     """The folder of a run that was stopped: it has two parts."""
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out.parquet", text_progress=stopping)
     folder = tmp_path / "out.parquet.checkpoint"
-    assert names(folder) == {"job.json", "000000.part", "000001.part"}
+    assert names(folder) == KEPT
     return folder
 
 
@@ -178,20 +174,13 @@ def test_another_job_takes_none_of_the_parts(run: Run, stopped: Path, tmp_path: 
     with pytest.raises(XtokError, match="options") as error:
         run(tmp_path / "out.parquet", ProjectConfig(top_k=3))
     assert str(stopped) in error.value.hint
-    assert names(stopped) == {"job.json", "000000.part", "000001.part"}
+    assert names(stopped) == KEPT
 
 
 def test_a_part_that_is_damaged_meanwhile_is_named(run: Run, whole: bytes, tmp_path: Path) -> None:
-    part = tmp_path / "out.parquet.checkpoint" / "000000.part"
-
-    @contextmanager
-    def damaging(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-        yield lambda size, tokens: None
-        flip(part)
-
-    out = tmp_path / "out.parquet"
+    part, out = tmp_path / "out.parquet.checkpoint" / "000000.part", tmp_path / "out.parquet"
     with pytest.raises(XtokError, match=str(part)):
-        run(out, text_progress=damaging)
+        run(out, text_progress=lambda *_: at_the_end(lambda: flip(part)))
     assert not out.exists()
     run(out)
     assert out.read_bytes() == whole
@@ -201,116 +190,101 @@ CHAT = [
     {"role": "user", "content": "How many steps did it take?"},
     {"role": "assistant", "content": "There were 201 of them in 2012."},
 ]
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
-def test_contents_of_templates_are_part_of_a_job(
-    pair: Pair, back_map: Path, tmp_path: Path
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text() if path.exists() else ""
+    path.write_text(text.replace(old, new) or new)
+
+
+def flagged(path: Path) -> None:
+    """Change a flag of an added token, which changes no token and no id of most texts."""
+    document = json.loads(path.read_text())
+    document["added_tokens"][-1]["lstrip"] = True
+    path.write_text(json.dumps(document))
+
+
+# What changes, what says so, and whether the map is given.
+PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str, bool]] = {
+    "a template": (lambda path: replaced(path / "student.jinja", "<", "["), "chat templates", True),
+    "a model's own template": (
+        lambda path: replaced(path / "model" / "chat_template.jinja", "", TURNS),
+        "chat templates", True),
+    "a tokenizer": (lambda path: flagged(path / "model" / "tokenizer.json"), "other models", True),
+    "a tokenizer, no map": (
+        lambda path: flagged(path / "model" / "tokenizer.json"), "other models", False),
+    "the config of compressed rows": (
+        lambda path: replaced(path / "compression_config.yaml", "bins: []", "bins: null"),
+        "files", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS_OF_A_JOB)
+def test_what_is_part_of_a_job(
+    name: str, small: Path, stored: list[Row], digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
-    template = tmp_path / "student.jinja"
-    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}")
-    ids = xtok.render(pair.tokenizers[1], CHAT, template="plain").ids.tolist()
-    row = teachers.predicted(ids, 1280, 8)
-    path = teachers.write_neutral(tmp_path / "a.parquet", [{"messages": CHAT, **row}] * 8)
-    run = partial(
-        xtok.project, path, pair, tmp_path / "out.parquet", back_map=back_map,
-        student_template=template, teacher_template="plain",
-    )  # fmt: skip
+    change, says, with_map = PARTS_OF_A_JOB[name]
+    model = tmp_path / "model"
+    options: dict[str, Any] = {"back_map": back_map} if with_map else {}
+    shutil.copytree(small / "small-byte-level", model)
+    path = tmp_path / "a.parquet"
+    if name == "a template":
+        (tmp_path / "student.jinja").write_text(TURNS)
+        options |= {"student_template": tmp_path / "student.jinja", "teacher_template": "plain"}
+        ids = xtok.render(load_tokenizer(model), CHAT, template="plain").ids.tolist()
+        row = {"messages": CHAT, **teachers.predicted(ids, 1280, 8)}
+        teachers.write_neutral(path, [row] * 8)
+    elif name.startswith("the config"):
+        teachers.write_distillkit(path, stored * 3, compressed=True, d=1280)
+    else:
+        teachers.write_neutral(path, stored)
+
+    def run(**more: Any) -> None:
+        pair = xtok.pair(digits, model)
+        xtok.project(path, pair, tmp_path / "out.parquet", **options, **more)
+
     with pytest.raises(KeyboardInterrupt):
         run(text_progress=stopping)
-    template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}")
-    with pytest.raises(XtokError, match="chat templates"):
+    change(tmp_path)
+    with pytest.raises(XtokError, match=says):
         run()
-
-
-def test_a_models_own_template_is_part_of_a_job(
-    small: Path, digits: Tokenizer, rows: list[Row], back_map: Path, tmp_path: Path
-) -> None:
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
-    model = tmp_path / "model"
-    shutil.copytree(small / "small-byte-level", model)
-    out = tmp_path / "out.parquet"
-    with pytest.raises(KeyboardInterrupt):
-        xtok.project(path, xtok.pair(digits, model), out, back_map=back_map, text_progress=stopping)
-    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(XtokError, match="chat templates"):
-        xtok.project(path, xtok.pair(digits, model), out, back_map=back_map)
-
-
-@pytest.mark.parametrize("with_map", [True, False])
-def test_a_tokenizers_definition_is_part_of_a_job(
-    with_map: bool, small: Path, digits: Tokenizer, rows: list[Row], back_map: Path, tmp_path: Path
-) -> None:
-    """A flag of an added token, which changes no token and no id of most texts."""
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
-    model, out = tmp_path / "model", tmp_path / "out.parquet"
-    shutil.copytree(small / "small-byte-level", model)
-    options: dict[str, Any] = {"back_map": back_map} if with_map else {}
-    with pytest.raises(KeyboardInterrupt):
-        xtok.project(path, xtok.pair(digits, model), out, text_progress=stopping, **options)
-    document = json.loads((model / "tokenizer.json").read_text())
-    document["added_tokens"][-1]["lstrip"] = True
-    (model / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(XtokError, match="is of another run, of other models"):
-        xtok.project(path, xtok.pair(digits, model), out, **options)
-
-
-def test_the_config_of_compressed_rows_is_part_of_a_job(
-    pair: Pair, rows: list[Row], back_map: Path, tmp_path: Path
-) -> None:
-    path = teachers.write_distillkit(tmp_path / "a.parquet", rows * 3, compressed=True, d=1280)
-    out = tmp_path / "out.parquet"
-    with pytest.raises(KeyboardInterrupt):
-        xtok.project(path, pair, out, back_map=back_map, text_progress=stopping)
-    config = tmp_path / "compression_config.yaml"
-    config.write_text(config.read_text().replace("residual_bins: []", "residual_bins: null"))
-    with pytest.raises(XtokError, match="files"):
-        xtok.project(path, pair, out, back_map=back_map)
 
 
 # What fails
 
 
 def test_an_error_keeps_what_is_done(
-    rows: list[Row], pair: Pair, back_map: Path, made: list[int], tmp_path: Path
+    stored: list[Row], run: Run, cache_file: Path, made: list[int], tmp_path: Path
 ) -> None:
-    bad = json.loads(json.dumps(rows))
+    bad = json.loads(json.dumps(stored))
     bad[5]["topk_ids"][3] = [4] * 8
-    path = teachers.write_neutral(tmp_path / "a.parquet", bad)
-    for expected in ([2, 2], [2, 2]):  # the second run makes none of them again
+    teachers.write_neutral(cache_file, bad)
+    for _ in range(2):  # the second run makes none of them again
         with pytest.raises(XtokError, match="row 5, position 3: "):
-            xtok.project(path, pair, tmp_path / "out.parquet", back_map=back_map)
-        assert made == expected
-    kept = names(tmp_path / "out.parquet.checkpoint")
-    assert kept == {"job.json", "000000.part", "000001.part"}
+            run(tmp_path / "out.parquet")
+        assert made == [2, 2]
+    assert names(tmp_path / "out.parquet.checkpoint") == KEPT
     assert names(tmp_path) == {"a.parquet", "out.parquet.checkpoint"}
 
 
 def test_no_cluster_keeps_what_is_done(
-    cli: Cli, small: Path, back_map: Path, stopped: Path, tmp_path: Path
+    cli: Cli, models: list[str], back_map: Path, stopped: Path, cache_file: Path
 ) -> None:
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
-    done = cli(
-        "project", tmp_path / "a.parquet", *(small / name for name in MODELS), "--map", back_map,
-        "-o", "out.parquet", "--engine", "ray", "--address", "nowhere",
-    )  # fmt: skip
+    options = "-o", "out.parquet", "--engine", "ray", "--address", "nowhere"
+    done = cli("project", cache_file, *models, "--map", back_map, *options)
     assert done.returncode == 1
     assert "error: there is no Ray cluster at nowhere: " in done.stderr
     assert "Traceback" not in done.stderr
-    assert names(stopped) == {"job.json", "000000.part", "000001.part"}
+    assert names(stopped) == KEPT
 
 
-def test_a_file_that_changes_while_it_is_read(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-
-    @contextmanager
-    def changing(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-        yield lambda size, tokens: None
-        with path.open("ab") as file:
-            file.write(b"more")
-
+def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_path: Path) -> None:
+    grows = partial(cache_file.write_bytes, cache_file.read_bytes() + b"more")
     with pytest.raises(XtokError, match="changed") as error:
-        run(tmp_path / "out.parquet", text_progress=changing)
-    assert error.value.message.startswith(str(path))
+        run(tmp_path / "out.parquet", text_progress=lambda *_: at_the_end(grows))
+    assert error.value.message.startswith(str(cache_file))
     assert error.value.hint.endswith(f"rm -r {tmp_path / 'out.parquet.checkpoint'}")
     assert not (tmp_path / "out.parquet").exists()
 
@@ -322,7 +296,7 @@ def test_parts_behind_a_link(run: Run, whole: bytes, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
         run(out, text_progress=stopping)
-    assert names(tmp_path / "scratch") == {"job.json", "000000.part", "000001.part"}
+    assert names(tmp_path / "scratch") == KEPT
     run(out)
     assert out.read_bytes() == whole
     assert names(tmp_path) == {"a.parquet", "out.parquet", "whole.parquet"}
@@ -332,24 +306,41 @@ def test_parts_behind_a_link(run: Run, whole: bytes, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def large(rows: list[Row], tmp_path: Path) -> Path:
-    """A cache of many parts."""
-    return teachers.write_neutral(tmp_path / "large.parquet", rows * 60)
+def command(models: list[str], back_map: Path, stored: list[Row], tmp_path: Path) -> list[str]:
+    """Project a cache of many parts."""
+    large = teachers.write_neutral(tmp_path / "large.parquet", stored * 60)
+    return ["project", str(large), *models, "--map", str(back_map), "-o", "out.parquet"]
 
 
 @pytest.fixture
-def command(small: Path, back_map: Path, large: Path) -> list[str]:
-    models = [str(small / name) for name in MODELS]
-    return ["project", str(large), *models, "--map", str(back_map), "-o", "out.parquet"]
+def goes_on(
+    cli: Cli, command: list[str], back: Pair, back_map: Path, tmp_path: Path
+) -> Callable[[], str]:
+    """Run the command again; the output is that of a run in one go. Return what was noted."""
+
+    def check() -> str:
+        done = cli(*command)
+        assert (done.returncode, done.stdout) == (0, "out.parquet\n"), done.stderr
+        whole = tmp_path / "whole.parquet"
+        xtok.project(tmp_path / "large.parquet", back, whole, back_map=back_map)
+        assert (tmp_path / "out.parquet").read_bytes() == whole.read_bytes()
+        assert names(tmp_path) == {"large.parquet", "out.parquet", "whole.parquet"}
+        return done.stderr
+
+    return check
+
+
+def started(command: list[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "xtok", *command], cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
 
 
 @contextmanager
 def running(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Run a process; the block begins when it has made some parts."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "xtok", *command], cwd=folder, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    with started(command, folder) as process:
         try:
             while not (folder / "out.parquet.checkpoint" / "000002.part").exists():
                 assert process.poll() is None, process.communicate()
@@ -361,7 +352,7 @@ def running(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
 def test_a_killed_process_goes_on(
-    how: str, cli: Cli, command: list[str], large: Path, pair: Pair, back_map: Path, tmp_path: Path
+    how: str, command: list[str], goes_on: Callable[[], str], tmp_path: Path
 ) -> None:
     number = signal.Signals[how]
     with running(command, tmp_path) as process:
@@ -378,12 +369,7 @@ def test_a_killed_process_goes_on(
         assert told.splitlines()[-1] == (
             f"{word}: {kept} parts are kept; run the same command again to resume"
         )
-    done = cli(*command)
-    assert (done.returncode, done.stdout) == (0, "out.parquet\n"), done.stderr
-    assert f"note: resuming from {kept} parts in out.parquet.checkpoint\n" in done.stderr
-    xtok.project(large, pair, tmp_path / "whole.parquet", back_map=back_map)
-    assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
-    assert names(tmp_path) == {"large.parquet", "out.parquet", "whole.parquet"}
+    assert f"note: resuming from {kept} parts in out.parquet.checkpoint\n" in goes_on()
 
 
 def test_two_runs_of_one_output(cli: Cli, command: list[str], tmp_path: Path) -> None:
@@ -400,21 +386,16 @@ def test_two_runs_of_one_output(cli: Cli, command: list[str], tmp_path: Path) ->
     assert (process.returncode, told) == (0, "out.parquet\n")
 
 
-def test_a_full_disk(
-    cli: Cli, command: list[str], large: Path, pair: Pair, back_map: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk(command: list[str], goes_on: Callable[[], str], tmp_path: Path) -> None:
     """One line says so; nothing is half-written, and what is done is kept."""
-    limit = 60_000  # more than a part, less than the output
-    done = subprocess.run(
-        [sys.executable, "-m", "xtok", *command], cwd=tmp_path, capture_output=True, text=True,
-        check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "out.parquet cannot be written: " in done.stderr
-    assert done.stderr.count("error: ") == done.stderr.count("hint: ") == 1
+    sizes = 60_000, 60_000  # more than a part, less than the output
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, sizes)
+    with started(command, tmp_path, preexec_fn=limit) as process:
+        _, told = process.communicate()
+    assert process.returncode == 1
+    assert "out.parquet cannot be written: " in told
+    assert told.count("error: ") == told.count("hint: ") == 1
     assert not (tmp_path / "out.parquet").exists()
     assert not [*tmp_path.rglob("*.tmp")]
     assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 180
-    assert cli(*command).returncode == 0
-    xtok.project(large, pair, tmp_path / "whole.parquet", back_map=back_map)
-    assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+    goes_on()

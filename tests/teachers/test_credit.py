@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import naive
@@ -11,76 +13,72 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_projecting import map_of, small, top_k
+from test_project import flat
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
+from xtok.teachers.logprobs import ProjectedLogprobs
 from xtok.teachers.project import Projector
 from xtok.tokenizers import Tokenizer
 
 LETTERS = [b"a", b"b"]
 DIGITS = [b"0", b"1", b"2"]
+Credit = Callable[..., ProjectedLogprobs]
 words = st.lists(st.text("ab", min_size=2, max_size=4).map(str.encode), max_size=6, unique=True)
 
 
-def flat(rows: list[list[int]]) -> tuple[Any, Any]:
-    ids = np.array([i for row in rows for i in row], np.int32)
-    return ids, np.cumsum([0, *map(len, rows)])
-
-
 @pytest.fixture
-def digits() -> tuple[Tokenizer, Tokenizer]:
+def sides() -> tuple[Tokenizer, Tokenizer]:
     """A student that spells `201` as `2` and `01`, and a teacher with `201` and `20`."""
     return small([*DIGITS, b"01"]), small([*DIGITS, b"20", b"201"])
 
 
-def test_a_token_has_what_the_teacher_says_of_its_bytes(
-    digits: tuple[Tokenizer, Tokenizer],
-) -> None:
+@pytest.fixture
+def credit(sides: tuple[Tokenizer, Tokenizer]) -> Credit:
+    return partial(xtok.project_logprobs, TokenAligner(xtok.pair(*sides)), credit="prefix")
+
+
+def padded(rows: Sequence[dict[int, float]]) -> tuple[Any, Any]:
+    """Candidates and their log-probabilities as a matrix."""
+    size = max(map(len, rows))
+    ids = [[*row, *[-1] * (size - len(row))] for row in rows]
+    return ids, [[*np.log([*row.values()]), *[-np.inf] * (size - len(row))] for row in rows]
+
+
+def test_a_token_has_what_the_teacher_says_of_its_bytes(credit: Credit, sides: Any) -> None:
     """`2` begins with three candidates of 0.95 together: equal shares would be 0.548 twice."""
-    pair = xtok.pair(*digits)
-    ids, p = [4, 5, 3], np.array([0.5, 0.3, 0.15])
-    found = xtok.project_logprobs(
-        TokenAligner(pair), [3, 4], [5], np.log([0.3]), credit="prefix",
-        teacher_topk=([ids], np.log([p])),
-    )  # fmt: skip
+    row = {4: 0.5, 5: 0.3, 3: 0.15}
+    found = credit([3, 4], [5], np.log([0.3]), teacher_topk=padded([row]))
     # Of 0.05, the two other tokens, `0` and `1`, have all.
     assert np.exp(found.logprobs) == pytest.approx([0.95, 0.3 / 0.95], abs=1e-6)
     assert found.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
-
-    projector = Projector(pair, map_of({}, *pair.reversed.tokenizers))
-    rows = top_k([[1, 5]], [{}, dict(zip(ids, p.tolist(), strict=True))], None)
+    projector = Projector(xtok.pair(*sides), map_of({}, *sides[::-1]))
+    rows = top_k([[1, 5]], [{}, row], None)
     realized = projector.project(rows, *flat([[1, 3, 4]]), 9).realized_logprob
     assert np.isnan(realized[0])
     assert realized[1:].tolist() == found.logprobs.tolist()
 
 
-def test_the_rest_is_shared_by_all_other_tokens(digits: tuple[Tokenizer, Tokenizer]) -> None:
+def test_the_rest_is_shared_by_all_other_tokens(credit: Credit) -> None:
     """0.2 for `0`, `1`, `2` and `20`, two of which begin with `2`; the token is no candidate."""
-    found = xtok.project_logprobs(
-        TokenAligner(xtok.pair(*digits)), [3, 4], [5], np.log([0.3]), credit="prefix",
-        teacher_topk=([[1, -1]], [[math.log(0.5), -math.inf]]),
-    )  # fmt: skip
+    topk = [[1, -1]], [[math.log(0.5), -math.inf]]
+    found = credit([3, 4], [5], np.log([0.3]), teacher_topk=topk)
     assert np.exp(found.logprobs[0]) == pytest.approx(0.3 + 0.2 * 2 / 3, abs=1e-6)
 
 
-def test_without_candidates_shares_are_equal(digits: tuple[Tokenizer, Tokenizer]) -> None:
-    given_ids = TokenAligner(xtok.pair(*digits)), [1, 3, 4, 2], [1, 5, 2]
-    logprobs = [-1.0, -4.0, -2.0]
+def test_without_candidates_shares_are_equal(credit: Credit) -> None:
     none = np.zeros((3, 0), np.int64), np.zeros((3, 0))
     padding = np.zeros((3, 2), np.int64), np.full((3, 2), -9999.0)
     for topk in (none, padding):
-        found = xtok.project_logprobs(*given_ids, logprobs, credit="prefix", teacher_topk=topk)
+        found = credit([1, 3, 4, 2], [1, 5, 2], [-1.0, -4.0, -2.0], teacher_topk=topk)
         assert found.logprobs.tolist() == [-1, -2, -2, -2]
 
 
-def test_what_is_impossible_is_finite_where_the_sum_is(digits: tuple[Tokenizer, Tokenizer]) -> None:
+def test_what_is_impossible_is_finite_where_the_sum_is(credit: Credit) -> None:
     """A token that hardly can be, and one that cannot: all that is left of nothing."""
-    aligner = TokenAligner(xtok.pair(*digits))
-    topk = [[3, 1]], np.log([[0.5, 0.5]])
+    topk = padded([{3: 0.5, 1: 0.5}])
     for logprob, expected in ((-900.0, [math.log(0.5), -900 - math.log(0.5)]), (-math.inf, None)):
-        found = xtok.project_logprobs(
-            aligner, [3, 4], [5], [logprob], credit="prefix", teacher_topk=topk
-        )
+        found = credit([3, 4], [5], [logprob], teacher_topk=topk)
         assert found.logprobs.tolist() == pytest.approx(expected or [-math.inf] * 2, abs=1e-3)
 
 
@@ -103,13 +101,9 @@ def test_shares_are_those_of_the_plain_twin(
         own.append(float(np.log(p[i])))
         best = np.argsort(-p, kind="stable")[: data.draw(st.integers(1, 4))]
         rows.append({k: float(p[k]) for k in best.tolist() if p[k]})
-    size = max(map(len, rows))
-    topk: list[Any] = [[[*row, *[-1] * (size - len(row))] for row in rows]]
-    topk += [[[*np.log([*row.values()]), *[-np.inf] * (size - len(row))] for row in rows]]
     aligner = TokenAligner(xtok.pair(student, teacher))
-    found = xtok.project_logprobs(
-        aligner, s, t, own, credit="prefix", teacher_topk=(topk[0], topk[1])
-    )
+    topk = padded(rows)
+    found = xtok.project_logprobs(aligner, s, t, own, credit="prefix", teacher_topk=topk)
     assert found.valid.all()
     assert np.isfinite(found.logprobs).all()
     assert (found.logprobs <= 0).all()
@@ -137,25 +131,17 @@ def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
     assert found.logprobs.tolist() == logprobs.tolist()
 
 
-def test_forms_and_what_does_not_fit(digits: tuple[Tokenizer, Tokenizer]) -> None:
+def test_forms_and_what_does_not_fit(credit: Credit) -> None:
     """Padded batches and lists of sequences, as for the other arguments."""
-    aligner = TokenAligner(xtok.pair(*digits))
     ids, logprobs = [[4, 5, 3], [1, 2, 3]], np.log([[0.5, 0.3, 0.15], [0.4, 0.3, 0.3]])
     expected = [math.log(0.95), math.log(0.3 / 0.95), math.log(0.3)]
-
-    def shared(s: Any, t: Any, values: Any, topk: Any, **options: Any) -> Any:
-        return xtok.project_logprobs(
-            aligner, s, t, values, credit="prefix", teacher_topk=topk, **options
-        )
-
     own = np.log([0.3, 0.3])
-    rows = shared(
-        [[3, 4, 2], [2]], [[5, 2], [2]], [own, own[1:]], ([ids, ids[1:]], [logprobs, logprobs[1:]])
-    )
+    topk: Any = [ids, ids[1:]], [logprobs, logprobs[1:]]
+    rows = credit([[3, 4, 2], [2]], [[5, 2], [2]], [own, own[1:]], teacher_topk=topk)
     assert rows.logprobs[0].tolist() == pytest.approx(expected)
-    batch = shared(
+    batch = credit(
         np.array([[3, 4, 2], [2, 0, 0]]), np.array([[5, 2], [2, 0]]), np.stack([own, own[::-1]]),
-        (np.array([ids, ids[::-1]]), np.stack([logprobs, logprobs[::-1]])),
+        teacher_topk=(np.array([ids, ids[::-1]]), np.stack([logprobs, logprobs[::-1]])),
         student_attention_mask=[[1, 1, 1], [1, 0, 0]], teacher_attention_mask=[[1, 1], [1, 0]],
     )  # fmt: skip
     assert batch.logprobs[0].tolist() == pytest.approx(expected)
@@ -168,7 +154,7 @@ def test_forms_and_what_does_not_fit(digits: tuple[Tokenizer, Tokenizer]) -> Non
         (([[4, 5], [1, 2]], [[-1, -1], [-1, 0.5]]), r"teacher_topk have 0.5 at \[1\]"),
     ):
         with pytest.raises(ValueError, match=message):
-            shared([3, 4, 2], [5, 2], own, topk)
+            credit([3, 4, 2], [5, 2], own, teacher_topk=topk)
 
 
 @pytest.mark.real

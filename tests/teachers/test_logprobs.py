@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer
     return student, byte_ranks(folder / "teacher.tiktoken", "bc", "cd")
 
 
-@pytest.fixture(scope="module")
-def aligner(tiny: tuple[Tokenizer, Tokenizer]) -> TokenAligner:
-    return TokenAligner(xtok.pair(*tiny))
-
-
 def ids(text: str, *tokens: int) -> list[int]:
     """The ids of bytes, then further ids."""
     return [*text.encode(), *tokens]
@@ -49,20 +46,28 @@ def shares(found: ProjectedLogprobs) -> tuple[list[float], list[bool]]:
     return found.logprobs.tolist(), found.valid.tolist()
 
 
+Project = Callable[..., ProjectedLogprobs]
+
+
+@pytest.fixture
+def project(tiny: tuple[Tokenizer, Tokenizer]) -> Project:
+    return partial(xtok.project_logprobs, TokenAligner(xtok.pair(*tiny)))
+
+
 # One chunk at a time
 
 
-def test_the_student_tokens_of_a_chunk_share_its_sum(aligner: TokenAligner) -> None:
+def test_the_student_tokens_of_a_chunk_share_its_sum(project: Project) -> None:
     s = ids("xab", 256, *b"cx")  # x a b (ab) c x
     t = ids("xaba", 256, *b"x")  # x a b a (bc) x
-    found = xtok.project_logprobs(aligner, s, t, [-1.0, -2.0, -4.0, -8.0, -16.0, -0.5])
+    found = project(s, t, [-1.0, -2.0, -4.0, -8.0, -16.0, -0.5])
     assert shares(found) == ([-1, -2, -4, -12, -12, -0.5], [True] * 6)
 
 
 def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
-    tiny: tuple[Tokenizer, Tokenizer], aligner: TokenAligner
+    tiny: tuple[Tokenizer, Tokenizer], project: Project
 ) -> None:
-    found = xtok.project_logprobs(aligner, [256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
+    found = project([256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
     assert found.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
     third = xtok.project_logprobs(
         TokenAligner(xtok.pair(*tiny[::-1])), [*b"abc"], [257], [-1.0]
@@ -78,17 +83,17 @@ def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
      ("uniform", [-1, 0], [-2, -2])],
 )  # fmt: skip
 def test_credit_goes_to_the_tokens_that_surprised_the_student(
-    aligner: TokenAligner, credit: Credit, ours: list[float], expected: list[float]
+    project: Project, credit: Credit, ours: list[float], expected: list[float]
 ) -> None:
-    given = aligner, [256, *b"c"], [*b"a", 256], [-1, -3]
-    found = xtok.project_logprobs(*given, student_logprobs=ours, credit=credit)
+    given = [256, *b"c"], [*b"a", 256], [-1, -3]
+    found = project(*given, student_logprobs=ours, credit=credit)
     assert shares(found) == (expected, [True, True])
 
 
 @pytest.mark.parametrize("credit", ["uniform", "student"])
-def test_impossible_tokens_stay_impossible(aligner: TokenAligner, credit: Credit) -> None:
-    found = xtok.project_logprobs(
-        aligner, ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
+def test_impossible_tokens_stay_impossible(project: Project, credit: Credit) -> None:
+    found = project(
+        ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
         student_logprobs=[0, -1, -1], credit=credit,
     )  # fmt: skip
     assert shares(found) == ([-math.inf, -math.inf, -1], [True] * 3)
@@ -135,31 +140,27 @@ def test_sums_are_preserved_exactly(
 # Forms
 
 
-def test_what_comes_back_has_the_form_of_the_students_ids(aligner: TokenAligner) -> None:
+def test_what_comes_back_has_the_form_of_the_students_ids(project: Project) -> None:
     s, t, logprobs = ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]
     expected = [-2.0, -2.0, -5.0]
     for array in (list, tuple, np.array, torch.tensor):
-        one = xtok.project_logprobs(aligner, array(s), array(t), array(logprobs))
+        one = project(array(s), array(t), array(logprobs))
         assert isinstance(one.logprobs, torch.Tensor if array is torch.tensor else np.ndarray)
         assert one.logprobs.tolist() == expected
         assert one.valid.tolist() == [True] * 3
         rows = [array(s), array(s[:1])]
-        ragged = xtok.project_logprobs(
-            aligner, rows, [array(t), array(t)], [array(logprobs), array(logprobs)]
-        )
+        ragged = project(rows, [array(t), array(t)], [array(logprobs), array(logprobs)])
         assert [type(row) for row in ragged.logprobs] == [type(one.logprobs)] * 2
         assert [row.tolist() for row in ragged.logprobs] == [expected, [0.0]]
         assert [row.tolist() for row in ragged.valid] == [[True] * 3, [False]]
-    tensors = xtok.project_logprobs(
-        aligner, torch.tensor(s), np.array(t), torch.tensor(logprobs, dtype=torch.bfloat16)
-    )
+    tensors = project(torch.tensor(s), np.array(t), torch.tensor(logprobs, dtype=torch.bfloat16))
     assert tensors.logprobs.dtype == torch.float32
     assert tensors.valid.dtype == torch.bool
     assert tensors.logprobs.tolist() == expected
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_padded_batches_with_masks(aligner: TokenAligner, padding: str) -> None:
+def test_padded_batches_with_masks(project: Project, padding: str) -> None:
     rows = [(ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]), ([97], [97], [-7.0])]
 
     def padded(column: int, fill: Any) -> Any:
@@ -171,8 +172,8 @@ def test_padded_batches_with_masks(aligner: TokenAligner, padding: str) -> None:
         )  # fmt: skip
 
     s, t, logprobs = padded(0, 999), padded(1, -5), padded(2, math.nan)
-    found = xtok.project_logprobs(
-        aligner, s, t, logprobs,
+    found = project(
+        s, t, logprobs,
         student_attention_mask=s != 999, teacher_attention_mask=t != -5,
     )  # fmt: skip
     right = [[-2, -2, -5, 0], [-7, 0, 0, 0]]
@@ -181,20 +182,18 @@ def test_padded_batches_with_masks(aligner: TokenAligner, padding: str) -> None:
     assert (found.valid == (found.logprobs != 0)).all()
 
 
-def test_empty_sequences(aligner: TokenAligner) -> None:
-    assert shares(xtok.project_logprobs(aligner, [], [], [])) == ([], [])
-    found = xtok.project_logprobs(aligner, [[], [97]], [[97], []], [[-1.0], []])
+def test_empty_sequences(project: Project) -> None:
+    assert shares(project([], [], [])) == ([], [])
+    found = project([[], [97]], [[97], []], [[-1.0], []])
     assert [row.tolist() for row in found.logprobs] == [[], [0.0]]
     none = np.zeros((0, 3), np.int64)
-    assert xtok.project_logprobs(aligner, none, none, none).logprobs.shape == (0, 3)
+    assert project(none, none, none).logprobs.shape == (0, 3)
 
 
 # What is not valid
 
 
-def test_special_tokens_align_by_role_or_are_left_out(
-    aligners: Aligners, tokenizers: Tokenizers
-) -> None:
+def test_special_tokens_align_by_role(aligners: Aligners, tokenizers: Tokenizers) -> None:
     rows, columns = tokenizers["byte_level"].table, tokenizers["sentencepiece"].table
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
     s = [bos, *tokenizers["byte_level"].segment(b" a"), eos]
@@ -204,102 +203,90 @@ def test_special_tokens_align_by_role_or_are_left_out(
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
-def test_the_first_token_need_not_be_scored(aligner: TokenAligner, missing: Any) -> None:
-    found = xtok.project_logprobs(aligner, ids("abx"), ids("abx"), [missing, -1.0, -2.0])
+def test_the_first_token_need_not_be_scored(project: Project, missing: Any) -> None:
+    found = project(ids("abx"), ids("abx"), [missing, -1.0, -2.0])
     assert shares(found) == ([0, -1, -2], [False, True, True])
-    found = xtok.project_logprobs(aligner, [256, *b"x"], ids("abx"), [missing, -1.0, -2.0])
+    found = project([256, *b"x"], ids("abx"), [missing, -1.0, -2.0])
     assert shares(found) == ([0, -2], [False, True])
     with pytest.raises(ValueError, match=r"teacher_logprobs have nan at \[1\]; only a first token"):
-        xtok.project_logprobs(aligner, ids("abx"), ids("abx"), [-1.0, missing, -2.0])
+        project(ids("abx"), ids("abx"), [-1.0, missing, -2.0])
 
 
-def test_a_response_mask_leaves_out_the_prompt_and_what_reaches_into_it(
-    aligner: TokenAligner,
-) -> None:
+def test_a_response_mask_leaves_out_the_prompt(project: Project) -> None:
     s, t = ids("xabc"), ids("xa", 256)  # the teacher's 'bc' is a token; the response begins at 'c'
     mask = [False, False, False, True]
-    found = xtok.project_logprobs(aligner, s, t, [None, None, -1.0], response_mask=mask)
+    found = project(s, t, [None, None, -1.0], response_mask=mask)
     assert shares(found) == ([0] * 4, [False] * 4)
     mask[2] = True
-    found = xtok.project_logprobs(aligner, s, t, [None, None, -1.0], response_mask=mask)
+    found = project(s, t, [None, None, -1.0], response_mask=mask)
     assert shares(found) == ([0, 0, -0.5, -0.5], [False, False, True, True])
 
 
-def test_truncation_of_either_side_leaves_the_rest_out(aligner: TokenAligner) -> None:
-    s, t = ids("xabcx"), ids("xa", 256, *b"x")
-    found = xtok.project_logprobs(aligner, s[:3], t, [-1.0] * 4)
-    assert found.valid.tolist() == [True, True, False]
-    found = xtok.project_logprobs(aligner, s, t[:2], [-1.0] * 2)
-    assert found.valid.tolist() == [True, True, False, False, False]
+PART = {"partial": True}
+VALID: list[tuple[list[int], list[int], dict[str, bool], list[int]]] = [
+    # Either side may be cut off.
+    (ids("xab"), ids("xa", 256, *b"x"), {}, [1, 1, 0]),
+    (ids("xabcx"), ids("xa"), {}, [1, 1, 0, 0, 0]),
+    # Teachers read the decoded text, which has U+FFFD in the place of a part of a character.
+    ([*b"a", *"東".encode()[:2]], ids("a\ufffd"), {}, [1, 0, 0]),
+    ([*b"a", 0xFF, *b"b" * 20], ids("a\ufffd" + "b" * 20), {}, [1, 0, *[1] * 20]),
+    # Texts may part, where it is allowed.
+    (ids("the price was 12 dollars"), ids("the price was 7 dollars"), PART,
+     [1] * 14 + [0] * 2 + [1] * 8),
+    (ids("abc"), ids("xyz"), PART, [0] * 3),
+]  # fmt: skip
 
 
-def test_a_character_that_the_student_broke_off(aligner: TokenAligner) -> None:
-    """Teachers read the decoded text, which has U+FFFD in its place."""
-    s = [*b"a", *"東".encode()[:2]]
-    found = xtok.project_logprobs(aligner, s, ids("a\ufffd"), [-1.0] * 4)
-    assert found.valid.tolist() == [True, False, False]
-    s = [*b"a", 0xFF, *b"b" * 20]
-    found = xtok.project_logprobs(aligner, s, ids("a\ufffd" + "b" * 20), [-1.0] * 24)
-    assert found.valid.tolist() == [True, False, *[True] * 20]
+@pytest.mark.parametrize(("s", "t", "options", "valid"), VALID)
+def test_what_is_valid(project: Project, s: Any, t: Any, options: Any, valid: list[int]) -> None:
+    assert project(s, t, [-1.0] * len(t), **options).valid.tolist() == [*map(bool, valid)]
 
 
 # Texts that part
 
 
-def test_texts_that_part_are_an_error_with_the_place(aligner: TokenAligner) -> None:
+def test_texts_that_part_are_an_error_with_the_place(project: Project) -> None:
     with pytest.raises(XtokError, match=r'byte 4, after "é: ": .* "12", the teacher "7"') as error:
-        xtok.project_logprobs(aligner, ids("é: 12"), ids("é: 7"), [-1.0] * 5)
+        project(ids("é: 12"), ids("é: 7"), [-1.0] * 5)
     assert error.value.parameter == "partial"
     rows = [ids("a"), ids("one\x1b[31m" + "x" * 60)]
     with pytest.raises(XtokError, match=r"of row 1 part at byte 0,") as error:
-        xtok.project_logprobs(aligner, rows, [ids("a"), ids("two")], [[-1.0], [-1.0] * 3])
+        project(rows, [ids("a"), ids("two")], [[-1.0], [-1.0] * 3])
     assert "\x1b" not in str(error.value)
     assert "x" * 30 not in str(error.value)
 
 
-def test_texts_that_look_the_same_are_told_by_code_points(aligner: TokenAligner) -> None:
+def test_texts_that_look_the_same_are_told_by_code_points(project: Project) -> None:
     s, t = ids("caf\u0065\u0301"), ids("caf\u00e9")
     with pytest.raises(XtokError, match=r"U\+0065 U\+0301\).*U\+00E9\)"):
-        xtok.project_logprobs(aligner, s, t, [-1.0] * len(t))
+        project(s, t, [-1.0] * len(t))
     with pytest.raises(XtokError) as error:
-        xtok.project_logprobs(aligner, ids("a"), ids(" a"), [-1.0] * 2)
+        project(ids("a"), ids(" a"), [-1.0] * 2)
     assert "U+" not in str(error.value)
-
-
-def test_partial_keeps_what_agrees(aligner: TokenAligner) -> None:
-    s, t = ids("the price was 12 dollars"), ids("the price was 7 dollars")
-    found = xtok.project_logprobs(aligner, s, t, [-1.0] * len(t), partial=True)
-    assert found.valid.tolist() == [True] * 14 + [False] * 2 + [True] * 8
-    other = xtok.project_logprobs(aligner, ids("abc"), ids("xyz"), [-1.0] * 3, partial=True)
-    assert not other.valid.any()
 
 
 # Bad input
 
 
-def test_what_is_no_log_probability_is_refused(aligner: TokenAligner) -> None:
+def test_what_is_no_log_probability_is_refused(project: Project) -> None:
     with pytest.raises(ValueError, match=r"teacher_logprobs have 0.25 at \[1\]: no log-prob"):
-        xtok.project_logprobs(aligner, ids("ab"), ids("ab"), [-1.0, 0.25])
+        project(ids("ab"), ids("ab"), [-1.0, 0.25])
     with pytest.raises(ValueError, match=r"student_logprobs have inf at \[1, 0\]: no log-prob"):
-        xtok.project_logprobs(
-            aligner, [[97], [97]], [[97], [97]], [[-1], [-1]], student_logprobs=[[-1], [math.inf]]
-        )
+        project([[97], [97]], [[97], [97]], [[-1], [-1]], student_logprobs=[[-1], [math.inf]])
     with pytest.raises(ValueError, match=r"student_logprobs have -inf at \[1\]"):
-        xtok.project_logprobs(
-            aligner, ids("ab"), ids("ab"), [-1, -1],
+        project(
+            ids("ab"), ids("ab"), [-1, -1],
             student_logprobs=[-1, -math.inf], credit="student",
         )  # fmt: skip
-    rounded = xtok.project_logprobs(aligner, ids("a"), ids("a"), [1e-6])
+    rounded = project(ids("a"), ids("a"), [1e-6])
     assert rounded.logprobs[0] == np.float32(1e-6)
 
 
-def test_an_error_names_the_place_in_the_padded_batch(aligner: TokenAligner) -> None:
+def test_an_error_names_the_place_in_the_padded_batch(project: Project) -> None:
     t = np.array([[0, 0, 97], [0, 97, 98]])
     logprobs = np.array([[5, 5, -1], [5, -1, math.nan]])
     with pytest.raises(ValueError, match=r"have nan at \[1, 2\]"):
-        xtok.project_logprobs(
-            aligner, t, t, logprobs, student_attention_mask=t > 0, teacher_attention_mask=t > 0
-        )
+        project(t, t, logprobs, student_attention_mask=t > 0, teacher_attention_mask=t > 0)
 
 
 @pytest.mark.parametrize(
@@ -319,10 +306,10 @@ def test_an_error_names_the_place_in_the_padded_batch(aligner: TokenAligner) -> 
     ],
 )
 def test_what_does_not_fit_is_named(
-    aligner: TokenAligner, s: Any, t: Any, logprobs: Any, options: Any, message: str
+    project: Project, s: Any, t: Any, logprobs: Any, options: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        xtok.project_logprobs(aligner, s, t, logprobs, **options)
+        project(s, t, logprobs, **options)
 
 
 # Real tokenizers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,15 +80,20 @@ def flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.cumsum([0, *map(len, rows)])
 
 
+def projected(
+    sides: tuple[Tokenizer, Tokenizer], back: Any, ids: Sequence[int], rows: Sequence[Row],
+    spelling: Sequence[int],
+) -> TopK:  # fmt: skip
+    """Project what a teacher says of a text, by a map of these rows."""
+    student, teacher = sides
+    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
+    return projector.project(top_k([ids], rows, None), *flat([spelling]), 99)
+
+
 @settings(max_examples=100, phases=QUICK)
 @given(st.data(), words, words, st.booleans(), st.sampled_from([1, 2, 3, 9]), st.booleans())
 def test_every_row_is_what_the_rule_says(
-    data: st.DataObject,
-    ours: list[bytes],
-    theirs: list[bytes],
-    merges: bool,
-    k: int,
-    along_path: bool,
+    data: Any, ours: list[bytes], theirs: list[bytes], merges: bool, k: int, along_path: bool
 ) -> None:
     assume(ours != theirs)
     student, teacher = small(ours, merges=merges), small(theirs)
@@ -129,13 +133,12 @@ def test_every_row_is_what_the_rule_says(
             is_aligned = int(ends[place]) in starts
             expected.append(twin.at(place, start - int(ends[place]), is_aligned=is_aligned) or {})
         begin += len(ids)
-    total = np.exp(found.rest_logprob.astype(np.float64))
-    for row, want, rest in zip(rows_of(found), expected, total, strict=True):
+    for row, want in zip(rows_of(found), expected, strict=True):
         assert_close(row, want)
-        if row:
-            assert sum(row.values()) + rest == pytest.approx(1, abs=1e-5)
-    kept = zip(rows_of(cut), np.exp(cut.rest_logprob.astype(np.float64)).tolist(), strict=True)
-    assert all(sum(row.values()) + rest == pytest.approx(1, abs=1e-5) for row, rest in kept if row)
+    for of in (found, cut):
+        rests = np.exp(of.rest_logprob.astype(np.float64))
+        for row, rest in zip(rows_of(of), rests, strict=True):
+            assert not row or sum(row.values()) + rest == pytest.approx(1, abs=1e-5)
 
 
 @settings(max_examples=100, phases=QUICK)
@@ -164,8 +167,7 @@ def test_a_teacher_of_pairs_is_projected_as_all_that_it_may_write_says(
         ids.append(int(rng.choice(list(row), p=list(row.values()))))
     rows: list[Row] = [{}, *(model.rows[t] for t in ids[:-1])]
     spelling = spelled(student, ids, tokens)
-    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
-    found = projector.project(top_k([ids], rows, None), *flat([spelling]), 99)
+    found = projected((student, teacher), back, ids, rows, spelling)
     begins = np.cumsum([0, *(len(tokens[i]) for i in ids)]).tolist()
     start = 0
     for s, row in zip(spelling, rows_of(found), strict=True):
@@ -213,14 +215,12 @@ def test_ids_beyond_the_students_width_are_rest_for_equal_tokenizers(tmp_path: P
 
 def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> None:
     """`abb` is two tokens of the teacher's; `a` and `ab` begin and end within them."""
-    student, teacher = small([*LETTERS, b"abb"]), small([*LETTERS, b"ab", b"ba"])
-    tokens = teacher.table.tokens()
+    sides = small([*LETTERS, b"abb"]), small([*LETTERS, b"ab", b"ba"])
+    tokens = sides[1].table.tokens()
     a, b, ab, ba = (tokens.index(x) for x in (b"a", b"b", b"ab", b"ba"))
-    ids = [b, ab, b, ba]
     rows: list[Row] = [{}, {ab: 0.5, a: 0.25, b: 0.25}, {b: 0.5, ba: 0.5}, {ba: 0.75, b: 0.25}]
     back = {t: {1 if tokens[t].startswith(b"a") else 2: 1.0} for t in (a, b, ab, ba)}
-    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
-    found = projector.project(top_k([ids], rows, None), *flat([[2, 3, 2, 1]]), 9)
+    found = projected(sides, back, [b, ab, b, ba], rows, [2, 3, 2, 1])
     assert rows_of(found)[0] == {}
     assert_close(rows_of(found)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
     assert_close(rows_of(found)[2], {2: 1.0})
@@ -232,29 +232,24 @@ def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> No
 
 def test_inside_a_token_what_is_before_it_tells_how_the_student_splits(tmp_path: Path) -> None:
     r"""`(a` is one token, but after `!` the letters are a word of their own."""
-    ranks = [*(bytes([byte]) for byte in range(256)), b"(a", b"ab"]
     path = tmp_path / "ranks.tiktoken"
-    path.write_bytes(b"".join(b"%s %d\n" % (b64encode(x), i) for i, x in enumerate(ranks)))
+    byte_ranks(path, "(a", "ab")
     student = load_tokenizer(rf"{path}@[^\s\p{{L}}]?\p{{L}}+|[^\s\p{{L}}]+")
     teacher = small([*(bytes([letter]) for letter in b"!(abc"), b"!("])
     a, c, both = (teacher.table.tokens().index(x) for x in (b"a", b"c", b"!("))
-    text = [c, both, a]
-    rows: list[Row] = [{}, {both: 1.0}, {a: 0.5, c: 0.5}]
-    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
     assert student.segment(b"c!(a") == [*b"c!(a"]
     assert student.segment(b"(a") == [256]
-    found = projector.project(top_k([text], rows, None), *flat([[*b"c!(a"]]), 9)
+    rows: list[Row] = [{}, {both: 1.0}, {a: 0.5, c: 0.5}]
+    found = projected((student, teacher), {}, [c, both, a], rows, [*b"c!(a"])
     assert_close(rows_of(found)[2], {ord("("): 1.0})
 
 
 def test_inside_a_token_what_the_student_would_not_split_there_hardly_counts() -> None:
     """After `a`, what is left of `ac` is unlikely: the student has one token for `ac`."""
     student, teacher = small([*LETTERS, b"c", b"ac"]), small([*LETTERS, b"c", b"ab", b"ac", b"abb"])
-    tokens = teacher.table.tokens()
-    b, ab, ac = (tokens.index(x) for x in (b"b", b"ab", b"ac"))
+    b, ab, ac = (teacher.table.tokens().index(x) for x in (b"b", b"ab", b"ac"))
     rows: list[Row] = [{}, {ab: 0.3, ac: 0.3, b: 0.1}]
-    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
-    found = projector.project(top_k([[b, ab]], rows, None), *flat([student.segment(b"bab")]), 9)
+    found = projected((student, teacher), {}, [b, ab], rows, student.segment(b"bab"))
     # `a`, `c` and `abb` share the 0.3 that are not known, and the first and the last fit.
     total = 0.3 + RESPLIT_RATE * 0.3 + 0.3 * 2 / 3
     assert_close(rows_of(found)[2], {2: 0.3 / total, 3: RESPLIT_RATE * 0.3 / total})
@@ -267,8 +262,7 @@ def test_rows_are_not_valid_where_the_texts_differ() -> None:
     text, other = b"a" * 20 + b"b" * 20, b"a" * 20 + b"c" + b"b" * 20
     ids = [teacher.segment(text)[0]] * 19 + teacher.segment(b"ab") + teacher.segment(b"b" * 19)
     rows: list[Row] = [{}, *({1: 0.5, 2: 0.5} for _ in ids[1:])]
-    projector = Projector(xtok.pair(student, teacher), map_of({1: {1: 1.0}}, teacher, student))
-    found = projector.project(top_k([ids], rows, None), *flat([student.segment(other)]), 9)
+    found = projected((student, teacher), {1: {1: 1.0}}, ids, rows, student.segment(other))
     assert np.flatnonzero(~found.valid).tolist() == [0, 19, 20, 21]
 
 

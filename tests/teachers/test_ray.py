@@ -13,20 +13,17 @@ import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
 from conftest import Cli
-from stored_teachers import TEXTS, Row
+from stored_teachers import Row
 
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers import ray as cluster
 from xtok.teachers.ray import TokenizerSource
-from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")
-
-MODELS = ("small-digits", "small-byte-level")
 
 
 @pytest.fixture(scope="module")
@@ -48,41 +45,32 @@ def nodes() -> Iterator[Any]:
         made.shutdown()
 
 
-@pytest.fixture(scope="module")
-def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(digits, byte_level)
-
-
-@pytest.fixture(scope="module")
-def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.rows_of(byte_level, TEXTS, with_text=True)
-
-
 @pytest.fixture
-def sources(small: Path) -> list[TokenizerSource]:
-    return [TokenizerSource(model=str(small / name)) for name in MODELS]
+def sources(models: list[str]) -> list[TokenizerSource]:
+    return [TokenizerSource(model=model) for model in models]
 
 
+def same_bytes(folder: Path, first: str, second: str) -> bool:
+    return (folder / first).read_bytes() == (folder / second).read_bytes()
+
+
+@pytest.mark.usefixtures("nodes")
 def test_each_job_has_its_own_projector(
-    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    cache_file: Path, back: Pair, back_map: Path, sources: list[TokenizerSource], tmp_path: Path
+) -> None:
     """Jobs of one output, one after another, on the same worker processes."""
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     for top_k in (8, 2):
         config = ProjectConfig(top_k=top_k)
-        run = partial(xtok.project, path, pair, config=config, back_map=back_map)
+        run = partial(xtok.project, cache_file, back, config=config, back_map=back_map)
         run(tmp_path / "there.parquet", sources=sources)
         run(tmp_path / "local.parquet")
-        written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("local", "there")]
-        assert written[0] == written[1]
+        assert same_bytes(tmp_path, "local.parquet", "there.parquet")
 
 
 def test_the_command_projects_on_a_cluster(
-    nodes: Any, cli: Cli, small: Path, rows: list[Row], back_map: Path, tmp_path: Path
+    nodes: Any, cli: Cli, models: list[str], cache_file: Path, back_map: Path, tmp_path: Path
 ) -> None:
-    teachers.write_neutral(tmp_path / "a.parquet", rows)
-    command = "project", "a.parquet", *(small / name for name in MODELS), "--map", back_map
+    command = "project", cache_file.name, *models, "--map", back_map
     there = cli(
         *command, "-o", "there.parquet", "--engine", "ray", "--address", nodes.address,
         env={"PYTHONFAULTHANDLER": "1"},  # a process of its own: Ray and forks do not go together
@@ -90,18 +78,18 @@ def test_the_command_projects_on_a_cluster(
     assert (there.returncode, there.stdout) == (0, "there.parquet\n"), there.stderr
     here = cli(*command, "-o", "here.parquet")
     assert here.stderr.splitlines()[-2:] == there.stderr.splitlines()[-2:]
-    written = [(tmp_path / name).read_bytes() for name in ("here.parquet", "there.parquet")]
-    assert written[0] == written[1]
+    assert same_bytes(tmp_path, "here.parquet", "there.parquet")
     assert len([*tmp_path.iterdir()]) == 3
 
 
+@pytest.mark.usefixtures("nodes")
 def test_a_users_mistake_comes_back_as_one(
-    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    stored: list[Row], back: Pair, back_map: Path, sources: list[TokenizerSource], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    bad = [*rows[:5], {**rows[5], "text": "some other text"}]
+    bad = [*stored[:5], {**stored[5], "text": "some other text"}]
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
-    run = partial(xtok.project, path, pair, tmp_path / "out.parquet", back_map=back_map)
+    run = partial(xtok.project, path, back, tmp_path / "out.parquet", back_map=back_map)
     with pytest.raises(XtokError, match=f"^{path}, row 5: "):
         run(sources=sources)
     with pytest.raises(XtokError, match="another tokenizer"):
@@ -112,17 +100,17 @@ def test_a_users_mistake_comes_back_as_one(
 
 
 def test_a_lost_node_changes_nothing(
-    nodes: Any, rows: list[Row], pair: Pair, back_map: Path, sources: list[TokenizerSource],
+    nodes: Any, stored: list[Row], back: Pair, back_map: Path, sources: list[TokenizerSource],
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """Two files, many row groups; while they are projected, a node goes.
 
     The last test of the cluster: a command may try to join it by the node that is gone.
     """
-    teachers.write_neutral(tmp_path / "a.parquet", rows * 8)
-    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(row) for row in rows])
+    teachers.write_neutral(tmp_path / "a.parquet", stored * 8)
+    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(row) for row in stored])
     paths = [tmp_path / "a.parquet", tmp_path / "b.jsonl"]
-    run = partial(xtok.project, paths, pair, back_map=back_map)
+    run = partial(xtok.project, paths, back, back_map=back_map)
     lost, steps = nodes.list_all_nodes()[-1], list[int]()
 
     @contextmanager
@@ -140,10 +128,9 @@ def test_a_lost_node_changes_nothing(
     assert len(steps) == 25
     assert 0 < sum(steps) <= local.student_tokens  # a part may be done, and its node lost
     assert (there.targets, there.mean_rest) == (local.targets, local.mean_rest)
-    written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("local", "there")]
-    assert written[0] == written[1]
+    assert same_bytes(tmp_path, "local.parquet", "there.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "there.parquet")
-    assert table["id"].to_pylist() == [row["id"] for row in rows * 9]
+    assert table["id"].to_pylist() == [row["id"] for row in stored * 9]
 
 
 def test_an_error_without_words_is_named() -> None:

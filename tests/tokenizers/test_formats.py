@@ -87,9 +87,7 @@ def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
         *({"pattern": pattern} for pattern in ("", "(")),
     ],
 )
-def test_a_tekken_config_that_does_not_fit(
-    small: Path, tmp_path: Path, changed: dict[str, Any]
-) -> None:
+def test_a_tekken_config_that_does_not_fit(small: Path, tmp_path: Path, changed: Any) -> None:
     path = tekken_file(tmp_path / "tekken.json", small)
     document = json.loads(path.read_text())
     document["config"] |= changed
@@ -145,9 +143,7 @@ def test_parsing_undoes_writing(ranks: dict[bytes, int]) -> None:
             parse_ranks(data, "x")
 
 
-def test_a_text_that_is_too_much_for_the_pattern_is_encoded_in_parts(
-    small: Path, tmp_path: Path
-) -> None:
+def test_a_text_that_is_too_much_for_the_pattern(small: Path, tmp_path: Path) -> None:
     """A regular expression that backtracks without end makes the library panic."""
     many = "a" * 40 + "!"
     pattern = r"(?:a|aa)+(?!.|\n)|."
@@ -198,57 +194,62 @@ def test_a_folder_with_only_a_sentencepiece_file(
     assert found.ids[:2].tolist() == [1, 1000]
 
 
-def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: Tokenizer) -> None:
+AT = r"@\w+|\W+"
+
+
+@pytest.fixture
+def folder(small: Path, tmp_path: Path) -> Path:
+    """A folder of a rank file."""
     shutil.copy(small / "small.tiktoken", tmp_path / "anything.tiktoken")
-    assert "unknown family" in not_loaded(tmp_path)
-    tokenizer = load_tokenizer(rf"{tmp_path}@\w+|\W+")
+    return tmp_path
+
+
+def test_a_folder_with_only_a_tiktoken_file(folder: Path, ranks: Tokenizer) -> None:
+    assert "unknown family" in not_loaded(folder)
+    tokenizer = load_tokenizer(f"{folder}{AT}")
     assert tokenizer.vocabulary.backend == "tiktoken"
     assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
 
 
-def test_added_tokens_of_a_folder_that_are_none(small: Path, tmp_path: Path) -> None:
-    shutil.copy(small / "small.tiktoken", tmp_path)
-    path = tmp_path / "tokenizer_config.json"
+def test_added_tokens_of_a_folder_that_are_none(folder: Path) -> None:
     content = '{"5": {"content": "\\ud800"}}'
     for tokens in ("[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}', content):
-        path.write_text(f'{{"added_tokens_decoder": {tokens}}}')
-        assert "added_tokens_decoder" in not_loaded(rf"{tmp_path}@\w+|\W+")
+        (folder / "tokenizer_config.json").write_text(f'{{"added_tokens_decoder": {tokens}}}')
+        assert "added_tokens_decoder" in not_loaded(f"{folder}{AT}")
 
 
-def test_added_tokens_of_a_tiktoken_folder(small: Path, tmp_path: Path) -> None:
-    shutil.copy(small / "small.tiktoken", tmp_path)
-    (tmp_path / "added_tokens.json").write_text('{"<|end|>": 1000, "<tool>": 1001}')
-    named = tmp_path / "special_tokens_map.json"
+def test_added_tokens_of_a_tiktoken_folder(folder: Path) -> None:
+    (folder / "added_tokens.json").write_text('{"<|end|>": 1000, "<tool>": 1001}')
+    named = folder / "special_tokens_map.json"
     named.write_text('{"eos_token": {"content": "<|end|>", "lstrip": false}}')
-    tokenizer = load_tokenizer(rf"{tmp_path}@\w+|\W+")
+    tokenizer = load_tokenizer(f"{folder}{AT}")
     assert tokenizer.table.control_names == {1000: "<|end|>"}
     assert tokenizer.encode("<tool><|end|>").ids.tolist() == [1001, 1000]
     assert tokenizer.special_token_names == {"eos_token": "<|end|>"}
     named.write_text('{"eos_token": "<|end|>", "additional_special_tokens": ["<|other|>"]}')
-    assert "no id in its files: <|other|>" in not_loaded(rf"{tmp_path}@\w+|\W+")
+    assert "no id in its files: <|other|>" in not_loaded(f"{folder}{AT}")
 
 
-def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
-    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text("[" * 100_000)
-    assert "is not a JSON object" in not_loaded(tmp_path)
-    (tmp_path / "tokenizer.model").unlink()
-    shutil.copy(small / "small.tiktoken", tmp_path)
-    path.write_text('{"bos_token": ["a"], "chat_template": [{"name": "a"}]}')
-    tokenizer = load_tokenizer(rf"{tmp_path}@\w+|\W+")
+def test_other_damage_in_a_folder(folder: Path, small: Path, tmp_path: Path) -> None:
+    of_pieces = tmp_path / "pieces"
+    of_pieces.mkdir()
+    shutil.copy(small / "small.model", of_pieces / "tokenizer.model")
+    (of_pieces / "tokenizer_config.json").write_text("[" * 100_000)
+    assert "is not a JSON object" in not_loaded(of_pieces)
+    config = '{"bos_token": ["a"], "chat_template": [{"name": "a"}]}'
+    (folder / "tokenizer_config.json").write_text(config)
+    tokenizer = load_tokenizer(f"{folder}{AT}")
     with pytest.raises(TokenizerError, match="malformed"):
         assert tokenizer.chat_templates
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    (folder / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
     with pytest.raises(TokenizerError, match="UTF-8"):
         assert tokenizer.chat_templates
 
 
-def test_a_folder_with_a_folder_that_is_named_like_a_tokenizer(small: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.tiktoken").mkdir()
-    (tmp_path / "b.tiktoken").symlink_to("b.tiktoken")
-    shutil.copy(small / "small.tiktoken", tmp_path / "c.tiktoken")
-    assert load_tokenizer(rf"{tmp_path}@\w+|\W+").vocabulary.backend == "tiktoken"
+def test_a_folder_with_a_folder_that_is_named_like_a_tokenizer(folder: Path) -> None:
+    (folder / "a.tiktoken").mkdir()
+    (folder / "b.tiktoken").symlink_to("b.tiktoken")
+    assert load_tokenizer(f"{folder}{AT}").vocabulary.backend == "tiktoken"
 
 
 def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_path: Path) -> None:
@@ -345,15 +346,14 @@ def test_losses_are_told_when_a_map_is_built(tmp_path: Path, sentencepiece: Toke
     assert any(note.startswith("wp changes text: BertNormalizer: ") for note in notes)
 
 
-# Built-in ones
-
-
 def test_bytes() -> None:
     tokenizer = load_tokenizer("bytes")
-    assert tokenizer.vocabulary.model_id == "bytes"
     assert table_of(tokenizer).tokens() == [bytes([b]) for b in range(256)]
     assert tokenizer.segment("é".encode() + b"\xff") == [0xC3, 0xA9, 0xFF]
     assert load_tokenizer("bytes", vocab_size=264).vocabulary.vocab_size == 264
+
+
+# Built-in ones
 
 
 def test_null() -> None:
@@ -459,7 +459,7 @@ def test_a_tokenizer_json_needs_none_of_its_folders_code(
     assert "requires custom tokenizer code" in not_loaded(folder)
     own = load_tokenizer(folder / "tokenizer.json")
     assert own.table.sha256() == byte_level.table.sha256()
-    assert own.vocabulary.width_source == "config"
+    assert (own.vocabulary.model_id, own.vocabulary.width_source) == ("own", "config")
     assert not own.notes
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +35,8 @@ NOWHERE = "http://127.0.0.1:9"
 class Hub:
     """Repos by name; each maps a revision to its commit and a commit to its files."""
 
+    monkeypatch: pytest.MonkeyPatch
+    cache: Path
     url: str = ""
     repos: dict[str, dict[str, Path]] = field(default_factory=dict)
     downloads: Counter[str] = field(default_factory=Counter)
@@ -50,6 +52,26 @@ class Hub:
     def commit(self, repo: str, revision: str) -> str:
         folder = self.repos[repo][revision]
         return OLD if self.repos[repo][OLD] == folder else NEW
+
+    def ask(self, url: str) -> None:
+        """Have this process ask the hub at a URL."""
+        constants = "huggingface_hub.constants."
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in (
+            (f"{constants}ENDPOINT", url), (f"{constants}HUGGINGFACE_CO_URL_TEMPLATE", template),
+            (f"{constants}HF_HUB_OFFLINE", False), (f"{constants}HF_HUB_CACHE", str(self.cache)),
+            ("huggingface_hub.hf_api.api.endpoint", url),
+        ):  # fmt: skip
+            self.monkeypatch.setattr(name, value)
+        if "transformers" in sys.modules:  # which keeps the URL that it asked first
+            self.monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
+        _reachable.cache_clear()
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The variables of a process that asks it."""
+        plain = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.cache), "HF_HUB_OFFLINE": "0"}
+        known = {k: v for k, v in os.environ.items() if k not in ("HF_TOKEN", "HF_HUB_CACHE")}
+        return {**known, **plain, "HF_HUB_DISABLE_TELEMETRY": "1", **more}
 
 
 def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protocol's cases
@@ -126,40 +148,16 @@ class Server(ThreadingHTTPServer):
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    hub = Hub()
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that this process asks, with an empty cache."""
+    hub = Hub(monkeypatch=monkeypatch, cache=tmp_path / "hf")
     server = Server(("127.0.0.1", 0), handler(hub))
     hub.url = f"http://127.0.0.1:{server.server_port}"
+    hub.ask(hub.url)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield hub
     server.shutdown()
     server.server_close()
-
-
-def environment(hub: Hub, cache: Path, **more: str) -> dict[str, str]:
-    plain = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
-    known = {k: v for k, v in os.environ.items() if k not in ("HF_TOKEN", "HF_HUB_CACHE")}
-    return {**known, **plain, "HF_HUB_DISABLE_TELEMETRY": "1", **more}
-
-
-@pytest.fixture
-def asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have this process ask the hub at a URL, the running one at first, with an empty cache."""
-
-    def ask(url: str) -> None:
-        constants = "huggingface_hub.constants."
-        monkeypatch.setattr(f"{constants}ENDPOINT", url)
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(f"{constants}HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(f"{constants}HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(f"{constants}HF_HUB_CACHE", str(tmp_path / "hf"))
-        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
-        if "transformers" in sys.modules:  # which keeps the URL that it asked first
-            monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
-        _reachable.cache_clear()
-
-    ask(hub.url)
-    return ask
 
 
 @pytest.fixture
@@ -198,14 +196,10 @@ for one in found:
 """
 
 
-def test_sixteen_processes_load_a_repo_for_the_first_time(
-    hub: Hub, small: Path, tmp_path: Path
-) -> None:
-    folder = small / "small-byte-level"
-    hub.add("org/model", folder)
+def test_sixteen_processes_load_a_repo_for_the_first_time(hub: Hub, small: Path) -> None:
+    hub.add("org/model", small / "small-byte-level")
     hub.delay = 0.2  # all of them are there before the first download is done
-    env = environment(hub, tmp_path / "hf")
-    done = run_python(LOAD_AT_ONCE, "org/model", env=env, timeout=300)
+    done = run_python(LOAD_AT_ONCE, "org/model", env=hub.environment(), timeout=300)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 16
@@ -214,7 +208,6 @@ def test_sixteen_processes_load_a_repo_for_the_first_time(
     assert max(hub.downloads.values()) == 1
 
 
-@pytest.mark.usefixtures("asked")
 def test_a_pinned_revision(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level", small / "small-digits")
     found = {}
@@ -227,7 +220,6 @@ def test_a_pinned_revision(hub: Hub, small: Path) -> None:
     assert found[""][1] != found["@v1"][1]
 
 
-@pytest.mark.usefixtures("asked")
 def test_a_repo_of_a_sentencepiece_file(hub: Hub, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "spm"
     folder.mkdir()
@@ -238,7 +230,6 @@ def test_a_repo_of_a_sentencepiece_file(hub: Hub, small: Path, tmp_path: Path) -
     assert dict(hub.downloads) == {"tokenizer.model": 1, "config.json": 1}
 
 
-@pytest.mark.usefixtures("asked")
 def test_a_revision_is_no_split_pattern(hub: Hub, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ranks"
     folder.mkdir()
@@ -249,7 +240,6 @@ def test_a_revision_is_no_split_pattern(hub: Hub, small: Path, tmp_path: Path) -
             load_tokenizer(name)
 
 
-@pytest.mark.usefixtures("asked")
 def test_chat_templates_in_a_folder_of_a_repo(hub: Hub, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(small / "small-digits", folder)
@@ -261,7 +251,6 @@ def test_chat_templates_in_a_folder_of_a_repo(hub: Hub, small: Path, tmp_path: P
     assert not load_tokenizer("org/model@v1").chat_templates
 
 
-@pytest.mark.usefixtures("asked")
 def test_a_branch_that_moves_does_not_mix_two_commits(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level", small / "small-digits")
     hub.repos["org/model"]["main"] = small / "small-byte-level"
@@ -272,7 +261,6 @@ def test_a_branch_that_moves_does_not_mix_two_commits(hub: Hub, small: Path) -> 
     assert [path and path.parent.name for path in paths] == [OLD, OLD]
 
 
-@pytest.mark.usefixtures("asked")
 def test_offline_takes_what_is_cached_and_asks_nothing(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level")
     with pytest.raises(TokenizerError, match="not in the local cache"):
@@ -308,10 +296,10 @@ def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli)
 
 
 def test_what_the_local_cache_lacks_is_noted_when_the_hub_is_out_of_reach(
-    cached: Path, asked: Callable[[str], None]
+    cached: Path, hub: Hub
 ) -> None:
     (cached / "generation_config.json").unlink()  # it has ids that end a text
-    asked(NOWHERE)
+    hub.ask(NOWHERE)
     tokenizer = load_tokenizer("org/model")
     [note] = [note for note in tokenizer.notes if "generation_config.json" in note]
     assert note.startswith("the hub cannot be reached")
@@ -323,19 +311,15 @@ def test_what_the_local_cache_lacks_is_noted_when_the_hub_is_out_of_reach(
         load_tokenizer("org/model")
 
 
-def test_a_cached_sentencepiece_repo_without_the_hub(
-    cached: Path, small: Path, asked: Callable[[str], None]
-) -> None:
-    (cached / "tokenizer.json").unlink()
+def test_a_cached_sentencepiece_repo_without_the_hub(cached: Path, small: Path, hub: Hub) -> None:
     shutil.copy(small / "small.model", cached / "tokenizer.model")
-    for name in ("tokenizer_config.json", "generation_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (cached / name).unlink()
-    asked(NOWHERE)
+    hub.ask(NOWHERE)
     for offline in (False, True):
         assert load_tokenizer("org/model", offline=offline).segment(b" the")
 
 
-@pytest.mark.usefixtures("asked")
 def test_a_hub_that_hangs_up(hub: Hub, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/model", small / "small-byte-level")
     hub.hangs_up = True
@@ -344,7 +328,6 @@ def test_a_hub_that_hangs_up(hub: Hub, small: Path, monkeypatch: pytest.MonkeyPa
         load_tokenizer("org/model")
 
 
-@pytest.mark.usefixtures("asked")
 def test_the_token_comes_from_the_environment(
     hub: Hub, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,12 +344,11 @@ def test_the_token_comes_from_the_environment(
 
 def test_a_repo_that_the_hub_does_not_have_or_guards(hub: Hub, tmp_path: Path, cli: Cli) -> None:
     hub.gated = ("a/gated",)
-    env = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
     for repo, message in (
         ("no/body", "no model no/body on the hub"), ("a/gated", "is gated"),
         ("a/gated@v2", "a/gated at revision v2 is gated"),
     ):  # fmt: skip
-        fails(cli("build", repo, "bytes", env=env), message)
+        fails(cli("build", repo, "bytes", env=hub.environment()), message)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
@@ -390,7 +372,7 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     (folder / "odd.py").write_text(CODE)
     hub.add("org/odd", folder)
     args = ["build", "--student-model", "org/odd", "--teacher-model", "bytes"]
-    env = environment(hub, tmp_path / "hf", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    env = hub.environment(HF_MODULES_CACHE=str(tmp_path / "modules"))
     done = cli(*args, env=env)
     assert done.returncode == 1
     assert "error: org/odd requires custom tokenizer code\n" in done.stderr
@@ -401,10 +383,7 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     assert "code of the repo runs" in done.stderr
 
 
-@pytest.mark.usefixtures("asked")
-def test_whether_a_repo_has_weights_is_asked_without_fetching_them(
-    hub: Hub, small: Path, tmp_path: Path
-) -> None:
+def test_a_repo_is_asked_whether_it_has_weights(hub: Hub, small: Path, tmp_path: Path) -> None:
     for name, file in (("whole", "model.safetensors"), ("shards", "model.safetensors.index.json")):
         folder = tmp_path / name
         folder.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,17 +62,25 @@ def vocabularies(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def folder_of(vocabularies: Path, folder: Path, files: dict[str, str], **configs: Any) -> Path:
-    """Write a folder of copied files, each from its source, and of JSON files."""
-    folder.mkdir()
-    for name, source in files.items():
-        shutil.copy(vocabularies / source, folder / name)
-    for name, content in configs.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
+@pytest.fixture
+def write(vocabularies: Path, tmp_path: Path) -> Write:
+    """Write the folder of a layout, or of one of `LAYOUTS`."""
+
+    def folder_of(layout: Layout | str, name: str = "model") -> Path:
+        files, configs = LAYOUTS[layout] if isinstance(layout, str) else layout
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, source in files.items():
+            shutil.copy(vocabularies / source, folder / file)
+        for stem, content in configs.items():
+            (folder / f"{stem}.json").write_text(json.dumps(content))
+        return folder
+
+    return folder_of
 
 
 Layout = tuple[dict[str, str], dict[str, Any]]
+Write = Callable[..., Path]
 BPE = {"tokenizer.model": "bpe"}
 WIDE = {"model_type": "llama", "vocab_size": 1024}
 GPT2 = {"vocab.json": "vocab.json", "merges.txt": "merges.txt"}
@@ -191,35 +200,29 @@ def assert_as_the_library(ours: Tokenizer, auto: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0")  # of older versions of tokenizers
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_folder_is_read_as_autotokenizer_reads_it(
-    vocabularies: Path, tmp_path: Path, name: str
-) -> None:
-    files, configs = LAYOUTS[name]
-    folder = folder_of(vocabularies, tmp_path / "model", files, **configs)
+def test_a_folder_is_read_as_autotokenizer_reads_it(write: Write, name: str) -> None:
+    folder = write(name)
     assert_as_the_library(load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder)))
 
 
-def test_a_prefix_behind_control_tokens_has_no_place(vocabularies: Path, tmp_path: Path) -> None:
-    files, configs = LAYOUTS["roberta, a prefix"]
-    tokenizer = load_tokenizer(folder_of(vocabularies, tmp_path / "model", files, **configs))
+def test_a_prefix_behind_control_tokens_has_no_place(write: Write) -> None:
+    tokenizer = load_tokenizer(write("roberta, a prefix"))
     for parts in (["<s>", "a", "</s>", "b"], ["é", "<pad>", "é", "<s>", "\n\n", "<s>"]):
         text = "".join(parts)
         encoding, data = tokenizer.encode(text), text.encode()
-        bounds = encoding.bounds.tolist()
-        stretches = [data[a:b].decode() for a, b in pairwise(bounds)]
+        stretches = [data[a:b].decode() for a, b in pairwise(encoding.bounds.tolist())]
         assert [stretch for stretch in stretches if stretch] == parts
         assert not encoding.num_changed
 
 
+@pytest.mark.parametrize("layout", ["a file alone", llama(legacy=True)])
 def test_stretches_of_a_folder_are_without_its_prefix(
-    vocabularies: Path, tmp_path: Path, sentencepiece: Tokenizer
+    write: Write, sentencepiece: Tokenizer, layout: Layout | str
 ) -> None:
-    for i, layout in enumerate((LAYOUTS["a file alone"], llama(legacy=True))):
-        files, configs = layout
-        folder = load_tokenizer(folder_of(vocabularies, tmp_path / str(i), files, **configs))
-        assert not folder.text_changes
-        for text in (" the words", "the words", "  two\n", CORPUS[3]):
-            assert folder.library_ids([text]) == sentencepiece.library_ids([text])
+    folder = load_tokenizer(write(layout))
+    assert not folder.text_changes
+    for text in (" the words", "the words", "  two\n", CORPUS[3]):
+        assert folder.library_ids([text]) == sentencepiece.library_ids([text])
 
 
 @pytest.mark.parametrize(
@@ -229,15 +232,11 @@ def test_stretches_of_a_folder_are_without_its_prefix(
         spm("other.model", "T5Tokenizer", "t5"),
         ({"vocab.txt": "vocab.txt"}, {"config": {"model_type": "llama", "vocab_size": 80}}),
     ],
-)  # fmt: skip
-def test_a_file_that_the_class_does_not_read_is_named(
-    vocabularies: Path, tmp_path: Path, layout: Layout
-) -> None:
-    files, configs = layout
-    [name] = files
-    folder = folder_of(vocabularies, tmp_path / "model", files, **configs)
+)
+def test_a_file_that_the_class_does_not_read_is_named(write: Write, layout: Layout) -> None:
+    [name] = layout[0]
     with pytest.raises(TokenizerError) as error:
-        load_tokenizer(folder)
+        load_tokenizer(write(layout))
     assert name in str(error.value)
 
 
@@ -266,24 +265,19 @@ def test_doctor_says_where_the_library_reads_a_file_otherwise(small: Path, tmp_p
     assert not backend_notes(small / "small-digits")
 
 
-def test_doctor_compares_folders_with_their_file(vocabularies: Path, tmp_path: Path) -> None:
+def test_doctor_compares_folders_with_their_file(write: Write) -> None:
     for name, file in {"xlm-r": "sentencepiece.bpe.model", "legacy": "tokenizer.model"}.items():
-        files, configs = LAYOUTS[name]
-        [note] = backend_notes(folder_of(vocabularies, tmp_path / name, files, **configs))
+        [note] = backend_notes(write(name, name))
         assert note.startswith(f"{file} alone gives other ids for ")
 
 
-def with_dropout(small: Path, folder: Path) -> Path:
+def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: Tokenizer) -> None:
     model = json.loads((small / "small-digits" / "tokenizer.json").read_text())["model"]
     parts = {"model": {**model, "dropout": 0.5}}
-    return copied(small / "small-digits", folder, tokenizer=parts)
-
-
-def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: Tokenizer) -> None:
-    folder = with_dropout(small, tmp_path / "dropout")
+    folder = copied(small / "small-digits", tmp_path / "dropout", tokenizer=parts)
     auto = AutoTokenizer.from_pretrained(str(folder))
-    for model in (folder, folder / "tokenizer.json", auto):
-        tokenizer = load_tokenizer(model)
+    for of in (folder, folder / "tokenizer.json", auto):
+        tokenizer = load_tokenizer(of)
         assert tokenizer.encode_batch(CORPUS) == digits.encode_batch(CORPUS)
         assert ["dropout of 0.5" in note for note in tokenizer.notes] == [True]
     assert auto.backend_tokenizer.model.dropout == 0.5  # what was given is not changed

@@ -48,36 +48,38 @@ def check_mutants(path: Path, model: Path | str, count: int, seed: int) -> None:
     assert refused >= count / 2
 
 
-def test_sentencepiece(small: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.model"
-    path.write_bytes((small / "small.model").read_bytes())
-    check_mutants(path, path, 300, seed=2)
+PLAIN = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # read without transformers
+FILES: dict[str, tuple[str, str, int]] = {  # where a file is from, what behind its name is loaded
+    "a.model": ("small.model", "", 300),
+    "a.tiktoken": ("small.tiktoken", r"@\p{L}+|\p{N}|\s+|[^\s\p{L}\p{N}]+", 200),
+    "tekken.json": ("", "", 200),
+    "tokenizer.json": ("small-byte-level/tokenizer.json", "", 200),
+}
 
 
-def test_tiktoken(small: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.tiktoken"
-    path.write_bytes((small / "small.tiktoken").read_bytes())
-    check_mutants(path, rf"{path}@\p{{L}}+|\p{{N}}|\s+|[^\s\p{{L}}\p{{N}}]+", 200, seed=3)
-
-
-def test_tekken(small: Path, tmp_path: Path) -> None:
-    path = tekken_file(tmp_path / "tekken.json", small)
-    check_mutants(path, path, 200, seed=4)
-
-
-def test_tokenizer_json(small: Path, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes((small / "small-byte-level" / "tokenizer.json").read_bytes())
-    config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # read without transformers
-    (tmp_path / "tokenizer_config.json").write_text(config)
-    check_mutants(path, tmp_path, 200, seed=5)
+@pytest.mark.parametrize("name", FILES)
+def test_mutants(name: str, small: Path, tmp_path: Path) -> None:
+    source, more, count = FILES[name]
+    path = tmp_path / name
+    if source:
+        path.write_bytes((small / source).read_bytes())
+    else:
+        tekken_file(path, small)
+    model: Path | str = f"{path}{more}"
+    if name == "tokenizer.json":
+        (tmp_path / "tokenizer_config.json").write_text(PLAIN)
+        model = tmp_path
+    check_mutants(path, model, count, seed=2 + [*FILES].index(name))
 
 
 # What mutations of a file seldom hit
 
 
-def changed_json(folder: Path, small: Path, **changed: Any) -> Path:
+def changed_json(folder: Path, small: Path, last: int | None = None, **changed: Any) -> Path:
+    """Write a tokenizer.json with other parts, or another id of the model's last token."""
     document = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())
+    if last is not None:
+        document["model"]["vocab"][list(document["model"]["vocab"])[-1]] = last
     (folder / "tokenizer.json").write_text(json.dumps({**document, **changed}))
     return folder
 
@@ -102,19 +104,14 @@ def test_a_tokenizer_json_that_costs_too_much(
 ) -> None:
     folder = changed_json(tmp_path, small, normalizer=normalizer)
     if plain:
-        config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
-        (folder / "tokenizer_config.json").write_text(config)
+        (folder / "tokenizer_config.json").write_text(PLAIN)
     with within(20), pytest.raises(TokenizerError, match=re.escape(message)):
         load_tokenizer(folder).library_ids(["a" * 100_000])
 
 
-def test_a_vocabulary_far_wider_than_its_tokens_is_refused_unless_given(
-    small: Path, tmp_path: Path
-) -> None:
-    document = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())
-    model = document["model"]
-    model["vocab"][list(model["vocab"])[-1]] = 2_000_000
-    folder = changed_json(tmp_path, small, model=model)
+def test_a_vocabulary_far_wider_than_its_tokens(small: Path, tmp_path: Path) -> None:
+    """Is refused, unless its width is given."""
+    folder = changed_json(tmp_path, small, last=2_000_000)
     with pytest.raises(TokenizerError, match="has 1200 tokens, and a vocabulary size of 2000001"):
         load_tokenizer(folder)
     assert load_tokenizer(folder, vocab_size=2_000_001).vocabulary.vocab_size == 2_000_001
@@ -124,10 +121,7 @@ def test_a_vocabulary_far_wider_than_its_tokens_is_refused_unless_given(
     version("tokenizers").startswith("0.22."), reason="tokenizers 0.22 takes memory for each id"
 )
 def test_a_token_id_beyond_all_limits(small: Path, tmp_path: Path) -> None:
-    document = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())
-    model = document["model"]
-    model["vocab"][list(model["vocab"])[-1]] = 2**31
-    folder = changed_json(tmp_path, small, model=model)
+    folder = changed_json(tmp_path, small, last=2**31)
     with within(20), pytest.raises(TokenizerError, match="a vocabulary size of 2147483649"):
         load_tokenizer(folder)
 

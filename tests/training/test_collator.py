@@ -62,14 +62,11 @@ def test_texts(collator: DistillationCollator, digits: Tokenizer, byte_level: To
             assert part["attention_mask"][row].tolist() == [1] * len(ids) + [0] * padding
             assert part["labels"][row].tolist() == [*ids, *[-100] * padding]
     aligned = collator.aligners[0].align(
-        batch["input_ids"],
-        side["input_ids"],
-        student_attention_mask=batch["attention_mask"],
+        batch["input_ids"], side["input_ids"], student_attention_mask=batch["attention_mask"],
         teacher_attention_mask=side["attention_mask"],
-    )
+    )  # fmt: skip
     assert type(side["alignment"]) is type(aligned)
-    for name, value in vars(side["alignment"]).items():
-        assert torch.equal(value, getattr(aligned, name)), name
+    assert_same(batch, {**batch, "teachers": [{**side, "alignment": aligned}]})
     assert int(aligned.num_chunks[0]) > 5
 
 
@@ -112,7 +109,7 @@ def test_a_side_that_normalizes_has_its_librarys_ids(
         assert aligned.count("keeper lit 201 lamps") == 1 + len(texts[row])
 
 
-def test_several_teachers_and_none(
+def test_several_teachers_or_none(
     digits: Tokenizer, byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     batch = DistillationCollator(digits, [byte_level, sentencepiece], bos=False, eos=True)(TEXTS)
@@ -234,24 +231,19 @@ def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> N
 
 # Stored predictions
 
-STORED = [
+STORED: list[dict[str, Any]] = [
     {
-        "input_ids": [5, 6, 7, 8],
-        "topk_ids": [[], [6, 2], [], [1, 0, 8]],
+        "input_ids": [5, 6, 7, 8], "topk_ids": [[], [6, 2], [], [1, 0, 8]],
         "topk_logprobs": [[], [-0.5, -1.5], [], [-1.0, -1.25, -2.0]],
-        "rest_logprob": [None, -1.75, None, None],
-        "loss_mask": [False, True, True, True],
+        "rest_logprob": [None, -1.75, None, None], "loss_mask": [False, True, True, True],
         "id": "a",
     },
     {
-        "input_ids": [5, 6, 7],
-        "topk_ids": [[], [6], [7]],
-        "topk_logprobs": [[], [-0.25], [-0.5]],
-        "rest_logprob": [None, -1.5, -1.0],
-        "loss_mask": [True, True, False],
-        "valid": [True, True, True],
+        "input_ids": [5, 6, 7], "topk_ids": [[], [6], [7]],
+        "topk_logprobs": [[], [-0.25], [-0.5]], "rest_logprob": [None, -1.5, -1.0],
+        "loss_mask": [True, True, False], "valid": [True, True, True],
     },
-]
+]  # fmt: skip
 
 
 def test_stored_predictions() -> None:
@@ -275,24 +267,22 @@ def test_stored_predictions() -> None:
     assert torch.equal(cut["teachers"][0]["stored"].top_ids, stored.top_ids[:, :2])
 
 
+def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
+    return {"topk_ids": ids, "topk_logprobs": logprobs}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
         ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
         ({"topk_ids": [[], [6, 7], []]}, "topk_ids and topk_logprobs have different numbers"),
-        (
-            {"topk_ids": [[6], [7], [8]], "topk_logprobs": [[-1.0]] * 3},
-            "topk_ids begin with candidates",
-        ),
-        (
-            {"topk_ids": [[], [6, 6], [8]], "topk_logprobs": [[], [-1.0, -2.0], [-1.0]]},
-            "6 twice for token 1",
-        ),
+        (top([[6], [7], [8]], [[-1.0]] * 3), "topk_ids begin with candidates"),
+        (top([[], [6, 6], [8]], [[], [-1.0, -2.0], [-1.0]]), "6 twice for token 1"),
         ({"topk_logprobs": [[], [0.25], [-0.5]]}, "0.25"),
         ({"topk_logprobs": [[], [float("nan")], [-0.5]]}, "nan"),
         (
-            {"topk_ids": [[], [6, 7], [8]], "topk_logprobs": [[], [-0.1, -0.1], [-1.0]]},
+            top([[], [6, 7], [8]], [[], [-0.1, -0.1], [-1.0]]),
             "token 1 have probabilities that sum to 1.81",
         ),
         ({"loss_mask": ["False"] * 3}, "loss_mask has"),
@@ -302,6 +292,9 @@ def test_stored_predictions() -> None:
 def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TopKCollator()([STORED[1] | change])
+
+
+def test_bad_batches_of_stored_predictions() -> None:
     with pytest.raises(ValueError, match="a batch needs samples"):
         TopKCollator()([])
     with pytest.raises(ValueError, match="max_length is -1"):

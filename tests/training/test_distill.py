@@ -56,6 +56,10 @@ def run(setting: list[str], output: Path, *options: str, steps: int = STEPS) -> 
     return [json.loads(line) for line in log.splitlines()]
 
 
+def without(setting: list[str], *names: str) -> list[str]:
+    return [option for option in setting if not option.startswith(names)]
+
+
 def weights(output: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = torch.load(output / "checkpoint.pt")["student"]
     return found
@@ -72,12 +76,12 @@ def test_the_student_is_saved_with_its_tokenizer(
 
 @pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "alm"])
 def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss: LossName) -> None:
+    path = tmp_path / "spellings.safetensors"
+    spellings_of_pair(pair.reversed).save(path)
     if loss == "csd":
-        path = tmp_path / "spellings.safetensors"
-        spellings_of_pair(pair.reversed).save(path)
-        setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
+        setting = [*without(setting, "--map="), f"--map={path}"]
     if LOSSES[loss].artefact is None:
-        setting = [one for one in setting if not one.startswith("--map=")]
+        setting = without(setting, "--map=")
     log = run(setting, tmp_path / "run", f"--loss={loss}", "--temperature=2")
     assert [line["step"] for line in log] == list(range(STEPS))
     for line in log:
@@ -121,8 +125,7 @@ def test_a_run_that_was_interrupted_ends_the_same(setting: list[str], tmp_path: 
 
 
 def test_cross_entropy_alone_and_dynamic_scaling(setting: list[str], tmp_path: Path) -> None:
-    student = [o for o in setting if not o.startswith(("--teacher", "--map"))]
-    log = run(student, tmp_path / "alone", steps=2)
+    log = run(without(setting, "--teacher", "--map"), tmp_path / "alone", steps=2)
     assert [line["distillation"] for line in log] == [0.0, 0.0]
     log = run(setting, tmp_path / "scaled", "--dynamic-scaling", "--loss=p-kl", steps=2)
     assert all(line["loss"] == pytest.approx(2 * line["cross_entropy"]) for line in log)
@@ -131,7 +134,7 @@ def test_cross_entropy_alone_and_dynamic_scaling(setting: list[str], tmp_path: P
 def test_hidden_states_and_whole_logits_are_one(
     setting: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setting = [one for one in setting if not one.startswith("--map=")] + ["--loss=alm"]
+    setting = [*without(setting, "--map="), "--loss=alm"]
     hidden = run(setting, tmp_path / "hidden", steps=3)
     assert "in blocks" in capsys.readouterr().err
     whole = run(setting, tmp_path / "whole", "--logits", steps=3)
@@ -163,13 +166,11 @@ def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
     assert selected[0]["distillation"] == pytest.approx(one[0]["distillation"], rel=1e-6)
 
 
-def test_averaged_logits_of_teachers_of_the_same_tokenizer(
-    setting: list[str], small: Path, tmp_path: Path
-) -> None:
+def test_averaged_logits_of_two_teachers(setting: list[str], small: Path, tmp_path: Path) -> None:
     student = next(o for o in setting if o.startswith("--student=")).removeprefix("--student=")
-    plain = [o for o in setting if not o.startswith(("--teacher", "--map"))]
     same = [f"--teacher={student}", f"--teacher-tokenizer={small / 'small-digits'}"] * 2
     options = ("--teachers=averaged-logits", "--loss=same-tokenizer")
+    plain = without(setting, "--teacher", "--map")
     log = run([*plain, *same], tmp_path / "run", *options, steps=2)
     # The student is its own teacher, but for dropout.
     assert log[0]["distillation"] == pytest.approx(0, abs=1e-4)
@@ -202,20 +203,17 @@ def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) ->
     assert found == pytest.approx(num_tokens * math.log2(width) / len(text), rel=1e-5)
 
 
-def test_from_scratch_and_bad_input(
-    setting: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path, capsys: Any) -> None:
     first = run(setting, tmp_path / "a", "--from-scratch", "--seed=1", steps=1)
     assert first == run(setting, tmp_path / "b", "--from-scratch", "--seed=1", steps=1)
     assert first != run(setting, tmp_path / "c", "--from-scratch", "--seed=2", steps=1)
-    without = [o for o in setting if not o.startswith("--map")]
     with pytest.raises(SystemExit):
-        run(without, tmp_path / "d")
+        run(without(setting, "--map"), tmp_path / "d")
     assert capsys.readouterr().err.endswith("--loss p-kl needs a map: give it as --map\n")
     (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
-    texts = [o for o in setting if not o.startswith("--texts")]
+    empty = [*without(setting, "--texts"), f"--texts={tmp_path / 'empty.jsonl'}"]
     with pytest.raises(XtokError, match="there are no texts"):
-        run([*texts, f"--texts={tmp_path / 'empty.jsonl'}"], tmp_path / "e")
+        run(empty, tmp_path / "e")
     mistaken = [o.replace("small-digits", "small-byte-level") for o in setting]
     with pytest.raises(XtokError, match="student is 896 wide, and its tokenizer has 1200 ids"):
         run(mistaken, tmp_path / "f", steps=1)

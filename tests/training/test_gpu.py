@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from checks import known
 from make import loss_artefact
 from pretended_gpu import GPU, on_cpu, pretended_gpu
 
@@ -32,6 +33,19 @@ FETCHES: dict[LossName, int] = {
     "p-kl": 7, "event-kl": 2, "csd": 6, "alm": 3, "gold": 7, "h-kl": 7, "same-tokenizer": 2,
     "topk-kl": 2,
 }  # fmt: skip
+"""How often a step may wait for the GPU: a batch's preparation, a loss and its gradient."""
+
+
+def same_on_gpu(step: Callable[[torch.device | str], list[torch.Tensor]], most: int) -> None:
+    """Check that a step gives the CPU's tensors on a GPU, and seldom waits for it."""
+    expected = step("cpu")
+    with pretended_gpu() as fetches:
+        found = step(GPU)
+    assert sum(fetches.values()) <= most, fetches
+    for here, there in zip(expected, found, strict=True):
+        torch.testing.assert_close(on_cpu(there), here)
+
+
 """How often a step may wait for the GPU: a batch's preparation, a loss and its gradient."""
 
 
@@ -100,28 +114,20 @@ def test_losses(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
         prepared = prepare(batch, device)
         value = loss(ours, theirs[0] if theirs else None, prepared, prepared["teachers"][0])
         value.backward()
-        assert ours.grad is not None
-        return [value.detach(), ours.grad]
+        return [value.detach(), known(ours.grad)]
 
-    expected = step("cpu")
-    with pretended_gpu() as fetches:
-        found = step(GPU)
-    assert sum(fetches.values()) <= FETCHES[name], fetches
-    for here, there in zip(expected, found, strict=True):
-        torch.testing.assert_close(on_cpu(there), here)
+    same_on_gpu(step, FETCHES[name])
 
 
 @pytest.mark.parametrize("dynamic_scaling", [False, True])
 def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> None:
     student, teacher = pair.tokenizers
     batch = DistillationCollator(student, [teacher, student])(TEXTS)
-    artefact = xtok.events(student, teacher)
-    generator = torch.Generator().manual_seed(0)
+    artefact, generator = xtok.events(student, teacher), torch.Generator().manual_seed(0)
+    sides, widths = [batch, *batch["teachers"]], [*pair.shape, pair.shape[0]]
     logits = [
         torch.randn(*side["input_ids"].shape, width, generator=generator)
-        for side, width in zip(
-            (batch, *batch["teachers"]), (*pair.shape, pair.shape[0]), strict=True
-        )
+        for side, width in zip(sides, widths, strict=True)
     ]
 
     def step(device: torch.device | str) -> list[torch.Tensor]:
@@ -139,23 +145,15 @@ def test_the_objective_of_two_teachers(pair: Pair, dynamic_scaling: bool) -> Non
         count = objective.count(prepared)
         terms = objective.terms(ours, theirs, prepared, count * 2)
         terms.loss.backward()
-        assert ours.grad is not None
-        return [count, *(term.detach() for term in terms), ours.grad]
+        return [count, *(term.detach() for term in terms), known(ours.grad)]
 
-    expected = step("cpu")
-    with pretended_gpu() as fetches:
-        found = step(GPU)
     # Of these, the counts of targets, and where they are; with dynamic scaling, of two passes.
-    assert sum(fetches.values()) <= (11 if dynamic_scaling else 7), fetches
-    for here, there in zip(expected, found, strict=True):
-        torch.testing.assert_close(on_cpu(there), here)
+    same_on_gpu(step, 11 if dynamic_scaling else 7)
 
 
 @pytest.mark.parametrize("learnable", [False, True])
 @pytest.mark.parametrize("columns", [None, [5, 300, 7]])
-def test_a_map_as_a_module(
-    map_to_digits: ProjectionMap, learnable: bool, columns: list[int] | None
-) -> None:
+def test_a_map_as_a_module(map_to_digits: ProjectionMap, learnable: bool, columns: Any) -> None:
     probs = torch.randn(2, 5, map_to_digits.shape[0]).softmax(-1)
 
     def step(device: torch.device | str) -> list[torch.Tensor]:
@@ -164,17 +162,10 @@ def test_a_map_as_a_module(
         which = None if columns is None else torch.tensor(columns, device=device)
         projected = module(ours, which)
         projected.square().sum().backward()
-        learned = [] if module.logits is None else [module.logits.grad]
-        return [part for part in (projected.detach(), ours.grad, *learned) if part is not None]
+        learned = [known(known(module.logits).grad)] if learnable else []
+        return [projected.detach(), known(ours.grad), *learned]
 
-    expected = step("cpu")
-    with pretended_gpu() as fetches:
-        found = step(GPU)
-    # How many entries the columns have, and which rows these are.
-    assert sum(fetches.values()) <= 2, fetches
-    assert len(expected) == 2 + learnable
-    for here, there in zip(expected, found, strict=True):
-        torch.testing.assert_close(on_cpu(there), here)
+    same_on_gpu(step, 2)  # how many entries the columns have, and which rows these are
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -72,6 +72,11 @@ def event_index_of(width: int, columns: int) -> EventIndex:
     return event_index(Events)  # type: ignore[arg-type]
 
 
+def of(loss: Callable[..., Tensor], *args: Any, **options: Any) -> Loss:
+    """A loss as a function of both sides' logits."""
+    return lambda s, q: loss(s, q, *args, **options)
+
+
 def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
     """Each loss with its options, as a function of both sides' logits, and their shapes."""
     made: dict[str, Any] = {}
@@ -80,42 +85,28 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
     aligned, index = alignment(*ids), event_index_of(test_alm.V_S, test_alm.V_T)
     for reverse, t, mask in product((False, True), (1.0, 2.5), MASKS):
         more = f"reverse={reverse} temperature={t} mask={mask is not None}"
-        kl = ChunkLossConfig(reverse_kl=reverse, temperature=t)
-        made[f"event_kl {more}"] = (
-            (lambda s, q, c=kl, m=mask: losses.event_kl(s, q, index, aligned, c, sample_mask=m)),
-            shapes,
+        kl, of_alm = (
+            kind(reverse_kl=reverse, temperature=t) for kind in (ChunkLossConfig, ALMConfig)
         )
-        of_alm = ALMConfig(reverse_kl=reverse, temperature=t)
-        made[f"alm {more}"] = (
-            (lambda s, q, c=of_alm, m=mask: losses.alm(s, q, targets, aligned, c, sample_mask=m)),
-            shapes,
-        )
+        events = of(losses.event_kl, index, aligned, kl, sample_mask=mask)
+        made[f"event_kl {more}"] = events, shapes
+        made[f"alm {more}"] = of(losses.alm, targets, aligned, of_alm, sample_mask=mask), shapes
     _, _, of_csd, of_chunks = test_csd.batch(test_csd.ROWS)
-    csd_shapes = tuple(
-        (*x.shape, v) for x, v in zip(of_csd, (test_csd.V_S, test_csd.V_T), strict=True)
-    )
+    csd_shapes = [(*x.shape, v) for x, v in zip(of_csd, (test_csd.V_S, test_csd.V_T), strict=True)]
     for options, mask in product(test_csd.OPTIONS, MASKS):
-        made[f"csd {options} mask={mask is not None}"] = (
-            (
-                lambda s, q, o=options, m=mask: losses.csd(
-                    s, q, test_csd.INDEX, of_csd, of_chunks, CSDConfig(**o), sample_mask=m
-                )
-            ),
-            csd_shapes,
-        )
+        csd = CSDConfig(**options)
+        loss = of(losses.csd, test_csd.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
+        made[f"csd {options} mask={mask is not None}"] = loss, csd_shapes
     same = (2, 5, 9), (2, 5, 11)
     inside = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0]])
     for reverse, t, k in product((False, True), (1.0, 2.5), (None, 4)):
         config = SameTokenizerConfig(reverse_kl=reverse, temperature=t, top_k=k)
-        made[f"same_tokenizer_kl reverse={reverse} temperature={t} top_k={k}"] = (
-            (lambda s, q, c=config: losses.same_tokenizer_kl(s, q, inside, c)),
-            same,
-        )
+        name = f"same_tokenizer_kl reverse={reverse} temperature={t} top_k={k}"
+        made[name] = of(losses.same_tokenizer_kl, inside, config), same
     own = torch.tensor([[1, 8, -100, 3, -100], [-100, 0, 2, 2, 5]])
     made["cross_entropy"] = (lambda s, q: losses.cross_entropy(s, own)), same
     top = torch.tensor([[[1, 2]] * 5, [[0, 8]] * 5])
-    logprobs = torch.tensor([[[-1.0, -2.0]] * 5] * 2)
-    rest = torch.full((2, 5), -1.0)
+    logprobs, rest = torch.tensor([[[-1.0, -2.0]] * 5] * 2), torch.full((2, 5), -1.0)
     made["topk_kl"] = (lambda s, q: losses.topk_kl(s, top, logprobs, rest, inside)), same
     return made
 

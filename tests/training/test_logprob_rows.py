@@ -32,9 +32,7 @@ def rows_of(side: dict[str, Any], log_q: Tensor) -> list[dict[str, Any]]:
     return rows
 
 
-def test_rows_of_a_cache_are_as_good_as_its_logits(
-    collator: DistillationCollator, pair: Pair
-) -> None:
+def test_rows_are_as_good_as_logits(collator: DistillationCollator, pair: Pair) -> None:
     """The student's tokens are the same."""
     function = make_loss("alm")
     batch = prepare(collator(TEXTS))

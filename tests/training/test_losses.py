@@ -91,14 +91,13 @@ def test_values_and_gradients_of_nemo_rl(case: str, seed: int) -> None:
         *(data[f"pair_{what}"] for what in ("valid", "is_correct")),
     )
     m = nemo_map(data["projection_indices"], data["projection_weights"], teacher.shape[-1])
+    given: Any = aligned, CASES[case]
     mask = torch.from_numpy(data["sample_mask"])
     if case.startswith("p_kl"):
-        loss = p_kl(student, teacher, ProjectionModule(m), aligned, CASES[case], sample_mask=mask)
-    elif case.startswith("gold"):
-        loss = gold(student, teacher, exact_pairs(m), aligned, CASES[case], sample_mask=mask)
+        loss = p_kl(student, teacher, ProjectionModule(m), *given, sample_mask=mask)
     else:
-        pairs = exact_pairs(m, threshold=0.6)
-        loss = gold(student, teacher, pairs, aligned, CASES[case], sample_mask=mask)
+        pairs = exact_pairs(m) if case.startswith("gold") else exact_pairs(m, threshold=0.6)
+        loss = gold(student, teacher, pairs, *given, sample_mask=mask)
     value, gradient = value_and_gradient(loss, student)
     assert abs(float(value) - float(data[f"{case}__loss"])) < 1e-5
     assert np.abs(gradient.numpy() - data[f"{case}__grad"]).max() < 1e-5
@@ -128,28 +127,26 @@ def nemo_map(indices: Any, weights: Any, width: int) -> ProjectionMap:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: bool) -> None:
     student, teacher = logits()
-    m = random_map(10, 13)
-    config = PKLConfig(top_k=top_k, temperature=temperature, reverse_kl=reverse)
-    found = value_and_gradient(
-        p_kl(student, teacher, ProjectionModule(m), ALIGNED, config), student
-    )
-    plain = naive_losses.p_kl(
-        student, teacher, dense(m), IDS, VALID,
-        top_k=top_k, temperature=temperature, reverse=reverse,
-    )  # fmt: skip
-    torch.testing.assert_close(found, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
+    m, t = random_map(10, 13), temperature
+    config = PKLConfig(top_k=top_k, temperature=t, reverse_kl=reverse)
+    found = p_kl(student, teacher, ProjectionModule(m), ALIGNED, config)
+    options: Any = {"top_k": top_k, "temperature": t, "reverse": reverse}
+    same(found, naive_losses.p_kl(student, teacher, dense(m), IDS, VALID, **options), student)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gold_is_its_plain_twin(reverse: bool) -> None:
     student, teacher = logits()
     config = GoldConfig(uncommon_topk=4, temperature=1.5, reverse_kl=reverse)
-    pairs = made_pairs(PAIRS, (10, 13))
-    found = value_and_gradient(gold(student, teacher, pairs, ALIGNED, config), student)
-    plain = naive_losses.gold(
-        student, teacher, PAIRS, IDS, VALID, uncommon_topk=4, temperature=1.5, reverse=reverse
-    )
-    torch.testing.assert_close(found, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
+    found = gold(student, teacher, made_pairs(PAIRS, (10, 13)), ALIGNED, config)
+    options: Any = {"uncommon_topk": 4, "temperature": 1.5, "reverse": reverse}
+    same(found, naive_losses.gold(student, teacher, PAIRS, IDS, VALID, **options), student)
+
+
+def same(loss: Tensor, plain: Tensor, student: Tensor) -> None:
+    """Compare values and gradients."""
+    found, expected = (value_and_gradient(x, student) for x in (loss, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
 # Gradients, blocks, and types
@@ -220,19 +217,17 @@ def test_extreme_logits_give_finite_gradients(name: str, scale: float) -> None:
 def test_empty_batches_are_zero(name: str, sizes: tuple[int, int, int]) -> None:
     rows, ours, theirs = sizes
     student = torch.randn(rows, ours, 10, requires_grad=True)
-    teacher = torch.randn(rows, theirs, 13)
+    every = torch.ones(rows, 4).bool()
     aligned = replace(
-        ALIGNED,
-        pair_valid=torch.ones(rows, 4).bool(),
-        pair_is_correct=torch.ones(rows, 4).bool(),
+        ALIGNED, pair_valid=every, pair_is_correct=every,
         student_chunk_id=torch.zeros(rows, ours).long(),
         teacher_chunk_id=torch.zeros(rows, theirs).long(),
-    )
+    )  # fmt: skip
     if name == "same":
         mask = torch.full((rows, ours), theirs > 0)
         loss = same_tokenizer_kl(student, student.detach(), mask)
     else:
-        loss = some_loss(name, student, teacher, aligned)
+        loss = some_loss(name, student, torch.randn(rows, theirs, 13), aligned)
     value, gradient = value_and_gradient(loss, student)
     assert float(value) == 0.0
     assert gradient.shape == student.shape
@@ -304,17 +299,17 @@ def test_masked_tokens_give_a_finite_loss_and_no_gradient(name: str, reverse: bo
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_are_named(name: str, wrong: float) -> None:
-    student, teacher = logits()
-    broken = student.detach().clone()
-    broken[0, 2, 3] = wrong
-    message = rf"the student's logits are {wrong} at \[0, 2, 3\]"
+@pytest.mark.parametrize(("side", "place"), [("student", (0, 2, 3)), ("teacher", (1, 0, 9))])
+def test_logits_that_are_no_numbers_are_named(
+    name: str, wrong: float, side: str, place: tuple[int, ...]
+) -> None:
+    sides = {
+        side: of.detach().clone() for side, of in zip(("student", "teacher"), logits(), strict=True)
+    }
+    sides[side][place] = wrong
+    message = re.escape(f"the {side}'s logits are {wrong} at {[*place]}")
     with pytest.raises(ValueError, match=message):
-        some_loss(name, broken.requires_grad_(), teacher)
-    teacher = teacher.clone()
-    teacher[1, 0, 9] = wrong
-    with pytest.raises(ValueError, match=rf"the teacher's logits are {wrong} at \[1, 0, 9\]"):
-        some_loss(name, student, teacher)
+        some_loss(name, sides["student"].requires_grad_(), sides["teacher"])
 
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
@@ -378,15 +373,20 @@ def test_a_sample_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> No
 # Exact pairs
 
 
+def map_of(teacher_ids: list[int], weights: list[float], **fields: Any) -> ProjectionMap:
+    """A map of one entry a row."""
+    ids, values = np.array(teacher_ids, np.int32), np.array(weights, np.float32)
+    given: Any = {
+        "student_ids": np.arange(4, dtype=np.int32),
+        "teacher_ids": ids,
+        "weights": values,
+    }
+    return replace(GOOD, **given, **fields)
+
+
 def test_strict_pairs() -> None:
-    m = replace(
-        GOOD,
-        student_ids=np.array([0, 1, 2, 3], np.int32),
-        teacher_ids=np.array([5, 2, 5, 1], np.int32),
-        weights=np.ones(4, np.float32),
-        row_kind=np.array([1, 2, 1, 3], np.uint8),
-    )
-    found = exact_pairs(m)  # row 1 is one piece, and row 2 comes too late for token 5
+    found = exact_pairs(map_of([5, 2, 5, 1], [1] * 4, row_kind=np.array([1, 2, 1, 3], np.uint8)))
+    # Row 1 is one piece, and row 2 comes too late for token 5.
     assert found.student_ids.tolist() == [0, 3]
     assert found.teacher_ids.tolist() == [5, 1]
     assert found.other_student_ids.tolist() == [1, 2]
@@ -396,19 +396,10 @@ def test_strict_pairs() -> None:
 
 def test_heavy_pairs() -> None:
     found = exact_pairs(GOOD, threshold=0.6)
-    assert list(zip(found.student_ids.tolist(), found.teacher_ids.tolist(), strict=True)) == [
-        (0, 3),
-        (2, 5),
-    ]
-    contested = replace(
-        GOOD,
-        student_ids=np.array([0, 1, 2, 3], np.int32),
-        teacher_ids=np.array([5, 5, 5, 1], np.int32),
-        weights=np.array([0.7, 0.9, 0.9, 0.6], np.float32),
-    )
+    assert (found.student_ids.tolist(), found.teacher_ids.tolist()) == ([0, 2], [3, 5])
+    contested = map_of([5, 5, 5, 1], [0.7, 0.9, 0.9, 0.6])
     found = exact_pairs(contested, threshold=0.6)  # the heaviest, and of these the lowest id
-    assert found.student_ids.tolist() == [1, 3]
-    assert found.teacher_ids.tolist() == [5, 1]
+    assert (found.student_ids.tolist(), found.teacher_ids.tolist()) == ([1, 3], [5, 1])
     slots = replace(contested, scale_slot=np.ones(4, np.uint8))
     assert exact_pairs(slots, threshold=0.6).student_ids.tolist() == []
 

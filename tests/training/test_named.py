@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from make import GOOD, alignment, built
+from make import GOOD, alignment, built, loss_artefact
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule, XtokError, losses
@@ -58,10 +58,9 @@ def test_the_table() -> None:
     ],
 )
 def test_options_that_a_loss_has_not(name: Any, options: Any, missing: str) -> None:
+    module = ProjectionModule(GOOD) if LOSSES[name].artefact is MAP else None
     with pytest.raises(ValueError, match=f"{name} has no {missing}$"):
-        make_loss(
-            name, module=ProjectionModule(GOOD) if LOSSES[name].artefact is MAP else None, **options
-        )
+        make_loss(name, module=module, **options)
 
 
 def test_a_config_in_place_of_options() -> None:
@@ -86,24 +85,12 @@ def test_a_config_in_place_of_options() -> None:
         make_loss("topk-kl", config=ALMConfig())
 
 
-def artefact_of(name: LossName, pair: Pair) -> Any:
-    """What a loss takes of a pair."""
-    artefact = LOSSES[name].artefact
-    if artefact is SPELLINGS:
-        return spelling_index(spellings_of_pair(pair))
-    if artefact is EVENTS:
-        return event_index(xtok.events(*pair.tokenizers))
-    return None if artefact is None else ProjectionModule(built(*pair.tokenizers))
-
-
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
 @pytest.mark.parametrize("name", [n for n in LOSSES if n not in ("same-tokenizer", "topk-kl")])
-def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
-    name: LossName, pair: Pair
-) -> None:
+def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> None:
     """So that batches of one row add up to a batch of all of them."""
     row, (student, teacher) = LOSSES[name], pair.tokenizers
-    module = artefact_of(name, pair)
+    module = loss_artefact(name, pair)
     options = {"top_k": None} if row.config is PKLConfig else {}
     strict, all_chunks = (
         make_loss(name, module=module, config=row.config(exact_token_match_only=only, **options))
@@ -138,13 +125,11 @@ def test_the_count_of_exact_chunks_is_what_the_loss_is_the_mean_of(
 @pytest.mark.parametrize("name", ["p-kl", "event-kl", "csd", "alm", "gold"])
 @pytest.mark.parametrize("prompt", [0, 3])
 @pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
-def test_padding_on_the_left_is_padding_on_the_right(
-    name: LossName, prompt: int, pair: Pair
-) -> None:
+def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pair: Pair) -> None:
     """Chunks, loss and gradients are the same; what padding predicts is never read."""
     student, teacher = pair.tokenizers
     collate = DistillationCollator(student, teacher, bos=False)
-    loss = make_loss(name, module=artefact_of(name, pair))
+    loss = make_loss(name, module=loss_artefact(name, pair))
     texts = ["The keeper lit 201 lamps, día tras día.", "at 6:12.", "Fog"]
     rows = [student.segment(text.encode()) for text in texts]
     width = 4 + max(map(len, rows))

@@ -20,6 +20,7 @@ from stored_teachers import TEXTS, Row
 import xtok
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
+from xtok.teachers.files import Projected
 from xtok.teachers.formats import axolotl, distillkit, vllm
 from xtok.teachers.formats import neutral as neutral_format
 from xtok.teachers.formats.caches import open_cache, read_cache
@@ -34,6 +35,39 @@ K = 8
 @pytest.fixture(scope="module")
 def rows(byte_level: Tokenizer) -> list[Row]:
     return teachers.rows_of(byte_level, TEXTS, K)
+
+
+Project = Callable[..., tuple[Projected, list[Row]]]
+
+
+@pytest.fixture
+def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path) -> Project:
+    """Project rows, or a cache; return what is told, and the rows of the output."""
+
+    def run(
+        given: Any, student: Tokenizer = digits, teacher: Tokenizer = byte_level, **options: Any
+    ) -> tuple[Projected, list[Row]]:
+        if student is digits and teacher is byte_level:
+            options["back_map"] = back_map
+        path, out = given, tmp_path / "out.parquet"
+        if not isinstance(given, Path):
+            path = teachers.write_neutral(tmp_path / "a.parquet", given)
+        projected = xtok.project(path, xtok.pair(student, teacher), out, **options)
+        return projected, pyarrow.parquet.read_table(out).to_pylist()
+
+    return run
+
+
+def predicted(tokenizer: Tokenizer, ids: Any) -> Row:
+    return teachers.predicted(list(ids), tokenizer.vocabulary.vocab_size, K)
+
+
+def refused(path: Path, student: Tokenizer, teacher: Tokenizer, **options: Any) -> XtokError:
+    """Check that a cache is refused, and nothing is left behind; return the error."""
+    with pytest.raises(XtokError) as error:
+        xtok.project(path, xtok.pair(student, teacher), path.with_name("out.parquet"), **options)
+    assert [*path.parent.iterdir()] == [path]
+    return error.value
 
 
 def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
@@ -95,9 +129,7 @@ def test_all_formats_hold_the_same(
         assert row["rest_logprob"][1:] == pytest.approx([math.log(r) for r in rests], rel=1e-4)
 
 
-def test_one_answer_to_several_prompts(
-    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
-) -> None:
+def test_one_answer_of_several(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
     found = neutral(read(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
     assert [row["id"] for row in found] == [f"all-{n}" for n in range(len(rows))]
     assert [row["topk_ids"] for row in found] == [row["topk_ids"] for row in rows]
@@ -217,9 +249,8 @@ def test_of_one_tokenizer_what_comes_out_is_what_went_in(
 ) -> None:
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     out = tmp_path / ("out.jsonl" if to == "vllm" else "out.parquet")
-    projected = xtok.project(
-        path, xtok.pair(byte_level, byte_level), out, ProjectConfig(top_k=K, to=to)
-    )
+    config = ProjectConfig(top_k=K, to=to)
+    projected = xtok.project(path, xtok.pair(byte_level, byte_level), out, config)
     tokens = sum(len(row["input_ids"]) for row in rows)
     assert (projected.student_tokens, projected.targets) == (tokens, tokens - len(rows))
     found = neutral(read(out, byte_level))
@@ -229,11 +260,7 @@ def test_of_one_tokenizer_what_comes_out_is_what_went_in(
 # What is refused
 
 
-def change(position: int, name: str, value: Any) -> Callable[[list[Row]], None]:
-    def apply(rows: list[Row]) -> None:
-        rows[1][name][position] = value
-
-    return apply
+Change = Callable[[list[Row]], object]
 
 
 def first_candidate(name: str, value: Any) -> Callable[[list[Row]], None]:
@@ -243,43 +270,30 @@ def first_candidate(name: str, value: Any) -> Callable[[list[Row]], None]:
     return apply
 
 
-def shift(by: int, *names: str) -> Callable[[list[Row]], None]:
+def shift(by: int, *more: str) -> Change:
+    """Move predictions, and what servers say of the text's own tokens, if it is named."""
+
     def apply(rows: list[Row]) -> None:
         for row in rows:
-            for name in names:
+            if more:
+                row["realized_logprob"] = [
+                    dict(zip(ids, logprobs, strict=True)).get(token)
+                    for token, ids, logprobs in zip(*map(row.get, teachers._NAMES), strict=True)
+                ]
+            for name in ("topk_ids", "topk_logprobs", *more):
                 row[name] = row[name][by:] + row[name][:by]
 
     return apply
 
 
-def realized(by: int) -> Callable[[list[Row]], None]:
-    """Add what servers say of the text's own tokens, then move all rows."""
-
-    def apply(rows: list[Row]) -> None:
-        for row in rows:
-            row["realized_logprob"] = [
-                dict(zip(ids, logprobs, strict=True)).get(token)
-                for token, ids, logprobs in zip(*map(row.get, teachers._NAMES), strict=True)
-            ]
-        shift(by, "topk_ids", "topk_logprobs", "realized_logprob")(rows)
-
-    return apply
-
-
 # What is wrong, and the position that the error names; none for all rows.
-BAD: dict[str, tuple[Callable[[list[Row]], None], str]] = {
-    "id": (change(3, "input_ids", 5000), "row 1, position 3"),
+BAD: dict[str, tuple[Change, str]] = {
     "candidate": (first_candidate("topk_ids", -1), "row 1, position 3"),
-    "−inf": (first_candidate("topk_logprobs", -math.inf), "row 1, position 3"),
     "NaN": (first_candidate("topk_logprobs", math.nan), "row 1, position 3"),
-    "above 1": (first_candidate("topk_logprobs", 1.5), "row 1, position 3"),
-    "sum": (change(3, "topk_logprobs", [-0.1] * K), "row 1, position 3"),
-    "twice": (change(3, "topk_ids", [4] * K), "row 1, position 3"),
-    "ragged": (change(3, "topk_logprobs", [-1.0]), "row 1, position 3"),
     "lengths": (lambda rows: rows[1]["topk_ids"].pop(), "row 1"),
-    "next": (shift(1, "topk_ids", "topk_logprobs"), "row 0"),
-    "last": (shift(-1, "topk_ids", "topk_logprobs"), "row 0"),
-    "realized, too": (realized(1), "row 0"),
+    "next": (shift(1), "row 0"),
+    "last": (shift(-1), "row 0"),
+    "realized, too": (shift(1, "realized_logprob"), "row 0"),
 }
 
 
@@ -289,121 +303,98 @@ def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: P
     bad = json.loads(json.dumps(rows))
     apply(bad)
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
-    out = tmp_path / "out.parquet"
-    with pytest.raises(XtokError) as error:
-        xtok.project(path, xtok.pair(byte_level, byte_level), out)
-    assert error.value.message.startswith(f"{path}, {place}: ")
-    assert ("shifted" in error.value.message) == (place == "row 0")
-    assert [*tmp_path.iterdir()] == [path]
+    message = refused(path, byte_level, byte_level).message
+    assert message.startswith(f"{path}, {place}: ")
+    assert ("shifted" in message) == (place == "row 0")
 
 
-def test_a_servers_rows_are_its_own_tokens(
+def test_servers_rows_have_the_texts_own_tokens(
     rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """vLLM always has the text's own token, so that one row without it is enough."""
-    answers = [teachers.vllm_answer(row) for row in rows]
-    entries = answers[0]["choices"][0]["prompt_logprobs"]
-    del entries[5][str(rows[0]["input_ids"][5])]
-    path = teachers.write_lines(tmp_path / "a.jsonl", answers)
+    """One row without it is enough to refuse an answer."""
+    answer = teachers.vllm_answer(rows[0])
+    del answer["choices"][0]["prompt_logprobs"][5][str(rows[0]["input_ids"][5])]
+    path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
     with pytest.raises(XtokError, match=r"a.jsonl, line 1, position 5: "):
         read(path, byte_level)
-    for answer in answers:
-        del answer["choices"][0]["prompt_token_ids"]
-    with pytest.raises(XtokError, match="prompt_token_ids"):
-        read(teachers.write_lines(path, answers), byte_level)
+
+
+CUT = gzip.compress(b'{"prompt_logprobs": []}\n', mtime=0)[:-9]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "place"),
     [
-        ("a.jsonl", b'{"a": 1}\n', ""),
-        ("a.jsonl", b"{\n", ", line 1"),
+        ("a.jsonl", b'{"a": 1}\n', ""), ("a.jsonl", b"{\n", ", line 1"),
         ("a.jsonl", b'{"prompt_logprobs": [null, {"x": 1}]}\n', ", line 1, position 1"),
-        ("a.jsonl", b'{"meta_info": {}}\n', ", line 1"),
-        (
-            "a.jsonl.gz",
-            gzip.compress(b'{"prompt_logprobs": []}\n', mtime=0)[:-9],
-            " cannot be read",
-        ),
-        ("a.parquet", b"PAR1", " cannot be read"),
-        ("a.parquet", b"", ""),
+        ("a.jsonl", b'{"meta_info": {}}\n', ", line 1"), ("a.jsonl.gz", CUT, " cannot be read"),
+        ("a.parquet", b"PAR1", " cannot be read"), ("a.parquet", b"", ""),
+        ("a.parquet", None, " cannot be read"),  # its end is whole, a row group before it is not
     ],
-    ids=range(7),
-)
+    ids=range(8),
+)  # fmt: skip
 def test_bad_files(
-    name: str, content: bytes, place: str, byte_level: Tokenizer, tmp_path: Path
-) -> None:
+    name: str, content: bytes | None, place: str, rows: list[Row], byte_level: Tokenizer,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     path = tmp_path / name
+    if content is None:
+        content = teachers.write_neutral(path, rows).read_bytes()
+        content = content[:3000] + b"\xff" * 200 + content[3200:]
     path.write_bytes(content)
-    with pytest.raises(XtokError) as error:
-        xtok.project(path, xtok.pair(byte_level, byte_level), tmp_path / "out.parquet")
-    assert f"{path}{place}: " in error.value.message
-    assert [*tmp_path.iterdir()] == [path]
+    assert f"{path}{place}: " in refused(path, byte_level, byte_level).message
 
 
-def test_truncated_parquet(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
-    """Its end is whole, a row group in the middle is not."""
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
-    data = path.read_bytes()
-    path.write_bytes(data[:3000] + b"\xff" * 200 + data[3200:])
-    with pytest.raises(XtokError, match="cannot be read"):
-        xtok.project(path, xtok.pair(byte_level, byte_level), tmp_path / "out.parquet")
-    assert [*tmp_path.iterdir()] == [path]
-
-
-def test_other_parquet(tmp_path: Path, rows: list[Row], byte_level: Tokenizer) -> None:
+def test_other_parquet(tmp_path: Path, rows: list[Row]) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "packed_indices": [1]}), path)
     with pytest.raises(XtokError, match="text, packed_indices"):
         open_cache(path)
     teachers.write_distillkit(path, rows, compressed=True, d=512)
-    (tmp_path / "compression_config.yaml").write_text("d: 512\n")
+    config = tmp_path / "compression_config.yaml"
+    config.write_text("d: 512\n")
     with pytest.raises(XtokError, match=r"compression_config.yaml: .*exact_k"):
         open_cache(path)
-    (tmp_path / "compression_config.yaml").unlink()
+    config.unlink()
     with pytest.raises(XtokError, match=r"compression_config.yaml"):
         open_cache(path)
 
 
-def test_renormalized_values_have_no_rest(
-    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
-) -> None:
-    scaled = json.loads(json.dumps(rows))
+def renormalized(rows: list[Row]) -> list[Row]:
+    """Rows whose probabilities sum to 1."""
+    scaled: list[Row] = json.loads(json.dumps(rows))
     for row in scaled:
         for logprobs in row["topk_logprobs"]:
             total = sum(map(math.exp, logprobs))
             logprobs[:] = [value - math.log(total) for value in logprobs]
-    path = teachers.write_neutral(tmp_path / "a.parquet", scaled)
+    return scaled
+
+
+def test_renormalized_values_have_no_rest(
+    rows: list[Row], project: Project, tmp_path: Path
+) -> None:
     notes: list[str] = []
-    out = tmp_path / "out.parquet"
-    projected = xtok.project(
-        path, xtok.pair(digits, byte_level), out, back_map=back_map, note=notes.append
-    )
+    projected, found = project(renormalized(rows), note=notes.append)
     assert projected.mean_rest is None
     assert "the rest is not known" in notes[0]
-    table = pyarrow.parquet.read_table(out)
-    assert table.schema.metadata[b"normalized"] == b"topk"
-    assert all(v is None for row in table["rest_logprob"].to_pylist() for v in row)
+    schema = pyarrow.parquet.read_schema(tmp_path / "out.parquet")
+    assert schema.metadata[b"normalized"] == b"topk"
+    assert all(v is None for row in found for v in row["rest_logprob"])
 
 
 @pytest.mark.parametrize("kind", ["neutral", "vllm"])
 def test_rows_of_the_whole_vocabulary_have_no_rest(
-    kind: str, byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+    kind: str, byte_level: Tokenizer, project: Project, tmp_path: Path
 ) -> None:
     """They sum to 1 as renormalized ones do; a server says −9999 of what is impossible."""
     width = byte_level.vocabulary.vocab_size
-    rows = teachers.rows_of(byte_level, TEXTS, width)
+    rows = renormalized(teachers.rows_of(byte_level, TEXTS, width))
     for row in rows:
         for logprobs in row["topk_logprobs"][1:]:
-            total = sum(map(math.exp, logprobs))
-            logprobs[:] = [value - math.log(total) for value in logprobs]
             logprobs[-1] = -9999.0
     path = write(tmp_path, kind, rows, width)
     notes: list[str] = []
-    out = tmp_path / "out.parquet"
-    projected = xtok.project(
-        path, xtok.pair(digits, byte_level), out, back_map=back_map, note=notes.append
-    )
+    projected, _ = project(path, note=notes.append)
     assert all("do not begin with" in note for note in notes)
     assert projected.mean_rest is not None
     for part in read(path, byte_level):
@@ -412,9 +403,8 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
 
 @pytest.mark.parametrize("told", ["normalized", "rest_logprob"])
 def test_a_cache_may_tell_that_it_is_not_renormalized(
-    told: str, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer,
-    back_map: Path, tmp_path: Path,
-) -> None:  # fmt: skip
+    told: str, rows: list[Row], project: Project, tmp_path: Path
+) -> None:
     """A sure teacher's rows sum to 1, too."""
     sure = json.loads(json.dumps(rows))
     for row in sure:
@@ -424,9 +414,7 @@ def test_a_cache_may_tell_that_it_is_not_renormalized(
             row["rest_logprob"] = [None] + [-11.0] * (len(row["input_ids"]) - 1)
     about: dict[str, Any] = {"normalized": "false"} if told == "normalized" else {}
     path = teachers.write_neutral(tmp_path / "a.parquet", sure, **about)
-    out = tmp_path / "out.parquet"
-    projected = xtok.project(path, xtok.pair(digits, byte_level), out, back_map=back_map)
-    assert projected.mean_rest is not None
+    assert project(path)[0].mean_rest is not None
 
 
 def test_other_tokenizers_are_refused(
@@ -434,40 +422,26 @@ def test_other_tokenizers_are_refused(
 ) -> None:
     about: dict[str, Any] = {"tokenizer": "them", "tokenizer_sha256": "0" * 64}
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
-    out = tmp_path / "out.parquet"
-    with pytest.raises(XtokError, match="of them"):
-        xtok.project(path, xtok.pair(digits, byte_level), out)
+    assert "of them" in refused(path, digits, byte_level).message
     teachers.write_neutral(path, rows)
-    with pytest.raises(XtokError, match="from the teacher to the student") as error:
-        xtok.project(path, xtok.pair(byte_level, byte_level), out, back_map=back_map)
-    assert error.value.parameter == "back_map"
-    other = [{**row, "text": "some other text"} for row in rows]
-    teachers.write_neutral(path, other)
-    with pytest.raises(XtokError, match=r"row 0: .*text"):
-        xtok.project(path, xtok.pair(digits, byte_level), out, back_map=back_map)
-    assert [*tmp_path.iterdir()] == [path]
+    assert refused(path, byte_level, byte_level, back_map=back_map).parameter == "back_map"
 
 
 # The text of the rows
 
 
-def project(
-    rows: list[Row], student: Tokenizer, teacher: Tokenizer, path: Path, **options: Any
-) -> list[Row]:
-    teachers.write_neutral(path / "a.parquet", rows)
-    xtok.project(path / "a.parquet", xtok.pair(student, teacher), path / "out.parquet", **options)
-    found: list[Row] = pyarrow.parquet.read_table(path / "out.parquet").to_pylist()
-    return found
+def text_of(tokenizer: Tokenizer, row: Row) -> bytes:
+    return b"".join(tokenizer.table[i] for i in row["input_ids"])
 
 
 def test_text_and_other_columns_come_along(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     rows = teachers.rows_of(byte_level, TEXTS, K, with_text=True)
     for row in rows:
         row["score"] = [0.5, 1.0]
         row["loss_mask"] = [i > 3 for i in range(len(row["input_ids"]))]
-    found = project(rows, digits, byte_level, tmp_path, back_map=back_map)
+    _, found = project(rows)
     for row, given in zip(found, rows, strict=True):
         assert [row[name] for name in ("id", "text", "score")] == [
             given["id"],
@@ -479,27 +453,30 @@ def test_text_and_other_columns_come_along(
         starts = np.cumsum([0, *map(len, map(digits.table.__getitem__, row["input_ids"][:-1]))])
         assert row["loss_mask"] == (starts >= begin).tolist()
     without = [{name: row[name] for name in ("id", *teachers._NAMES)} for row in rows]
-    by_ids = project(without, digits, byte_level, tmp_path, back_map=back_map)
-    assert [row["topk_ids"] for row in by_ids] == [row["topk_ids"] for row in found]
+    assert [row["topk_ids"] for row in project(without)[1]] == [row["topk_ids"] for row in found]
 
 
 CHAT = [
     {"role": "user", "content": "How many steps did it take?"},
     {"role": "assistant", "content": "There were 201 of them in 2012."},
 ]
+TAGGED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
+BOTH_PLAIN: dict[str, Any] = {"student_template": "plain", "teacher_template": "plain"}
 
 
 def test_conversations_are_rendered_on_both_sides(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """What the roles wrote has targets; the templates' own text has none."""
-    templates = {"teacher_template": "plain", "student_template": "{% for m in messages %}"
-                 "<{{ m.role }}>{{ m.content }}\n{% endfor %}"}  # fmt: skip
+    templates = {
+        "teacher_template": "plain",
+        "student_template": TAGGED.replace("<|im_end|>", "\n"),
+    }
     theirs = xtok.render(byte_level, CHAT, template="plain")
     ours = xtok.render(digits, CHAT, template=templates["student_template"])
-    row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
+    row = predicted(byte_level, theirs.ids.tolist())
     chats = [{"id": "a", "messages": CHAT, **row}, {"id": "b", "messages": None, **row}]
-    [found, plain] = project(chats, digits, byte_level, tmp_path, back_map=back_map, **templates)
+    _, [found, plain] = project(chats, **templates)
     assert found["input_ids"] == ours.ids.tolist()
     assert found["loss_mask"] == ours.assistant_mask.tolist()
     has_target = [bool(ids) for ids in found["topk_ids"]]
@@ -511,12 +488,9 @@ def test_conversations_are_rendered_on_both_sides(
     assert not any(np.array(has_target) & ~within)
     assert plain["input_ids"] == digits.encode_batch([theirs.text])[0]
     cut = {"id": "a", "messages": CHAT, **{name: row[name][:-6] for name in teachers._NAMES}}
-    [short] = project([cut], digits, byte_level, tmp_path, back_map=back_map, **templates)
+    _, [short] = project([cut], **templates)
     assert short["input_ids"] == found["input_ids"]
     assert 0 < sum(map(bool, short["topk_ids"])) < sum(has_target)
-    chats[0]["input_ids"] = chats[0]["input_ids"][::-1]
-    with pytest.raises(XtokError, match="row 0"):
-        project(chats, digits, byte_level, tmp_path, back_map=back_map, **templates)
 
 
 @pytest.mark.parametrize("to", ["neutral", "axolotl", "distillkit", "vllm"])
@@ -525,107 +499,79 @@ def test_masks_of_some_rows_alone(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """Conversations have one, texts have none: of these, all are targets."""
-    theirs = xtok.render(byte_level, CHAT, template="plain")
-    row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
+    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="plain").ids.tolist())
     chat = {"id": "chat", "messages": CHAT, "text": None, **row}
     plain = [{"messages": None, **row} for row in rows[:3]]
     path = teachers.write_neutral(tmp_path / "a.parquet", [chat, chat, *plain])
-    suffix = "jsonl" if to == "vllm" else "parquet"
-    out = tmp_path / "new" / f"out.{suffix}"
-    templates: dict[str, Any] = {"student_template": "plain", "teacher_template": "plain"}
+    out = tmp_path / "new" / ("out.jsonl" if to == "vllm" else "out.parquet")
     pair, config = xtok.pair(digits, byte_level), ProjectConfig(to=to)
-    made = xtok.project(path, pair, out, config, back_map=back_map, **templates)
+    made = xtok.project(path, pair, out, config, back_map=back_map, **BOTH_PLAIN)
     assert made.documents == 5
     if to == "neutral":
         back = tmp_path / "back.parquet"
-        assert xtok.project(out, pair.reversed, back, **templates).documents == 5
+        assert xtok.project(out, pair.reversed, back, **BOTH_PLAIN).documents == 5
 
 
 def test_ids_alone_are_read_back_as_conversations(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As if their messages were told; where they break off, so does the student's text."""
-    templates = {"teacher_template": "chatml", "student_template": "{% for m in messages %}"
-                 "<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"}  # fmt: skip
-    theirs = xtok.render(byte_level, CHAT, template="chatml")
-    row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
+    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="chatml").ids.tolist())
     cut = {name: row[name][:-6] for name in teachers._NAMES}
     other = {name: row[name][1:] for name in teachers._NAMES}  # without its first control token
     other["topk_ids"][0], other["topk_logprobs"][0] = [], []
     unknown = [{"id": "a", "messages": None, **one} for one in (row, cut, other)]
-    rows = [{"id": "a", "messages": CHAT, **row}, *unknown]
-    told, alone, short, spelled = project(
-        rows, digits, byte_level, tmp_path, back_map=back_map, **templates
+    _, [told, alone, short, spelled] = project(
+        [{"id": "a", "messages": CHAT, **row}, *unknown],
+        teacher_template="chatml",
+        student_template=TAGGED,
     )
     assert {**alone, "messages": told["messages"]} == told
-    size = len(short["input_ids"])
-    assert 10 < size < len(told["input_ids"])
-    kept = digits.table.tokens()
-    text = b"".join(kept[i] for i in told["input_ids"])
-    assert text.startswith(b"".join(kept[i] for i in short["input_ids"]))
+    assert 10 < len(short["input_ids"]) < len(told["input_ids"])
+    assert text_of(digits, told).startswith(text_of(digits, short))
     assert short["loss_mask"][-1]
-    assert b"<user>" not in b"".join(kept[i] for i in spelled["input_ids"])
+    assert b"<user>" not in text_of(digits, spelled)
 
 
 def test_words_that_the_students_template_drops_are_no_conversation(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As of `serve`: ids whose assistant the student would not have are spelled."""
-    ids = xtok.render(byte_level, CHAT, template="chatml").ids.tolist()
-    row = teachers.predicted(ids, byte_level.vocabulary.vocab_size, K)
-    whole = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
-    without = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
-    texts = []
-    for template in (whole, without):
-        [found] = project(
-            [{"id": "a", **row}], digits, byte_level, tmp_path, back_map=back_map,
-            teacher_template="chatml", student_template=template,
-        )  # fmt: skip
-        texts.append(b"".join(digits.table[i] for i in found["input_ids"]))
-        assert ("loss_mask" in found) == (template == whole)
+    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="chatml").ids.tolist())
     words = b"There were 201 of them in 2012."
-    assert texts[0] == b"<user>How many steps did it take?<assistant>" + words
-    assert texts[1].endswith(b"assistant\n" + words + b"\n")
+    _, [whole] = project([{"id": "a", **row}], teacher_template="chatml", student_template=TAGGED)
+    assert text_of(digits, whole) == b"<user>How many steps did it take?<assistant>" + words
+    assert "loss_mask" in whole
+    users = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
+    _, [spelled] = project([{"id": "a", **row}], teacher_template="chatml", student_template=users)
+    assert text_of(digits, spelled).endswith(b"assistant\n" + words + b"\n")
+    assert "loss_mask" not in spelled
 
 
-def test_a_teacher_without_its_bos_is_noted(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
-) -> None:
-    bos, size = byte_level.bos_id, byte_level.vocabulary.vocab_size
+def test_a_teacher_without_its_bos_is_noted(byte_level: Tokenizer, project: Project) -> None:
+    bos = byte_level.bos_id
     assert bos is not None
     [ids] = byte_level.encode_batch([TEXTS[0]])
-    with_bos, without = (teachers.predicted(own, size, K) for own in ([bos, *ids], ids))
+    with_bos, without = predicted(byte_level, [bos, *ids]), predicted(byte_level, ids)
     for rows, count in (([with_bos] * 2, 0), ([with_bos, without], 1)):
-        path = teachers.write_neutral(tmp_path / "a.parquet", rows)
         notes: list[str] = []
-        xtok.project(
-            path, xtok.pair(digits, byte_level), tmp_path / "o.parquet", back_map=back_map,
-            note=notes.append,
-        )  # fmt: skip
-        assert len(notes) == count
-        assert all(
-            f"1 of the first 2 rows do not begin with <|begin_of_text|> (id {bos})" in note
-            for note in notes
-        )
+        project(rows, note=notes.append)
+        words = f"1 of the first 2 rows do not begin with <|begin_of_text|> (id {bos})"
+        assert [words in note for note in notes] == [True] * count
 
 
-def test_templates_that_write_the_date_are_noted(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
-) -> None:
+def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project: Project) -> None:
     """Before all is projected, and where ids of another day are not those of the messages."""
     dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}{% for m in messages %}"
     dated += "{{ m.content }}\n{% endfor %}"
     theirs = xtok.render(byte_level, CHAT, template=dated, variables={"day": "26 Jul 2024"})
-    row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
-    templates = {"teacher_template": dated, "student_template": dated}
-    chat: Row = {"id": "a", "messages": CHAT, "chat_template_kwargs": {"day": "26 Jul 2024"}, **row}
+    chat: Row = {"id": "a", "messages": CHAT, **predicted(byte_level, theirs.ids.tolist())}
     notes: list[str] = []
-    options: dict[str, Any] = {"back_map": back_map, "note": notes.append, **templates}
-    project([chat], digits, byte_level, tmp_path, **options)
+    options = {"note": notes.append, "teacher_template": dated, "student_template": dated}
+    project([{**chat, "chat_template_kwargs": {"day": "26 Jul 2024"}}], **options)
     assert not any("date" in note for note in notes)
-    del chat["chat_template_kwargs"]
     with pytest.raises(XtokError, match="messages") as error:
-        project([chat], digits, byte_level, tmp_path, **options)
+        project([chat], **options)
     said = "the template writes today's date: set its variable day for the same ids on each day, "
     said += "in a file by each conversation's chat_template_kwargs"
     assert error.value.hint.endswith(f"; {said}")
@@ -633,47 +579,39 @@ def test_templates_that_write_the_date_are_noted(
 
 
 def test_a_space_before_the_text(
-    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+    sentencepiece: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """SentencePiece puts one there; the student's tokens begin without it."""
     text = "The lighthouse stands on the last rock"
     [ids] = sentencepiece.encode_batch([text])
     assert sentencepiece.table[ids[0]].startswith(b" ")
-    bos = sentencepiece.table.roles["bos"][0]
-    row = teachers.predicted([bos, *ids], sentencepiece.vocabulary.vocab_size, K)
-    [found] = project([{"id": "a", "text": text, **row}], digits, sentencepiece, tmp_path)
+    row = predicted(sentencepiece, [sentencepiece.table.roles["bos"][0], *ids])
+    _, [found] = project([{"id": "a", "text": text, **row}], digits, sentencepiece)
     assert found["input_ids"][-5:] == digits.encode_batch([text])[0][-5:]
     assert sum(map(bool, found["topk_ids"])) > len(found["topk_ids"]) / 2
 
 
 def test_a_text_that_begins_and_ends_with_special_tokens(
-    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """Its ids are the library's, with a special token around them, or without."""
     eos = byte_level.table.roles["eos"][0]
-    name = byte_level.table.control_names[eos]
-    [ids] = byte_level.encode_batch([f"{name}The lighthouse{name}"])
+    text = f"The lighthouse{byte_level.table.control_names[eos]}"
+    text = f"{byte_level.table.control_names[eos]}{text}"
+    [ids] = byte_level.encode_batch([text])
     assert ids[0] == ids[-1] == eos
     for own in (ids, [eos, *ids], [eos, *ids, eos]):
-        row = teachers.predicted(own, byte_level.vocabulary.vocab_size, K)
-        given = {"id": "a", "text": f"{name}The lighthouse{name}", **row}
-        [found] = project([given], digits, byte_level, tmp_path)
-        tokens = [*map(digits.table.__getitem__, found["input_ids"])]
-        assert b"".join(tokens) == b"The lighthouse"
+        _, [found] = project([{"id": "a", "text": text, **predicted(byte_level, own)}])
+        assert text_of(digits, found) == b"The lighthouse"
         assert found["input_ids"].count(digits.table.roles["eos"][0]) == own.count(eos)
 
 
-def test_an_answer_without_tokens(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
-) -> None:
+def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_path: Path) -> None:
     """Is an empty document, as in Parquet; whether it is the only one or not."""
     empty = {"id": "a", "choices": [{"prompt_logprobs": [], "prompt_token_ids": []}]}
     full = teachers.vllm_answer(teachers.rows_of(byte_level, TEXTS[:1], K)[0], id="b")
-    pair, out = xtok.pair(digits, byte_level), tmp_path / "out.parquet"
     for lines in ([empty], [full, empty]):
-        path = teachers.write_lines(tmp_path / "a.jsonl", lines)
-        xtok.project(path, pair, out, back_map=back_map)
-        found = pyarrow.parquet.read_table(out).to_pylist()
+        _, found = project(teachers.write_lines(tmp_path / "a.jsonl", lines))
         assert [row["id"] for row in found] == [line["id"] for line in lines]
         assert found[-1]["input_ids"] == found[-1]["topk_ids"] == []
 
@@ -697,27 +635,20 @@ def test_the_config_of_another_cache_is_not_replaced(
 
 
 def test_the_first_token_has_no_prediction(
-    sentencepiece: Tokenizer, ranks: Tokenizer, tmp_path: Path
+    sentencepiece: Tokenizer, ranks: Tokenizer, project: Project
 ) -> None:
     """Also where the teacher has a BOS before it, and the student has none."""
-    bos = sentencepiece.table.roles["bos"][0]
+    ids = [sentencepiece.table.roles["bos"][0], *sentencepiece.segment("The lighthouse")]
     assert "bos" not in ranks.table.roles
-    row = teachers.predicted(
-        [bos, *sentencepiece.segment("The lighthouse")], sentencepiece.vocabulary.vocab_size, K
-    )
-    [found] = project([{"id": "a", **row}], ranks, sentencepiece, tmp_path)
+    _, [found] = project([{"id": "a", **predicted(sentencepiece, ids)}], ranks, sentencepiece)
     assert found["topk_ids"][0] == []
     assert found["rest_logprob"][0] is None
     assert any(found["topk_ids"])
 
 
-def test_what_the_text_costs(
-    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
-) -> None:
+def test_what_the_text_costs(rows: list[Row], byte_level: Tokenizer, project: Project) -> None:
     """−log₂ of its own tokens, a byte."""
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
-    pair = xtok.pair(digits, byte_level)
-    found = xtok.project(path, pair, tmp_path / "o.parquet", back_map=back_map)
+    found, _ = project(rows)
     nats = num_bytes = 0.0
     for row in rows:
         for token, ids, logprobs in list(zip(*map(row.get, teachers._NAMES), strict=True))[1:]:

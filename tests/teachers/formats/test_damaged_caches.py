@@ -9,8 +9,6 @@ import gzip
 import json
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,10 @@ import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
 import yaml
+from make import run_python
 from stored_teachers import Row, write_distillkit
 from test_caches import read
 
-import xtok
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats import answers, neutral
@@ -32,6 +30,7 @@ from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.teachers.rows import project_rows
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 
 TEXTS = teachers.TEXTS[:3]
 K = 4
@@ -47,10 +46,13 @@ VALUES: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def translator(byte_level: Tokenizer, digits: Tokenizer, back_map: Path) -> Translator:
-    templates = "plain", "plain"
-    pair = xtok.pair(digits, byte_level)
-    return Translator(pair, ProjectionMap.load(back_map), templates=templates)
+def rows(byte_level: Tokenizer) -> list[Row]:
+    return teachers.rows_of(byte_level, TEXTS, K)
+
+
+@pytest.fixture(scope="module")
+def translator(back: Pair, back_map: Path) -> Translator:
+    return Translator(back, ProjectionMap.load(back_map), templates=("plain", "plain"))
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -187,10 +189,11 @@ def changed(rows: list[Row], name: str, generator: random.Random) -> Any:
     return pyarrow.array(column, depth(INTS if is_ids else FLOATS))
 
 
-def test_parquet(byte_level: Tokenizer, translator: Translator, tmp_path: Path) -> None:
+def test_parquet(
+    rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
+) -> None:
     """A column of another type, or with another number; then, of some, a byte."""
     path = tmp_path / "a.parquet"
-    rows = teachers.rows_of(byte_level, TEXTS, K)
     refused = 0
     for seed in range(RUNS):
         generator = random.Random(seed)
@@ -232,22 +235,17 @@ def rows_of_neutral(row: Row) -> list[dict[int, float]]:
 CONFIG = {"d": 512, "k": K, "exact_k": K, "exact_dtype": "float32", "residual_bins": []}
 
 
-def test_configs(byte_level: Tokenizer, translator: Translator, tmp_path: Path) -> None:
+def test_configs(
+    rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
+) -> None:
     """DistillKit's: any field with any value; a term that NumPy has, and DistillKit does not."""
-    rows = teachers.rows_of(byte_level, TEXTS, K)
     path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=512, k=K)
-    [*given] = [{name: row[name] for name in teachers._NAMES} for row in rows]
+    given = [{name: row[name] for name in teachers._NAMES} for row in rows]
     bins = {"scale_dtype": "float32", "element_bits": 4, "num_elements": 2}
     others: list[Any] = [
         *(["sqrt"], ["fromfile"], ["exp", 0], [["sqrt"]], [-1], [True], [1e9], [17], "float16"),
-        *(
-            [bins],
-            [{**bins, "element_bits": 64}],
-            [{**bins, "scale_dtype": "int8"}],
-            [{}],
-            [bins, 5],
-        ),
-        *(2**40, 3, "yes", [bins] * 2),
+        *([{**bins, **more}] for more in ({}, {"element_bits": 64}, {"scale_dtype": "int8"})),
+        *([{}], [bins, 5], 2**40, 3, "yes", [bins] * 2),
     ]
     values = [value for value in [*VALUES, *others] if not isinstance(value, bytes)]
     fields = ("polynomial_terms", "delta_encoding", "normalize_t", "term_dtype", "error_diffusion")
@@ -255,7 +253,7 @@ def test_configs(byte_level: Tokenizer, translator: Translator, tmp_path: Path) 
     for name in (*CONFIG, *fields, "unknown"):
         for value in values:
             config = {**CONFIG, name: value}
-            if name == "polynomial_terms" or name == "residual_bins":
+            if name in ("polynomial_terms", "residual_bins"):
                 config["exact_k"] = 2
             text = yaml.safe_dump(config) if value != "\ud800" else "d: \ud800"
             (tmp_path / "compression_config.yaml").write_text(text, errors="surrogatepass")
@@ -285,62 +283,58 @@ def told(path: Path, tokenizer: Tokenizer) -> str:
         ("rest_logprob", -50.0), ("realized_logprob", math.inf), ("realized_logprob", 3.0),
     ],
 )  # fmt: skip
-def test_values(name: str, value: Any, byte_level: Tokenizer, tmp_path: Path) -> None:
-    rows = teachers.rows_of(byte_level, TEXTS, K)
-    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+def test_values(
+    name: str, value: Any, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    given = {name: [row[name] for row in rows] for name in rows[0]}
+    columns: dict[str, Any] = copy.deepcopy(given)
     columns.setdefault(name, [[None] * len(row["input_ids"]) for row in rows])
-    holder = columns[name][1]
+    place = columns[name][1]
     if name == "topk_ids":
-        holder[3][0] = value
+        place[3][0] = value
     else:
-        holder[3] = value
+        place[3] = value
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    place = ", row 0: " if value == 1.5 else ", row 1, position 3: "  # of another type are all
-    assert told(path, byte_level).startswith(place)
+    where = ", row 0: " if value == 1.5 else ", row 1, position 3: "  # of another type are all
+    assert told(path, byte_level).startswith(where)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("log_base", "2"), ("convention", "N"), ("format_version", "99")]
-)
-def test_footers(key: str, value: str, byte_level: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "value"), [("convention", "N"), ("format_version", "99")])
+def test_footers(
+    key: str, value: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
     """What a cache says of itself is not passed over."""
     about: dict[str, Any] = {key: value}
-    rows = teachers.rows_of(byte_level, TEXTS, K)
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
     assert f"{key}={value}" in told(path, byte_level)
+
+
+def scored(row: str, ids: str) -> str:
+    return f'{{"prompt_logprobs": [null{row}], "prompt_token_ids": {ids}}}'
 
 
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("null", "null"),
-        ("[]", "[]"),
-        ("5", "5"),
-        (
-            '{"prompt_logprobs": [null, {"4": {"logprob": -1}, "4": {"logprob": -2}}], '
-            '"prompt_token_ids": [4, 4]}',
-            "twice",
-        ),
+        *((text, text) for text in ("null", "[]", "5")),
+        (scored(', {"4": {"logprob": -1}, "4": {"logprob": -2}}', "[4, 4]"), "twice"),
         ('{"a": "\\ud800"}', "utf-8"),
         (
             '{"error": {"message": "context is\\n4,096 tokens", "code": 400}, "text": "a"}',
             "context is 4,096 tokens",
         ),
         ('{"object": "error", "message": "no"}', "answered: no"),
-        ('{"prompt_logprobs": [null], "prompt_token_ids": "a"}', "prompt_token_ids"),
-        (
-            '{"prompt_logprobs": [null, {"99999999999999999999": {"logprob": -1}}], '
-            '"prompt_token_ids": [4, 5]}',
-            "integers",
-        ),
+        (scored("", '"a"'), "prompt_token_ids"),
+        (scored(', {"99999999999999999999": {"logprob": -1}}', "[4, 5]"), "integers"),
     ],
 )
-def test_lines(line: str, word: str, byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_lines(
+    line: str, word: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
     """Each is named by its number, blank ones counted."""
     path = tmp_path / "a.jsonl"
-    first = json.dumps(teachers.vllm_answer(teachers.rows_of(byte_level, TEXTS[:1], K)[0]))
-    path.write_text(f"\n{first}\n\n{line}\n")
+    path.write_text(f"\n{json.dumps(teachers.vllm_answer(rows[0]))}\n\n{line}\n")
     found = told(path, byte_level)
     assert found.startswith(", line 4: ")
     assert word in found
@@ -348,21 +342,22 @@ def test_lines(line: str, word: str, byte_level: Tokenizer, tmp_path: Path) -> N
     assert told(path, byte_level).startswith((found.replace("4", "1", 1), ": no Parquet"))
 
 
-def test_a_candidate_that_stands_twice(byte_level: Tokenizer, tmp_path: Path) -> None:
-    answer = teachers.sglang_answer(teachers.rows_of(byte_level, TEXTS[:1], K)[0])
+def test_a_candidate_that_stands_twice(
+    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    answer = copy.deepcopy(teachers.sglang_answer(rows[0]))
     top = answer["meta_info"]["input_top_logprobs"][3]
     top.append([-20.0, top[0][1], None])
     path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
     assert told(path, byte_level) == f", line 1, position 3: the candidate {top[0][1]} occurs twice"
 
 
-def test_other_formats(byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_other_formats(rows: list[Row], tmp_path: Path) -> None:
     path = teachers.write_lines(tmp_path / "a.jsonl", [{"prompt_logprobs": []}])
     with pytest.raises(XtokError, match="neutral"):
         open_cache(path, "neutral")
-    path = teachers.write_neutral(path, teachers.rows_of(byte_level, TEXTS, K))
     with pytest.raises(XtokError, match="vllm"):
-        open_cache(path, "vllm")
+        open_cache(teachers.write_neutral(path, rows), "vllm")
 
 
 def test_long_lines(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,11 +394,7 @@ for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(da
 """
 
 
-def test_a_damaged_footer_does_not_end_the_process(byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_a_damaged_footer_does_not_end_the_process(rows: list[Row], tmp_path: Path) -> None:
     """As what pyarrow 26 says of a column does, unless the column was read before."""
-    rows = teachers.rows_of(byte_level, TEXTS[:1], K)
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
-    done = subprocess.run(
-        [sys.executable, "-c", FLIPS, str(path)], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_python(FLIPS, teachers.write_neutral(tmp_path / "a.parquet", rows[:1]))
+    assert done.returncode == 0, done.stderr

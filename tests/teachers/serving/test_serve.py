@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +36,7 @@ from xtok.teachers.serving import teacher as teachers
 from xtok.teachers.serving.server import Proxy
 from xtok.teachers.serving.teacher import TeacherError, TeacherServer
 from xtok.teachers.translator import Translator
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
 
@@ -70,25 +71,39 @@ class Served(NamedTuple):
         return [choice["prompt_logprobs"] for choice in answer["choices"]]
 
 
+def post(url: str, prompt: Any, top_k: int = 1, timeout: float = 60, **options: Any) -> Any:
+    """Return the response to a request by vLLM's route."""
+    body = {"prompt": prompt, "prompt_logprobs": top_k}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=timeout, **options)
+
+
+def rows_of(response: Any) -> list[list[dict[str, Any]]]:
+    return [choice["prompt_logprobs"] for choice in response.json()["choices"]]
+
+
+@pytest.fixture
+def model(digits: Tokenizer) -> Model:
+    return Model(digits)
+
+
+Kind = Literal["vllm", "sglang"]
+KINDS = pytest.mark.parametrize("kind", ["vllm", "sglang"])
 Start = Callable[..., Served]
 
 
 @pytest.fixture(scope="module")
 def start(tokenizers: dict[str, Tokenizer]) -> Iterator[Start]:
     """Serve pairs, each once."""
-    made: dict[Any, Served] = {}
     with ExitStack() as stack:
         client = stack.enter_context(httpx.Client(timeout=60))
 
-        def get(student: str, teacher: str, kind: Literal["vllm", "sglang"] = "vllm") -> Served:
-            key = student, teacher, kind
-            if key not in made:
-                pair = xtok.pair(tokenizers[student], tokenizers[teacher])
-                model, notes = Model(tokenizers[teacher], kind), list[str]()
-                behind = stack.enter_context(running(model.app))
-                url = stack.enter_context(proxied(pair, behind, notes=notes))
-                made[key] = Served(pair, model, url, client, notes)
-            return made[key]
+        @cache
+        def get(student: str, teacher: str, kind: Kind = "vllm") -> Served:
+            pair = xtok.pair(tokenizers[student], tokenizers[teacher])
+            model, notes = Model(tokenizers[teacher], kind), list[str]()
+            behind = stack.enter_context(running(model.app))
+            url = stack.enter_context(proxied(pair, behind, notes=notes))
+            return Served(pair, model, url, client, notes)
 
         yield get
 
@@ -122,11 +137,10 @@ def check_rows(ids: Sequence[int], rows: Sequence[Any], top_k: int, width: int) 
         assert by_rank == sorted(by_rank, reverse=True)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@KINDS
 @pytest.mark.parametrize(("student", "teacher"), SIDES)
-def test_each_token_has_a_value_and_sums_are_the_teachers(
-    start: Start, student: str, teacher: str, kind: str
-) -> None:
+def test_sums_are_the_teachers(start: Start, student: str, teacher: str, kind: str) -> None:
+    """And each token has a value."""
     served = start(student, teacher, kind)
     ours, theirs = served.pair.tokenizers
     ids = ours.encode(TEXT).ids.tolist()
@@ -142,14 +156,14 @@ def test_each_token_has_a_value_and_sums_are_the_teachers(
     seen = 0
     for one in xtok.TokenAligner(served.pair).pairs(ids, asked[start_of:]):
         (a, b), (c, d) = one.student_tokens, one.teacher_tokens
-        expected = sum(told[start_of + c : start_of + d])
         if a or bos:
+            expected = sum(told[start_of + c : start_of + d])
             assert sum(values[a:b]) == pytest.approx(expected, abs=1e-5)
         seen += b - a
     assert seen == len(ids)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@KINDS
 def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -> None:
     served = start("digits", "digits", kind)
     tokenizer = served.pair.tokenizers[0]
@@ -157,8 +171,7 @@ def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -
     ids = [*tokenizer.encode(TEXT).ids.tolist(), unused[0], 5]
     [rows] = served.rows(ids, top_k=7)
     assert served.model.asked[-1] == ids
-    expected = served.model.logprobs(ids)
-    for i, row, values in zip(ids[1:], rows[1:], expected, strict=True):
+    for i, row, values in zip(ids[1:], rows[1:], served.model.logprobs(ids), strict=True):
         best = values.topk(7)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         told = {str(i): float(values[i]), **{str(j): value for j, value in pairs}}
@@ -193,9 +206,7 @@ def test_control_tokens_without_a_counterpart_are_spelled(start: Start) -> None:
 @settings(max_examples=25)
 @given(data=st.data())
 @pytest.mark.parametrize(("student", "teacher"), SIDES[:3])
-def test_any_ids_are_answered(
-    start: Start, student: str, teacher: str, data: st.DataObject
-) -> None:
+def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: Any) -> None:
     """Batches of whatever a student may write: broken characters, control tokens, unused ids."""
     served = start(student, teacher)
     width = len(served.pair.tokenizers[0].table)
@@ -256,15 +267,11 @@ def test_vllms_other_routes(start: Start) -> None:
     demo = served.post("/generate", prompt={"prompt_token_ids": ids}, prompt_logprobs=1)
     plain = [row and {i: entry["logprob"] for i, entry in row.items()} for row in rows]
     assert demo["prompt_logprobs"] == plain
-    sampling: dict[str, Any] = {
-        "max_tokens": 1,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "prompt_logprobs": 1,
-    }
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "prompt_logprobs": 1}
     answer = served.post(
-        "/inference/v1/generate", model="x", token_ids=ids, sampling_params=sampling
-    )
+        "/inference/v1/generate", model="x", token_ids=ids,
+        sampling_params={**sampling, "max_tokens": 1},
+    )  # fmt: skip
     assert answer["prompt_logprobs"] == rows
     assert isinstance(answer["request_id"], str)
     [choice] = answer["choices"]
@@ -299,82 +306,67 @@ def test_models_and_metrics(start: Start) -> None:
     assert float(rest.split()[1]) > 0
 
 
-BAD: list[tuple[str, Any, str]] = [
-    ("/v1/completions", b"{", "Input data was truncated"),
-    ("/v1/completions", {"prompt_logprobs": 1}, "prompt: give token ids"),
-    ("/v1/completions", {"prompt": "text", "prompt_logprobs": 1}, "prompt: give token ids"),
-    ("/v1/completions", {"prompt": [1, [2]], "prompt_logprobs": 1}, "prompt: ids and lists"),
-    ("/v1/completions", {"prompt": [[1, "a"]], "prompt_logprobs": 1}, "prompt[0][1]: Expect"),
-    ("/v1/completions", {"prompt": [1]}, "prompt_logprobs: this server only scores"),
-    ("/v1/completions", {"prompt": [1], "prompt_logprobs": -1}, "prompt_logprobs: -1 is not in 0"),
-    ("/v1/completions", {"prompt": [1], "prompt_logprobs": 1, "stream": True}, "stream: "),
-    ("/v1/completions", {"prompt": [1], "prompt_logprobs": 1, "max_tokens": 9}, "max_tokens: 9"),
-    ("/v1/completions", {"prompt": [[1], []], "prompt_logprobs": 1}, "the sequence is empty"),
-    ("/v1/completions", {"prompt": [99999], "prompt_logprobs": 1}, "the id 99999 is outside the"),
-    ("/v1/completions", {"prompt": [-1], "prompt_logprobs": 1}, "the id -1 is outside the"),
-    ("/v1/completions", {"prompt": [1], "prompt_logprobs": 65}, "max allowed: 64"),
-    ("/generate", {"input_ids": [1]}, "return_logprob: "),
-    ("/generate", {"return_logprob": True}, "input_ids: give token ids"),
-    ("/generate", {"input_ids": [1], "return_logprob": True, "logprob_start_len": 1}, "logprob_s"),
-    ("/generate", {"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: Expected"),
-    ("/inference/v1/generate", {"token_ids": [1]}, "Object missing required field `sampling_par"),
-    (
-        "/generate",
-        {"input_ids": [1, 2], "return_logprob": True, "token_ids_logprob": [5, 99999]},
-        "the chosen id 99999 is outside the vocabulary of small-byte-level",
-    ),
-    (
-        "/generate",
-        {"input_ids": [1, 2], "return_logprob": True, "token_ids_logprob": [-1, -7]},
-        "the chosen id -1 is outside the vocabulary of small-byte-level",
-    ),
-    (
-        "/inference/v1/generate",
-        {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[-1, -7]]}},
-        "the chosen id -7 is outside",
-    ),
-    (
-        "/inference/v1/generate",
-        {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[2**63]]}},
-        "the chosen id 9223372036854775808 is outside",
-    ),
-    ("/v1/completions", b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' occ"),
-    ("/generate", b'{"input_ids":[1],"return_logprob":true,"input_ids":[2]}', "the key 'input_ids"),
-    (
-        "/inference/v1/generate",
-        b'{"token_ids":[1],"sampling_params":{"prompt_logprobs":1,"prompt_logprobs":2}}',
-        "the key 'prompt_logprobs' occurs twice",
-    ),
-    ("/v1/completions", b'{"x":' + b"[" * 100000, TOO_DEEP),
-    ("/generate", b'{"input_ids":[1],"x":' + b"[" * 100000, TOO_DEEP),
-    ("/v1/completions", b'{"prompt":"\xff"}', "can't decode byte 0xff"),
-    (
-        "/generate",
-        {"input_ids": [[1], [2]], "return_logprob": True, "top_logprobs_num": -1},
-        "top_logprobs_num: -1 is not in 0",
-    ),
-    (
-        "/generate",
-        {
-            "input_ids": [[1, 2], [2, 3]],
-            "return_logprob": True,
-            "token_ids_logprob_positions": [[], [1]],
-        },
-        "token_ids_logprob_positions: give them with one sequence",
-    ),
-    ("/v1/completions", {"prompt": [5] * 10**6, "prompt_logprobs": 1}, "far more than the 2047"),
-    (
-        "/inference/v1/generate",
-        {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [[1], [2]]}},
-        "prompt_logprob_token_ids: 2 rows, and 1 tokens after prompt_logprob_start",
-    ),
-]  # fmt: skip
+ONE: dict[str, Any] = {"prompt_logprobs": 1}
+LOGPROBS: dict[str, Any] = {"return_logprob": True}
 
 
-@pytest.mark.parametrize(("path", "body", "words"), BAD)
-def test_a_bad_request_is_told_what_is_wrong(
-    start: Start, path: str, body: Any, words: str
-) -> None:
+def chosen(*ids: list[int]) -> dict[str, Any]:
+    """What asks for the log-probabilities of chosen ids at each position."""
+    return {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [*ids]}}
+
+
+BAD: dict[str, list[tuple[Any, str]]] = {
+    "/v1/completions": [
+        (b"{", "Input data was truncated"),
+        (ONE, "prompt: give token ids"),
+        ({"prompt": "text", **ONE}, "prompt: give token ids"),
+        ({"prompt": [1, [2]], **ONE}, "prompt: ids and lists"),
+        ({"prompt": [[1, "a"]], **ONE}, "prompt[0][1]: Expect"),
+        ({"prompt": [1]}, "prompt_logprobs: this server only scores"),
+        ({"prompt": [1], "prompt_logprobs": -1}, "prompt_logprobs: -1 is not in 0"),
+        ({"prompt": [1], **ONE, "stream": True}, "stream: "),
+        ({"prompt": [1], **ONE, "max_tokens": 9}, "max_tokens: 9"),
+        ({"prompt": [[1], []], **ONE}, "the sequence is empty"),
+        ({"prompt": [99999], **ONE}, "the id 99999 is outside the"),
+        ({"prompt": [-1], **ONE}, "the id -1 is outside the"),
+        ({"prompt": [1], "prompt_logprobs": 65}, "max allowed: 64"),
+        (b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' occ"),
+        (b'{"x":' + b"[" * 100000, TOO_DEEP),
+        (b'{"prompt":"\xff"}', "can't decode byte 0xff"),
+        ({"prompt": [5] * 10**6, **ONE}, "far more than the 2047"),
+    ],
+    "/generate": [
+        ({"input_ids": [1]}, "return_logprob: "),
+        (LOGPROBS, "input_ids: give token ids"),
+        ({"input_ids": [1], **LOGPROBS, "logprob_start_len": 1}, "logprob_s"),
+        ({"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: Expected"),
+        ({"input_ids": [1, 2], **LOGPROBS, "token_ids_logprob": [5, 99999]},
+         "the chosen id 99999 is outside the vocabulary of small-byte-level"),
+        ({"input_ids": [1, 2], **LOGPROBS, "token_ids_logprob": [-1, -7]},
+         "the chosen id -1 is outside the vocabulary of small-byte-level"),
+        (b'{"input_ids":[1],"return_logprob":true,"input_ids":[2]}', "the key 'input_ids"),
+        (b'{"input_ids":[1],"x":' + b"[" * 100000, TOO_DEEP),
+        ({"input_ids": [[1], [2]], **LOGPROBS, "top_logprobs_num": -1},
+         "top_logprobs_num: -1 is not in 0"),
+        ({"input_ids": [[1, 2], [2, 3]], **LOGPROBS, "token_ids_logprob_positions": [[], [1]]},
+         "token_ids_logprob_positions: give them with one sequence"),
+    ],
+    "/inference/v1/generate": [
+        ({"token_ids": [1]}, "Object missing required field `sampling_par"),
+        (chosen([-1, -7]), "the chosen id -7 is outside"),
+        (chosen([2**63]), "the chosen id 9223372036854775808 is outside"),
+        (b'{"token_ids":[1],"sampling_params":{"prompt_logprobs":1,"prompt_logprobs":2}}',
+         "the key 'prompt_logprobs' occurs twice"),
+        (chosen([1], [2]),
+         "prompt_logprob_token_ids: 2 rows, and 1 tokens after prompt_logprob_start"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"), [(path, *one) for path in BAD for one in BAD[path]]
+)
+def test_a_bad_request_is_refused(start: Start, path: str, body: Any, words: str) -> None:
     served = start("byte_level", "digits")
     content = body if isinstance(body, bytes) else json.dumps(body)
     response = served.client.post(served.url + path, content=content)
@@ -400,15 +392,11 @@ values = st.recursive(
 
 
 @settings(max_examples=100)
-@given(
-    path=st.sampled_from(["/v1/completions", "/generate", "/inference/v1/generate"]),
-    body=st.dictionaries(st.sampled_from(KEYS), values),
-)
+@given(path=st.sampled_from([*BAD]), body=st.dictionaries(st.sampled_from(KEYS), values))
 def test_no_request_breaks_it(start: Start, path: str, body: Any) -> None:
     served = start("byte_level", "digits")
-    defaults = {"prompt_logprobs": 1, "return_logprob": True, "token_ids": [1], "input_ids": [1, 2]}
-    content = json.dumps({**defaults, "sampling_params": {}, **body})
-    response = served.client.post(served.url + path, content=content)
+    defaults = {**ONE, **LOGPROBS, "token_ids": [1], "input_ids": [1, 2], "sampling_params": {}}
+    response = served.client.post(served.url + path, content=json.dumps({**defaults, **body}))
     assert response.status_code in (200, 400), response.text
     if response.status_code == 400:
         assert response.json()["error"]["message"]
@@ -417,10 +405,7 @@ def test_no_request_breaks_it(start: Start, path: str, body: Any) -> None:
 def test_too_long_sequences_tell_both_counts(start: Start) -> None:
     served = start("byte_level", "digits")
     ids = served.pair.tokenizers[0].segment(b" 2014" * 1000)
-    response = served.client.post(
-        f"{served.url}/v1/completions", json={"prompt": ids, "prompt_logprobs": 1}
-    )
-    message = response.json()["error"]["message"]
+    message = post(served.url, ids).json()["error"]["message"]
     assert message.startswith(f"the sequence has {len(ids)} tokens, ")
     assert "whose server takes at most 2047: start it with a larger --max-model-len" in message
 
@@ -447,10 +432,17 @@ def test_another_temperature_is_noted_once(start: Start) -> None:
     ]
 
 
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
-)
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    """A teacher's template."""
+    path = tmp_path / "teacher.jinja"
+    path.write_text(
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]\n{% endif %}"
+    )
+    return path
+
+
 CHAT = [
     {"role": "user", "content": "How many steps?"},
     {"role": "assistant", "content": "There are 201 of them."},
@@ -461,11 +453,9 @@ CHAT = [
 
 @pytest.mark.parametrize("end", [None, -1, -3, "asks"])
 def test_conversations_are_read_by_the_teachers_template(
-    pair: Pair, digits: Tokenizer, tmp_path: Path, end: int | str | None
+    pair: Pair, model: Model, template: Path, end: int | str | None
 ) -> None:
     """Whole ones, without the end of the last turn, cut off in it, and as prompts."""
-    template = tmp_path / "teacher.jinja"
-    template.write_text(TEMPLATE, encoding="utf-8")
     student, teacher = pair.tokenizers
     messages, asks = (CHAT[:3], True) if end == "asks" else (CHAT, False)
     ours = render(student, messages, template="chatml", add_generation_prompt=asks)
@@ -474,20 +464,15 @@ def test_conversations_are_read_by_the_teachers_template(
     if isinstance(end, int):
         ids = ids[: len(ids) - ids[::-1].index(end_of_turn)][:end]
     theirs = render(teacher, messages, template=template, add_generation_prompt=asks).ids.tolist()
-    model = Model(digits)
     both = ("chatml", template)
     with running(model.app) as behind, proxied(pair, behind, templates=both) as url:
         model.asked.clear()
-        body = {"prompt": ids, "prompt_logprobs": 5}
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        [rows] = rows_of(post(url, ids, 5))
         metrics = httpx.get(f"{url}/metrics").text
-    rows = answer["choices"][0]["prompt_logprobs"]
     check_rows(ids, rows, 5, len(student.table))
     [asked] = model.asked
     assert 'xtok_sequences_total{chat="true"} 1.0' in metrics
-    assert asked == theirs[: len(asked)]
-    if not isinstance(end, int):
-        assert asked == theirs
+    assert asked == theirs[: len(asked) if isinstance(end, int) else None]
     values, told = [math.nan, *own(ids, rows)], [math.nan, *model.own(asked)]
     for n, message in enumerate(messages[: 3 if isinstance(end, int) else None]):
         # Of what a role wrote, with the end of its turn, the sum is the teacher's.
@@ -511,20 +496,17 @@ def span_of(side: Tokenizer, ids: Sequence[int], words: bytes) -> tuple[int, int
     return first, last + 1
 
 
-def test_what_is_no_conversation_is_spelled(pair: Pair, digits: Tokenizer, tmp_path: Path) -> None:
+def test_what_is_no_conversation_is_spelled(pair: Pair, digits: Tokenizer, template: Path) -> None:
     """Other ids, and all with --no-chat."""
-    template = tmp_path / "teacher.jinja"
-    template.write_text(TEMPLATE, encoding="utf-8")
     student, teacher = pair.tokenizers
     whole = render(student, CHAT, template="chatml").ids.tolist()
+    both = ("chatml", template)
     for chat, ids in ((True, [*whole[3:], *whole]), (False, whole)):
         model = Model(digits)
-        both = ("chatml", template)
         with running(model.app) as behind, proxied(pair, behind, chat=chat, templates=both) as url:
             model.asked.clear()
-            body = {"prompt": ids, "prompt_logprobs": 1}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
-        check_rows(ids, answer["choices"][0]["prompt_logprobs"], 1, len(student.table))
+            [rows] = rows_of(post(url, ids))
+        check_rows(ids, rows, 1, len(student.table))
         [asked] = model.asked
         ours = b"".join(student.table[i] for i in ids)
         assert b"".join(teacher.table[i] for i in asked) == ours
@@ -556,87 +538,77 @@ def test_a_teacher_that_allows_fewer_candidates(pair: Pair, digits: Tokenizer) -
         assert raised.value.hint == "start it with --max-logprobs 64"
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@KINDS
 @pytest.mark.parametrize("tokenizes", [True, False])
 def test_swapped_sides_are_told(
-    byte_level: Tokenizer, digits: Tokenizer, kind: Literal["vllm", "sglang"], tokenizes: bool
+    byte_level: Tokenizer, pair: Pair, kind: Kind, tokenizes: bool
 ) -> None:
     """Where the server has the tokenizer of what was given as the student."""
     model = Model(byte_level, kind, tokenizes=tokenizes)
     with pytest.raises(XtokError, match="the sides are swapped: the server at ") as raised:
-        begin(xtok.pair(byte_level, digits), model, student=byte_level)
+        begin(pair, model, student=byte_level)
     assert raised.value.message.endswith(
         " has the tokenizer of small-byte-level, and small-digits was given as the teacher"
     )
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@KINDS
 @pytest.mark.parametrize("tokenizes", [True, False])
 def test_the_wrong_teacher_is_an_error(
-    byte_level: Tokenizer, digits: Tokenizer, kind: Literal["vllm", "sglang"], tokenizes: bool
+    pair: Pair, digits: Tokenizer, kind: Kind, tokenizes: bool
 ) -> None:
     """With /tokenize, and by the names of tokens in its answers."""
-    pair = xtok.pair(byte_level, digits)
     teacher, _ = begin(pair, Model(digits, kind, tokenizes=tokenizes))
     assert (teacher.kind, teacher.candidates, teacher.max_model_len) == (kind, 64, 2048)
     with pytest.raises(XtokError, match="has another tokenizer than small-byte-level") as raised:
         begin(pair.reversed, Model(digits, kind, tokenizes=tokenizes))
-    assert raised.value.hint.startswith(
-        "give the model that it serves (the-teacher) as the teacher"
-    )
+    hint = "give the model that it serves (the-teacher) as the teacher"
+    assert raised.value.hint.startswith(hint)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@KINDS
+@pytest.mark.parametrize("texts", [True, False])
 def test_a_tokenizer_that_cannot_be_compared_is_noted(
-    byte_level: Tokenizer, digits: Tokenizer, kind: Literal["vllm", "sglang"]
+    pair: Pair, digits: Tokenizer, kind: Kind, texts: bool
 ) -> None:
     """A server without a tokenizer names no tokens; that is not as good as equal names."""
-    pair = xtok.pair(byte_level, digits)
-    _, notes = begin(pair, Model(digits, kind, texts=False), student=byte_level)
-    assert [note for note in notes if note.startswith("tokenizer not checked: ")]
-    _, notes = begin(pair, Model(digits, kind), student=byte_level)
-    assert not [note for note in notes if "not checked" in note]
+    _, notes = begin(pair, Model(digits, kind, texts=texts), student=pair.tokenizers[0])
+    assert any(note.startswith("tokenizer not checked: ") for note in notes) is not texts
+    assert any("not checked" in note for note in notes) is not texts
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@KINDS
 def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
-    pair: Pair, digits: Tokenizer, kind: Literal["vllm", "sglang"]
+    pair: Pair, digits: Tokenizer, kind: Kind
 ) -> None:
     """vLLM writes −9999 for −∞, SGLang null: neither is a log-probability."""
     model = Model(digits, kind)
     ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
     with running(model.app) as behind, proxied(pair, behind) as url:
-        before = ask_all(url, ids)
-        [theirs] = [asked for asked in model.asked if len(asked) == len(model.asked[-1])][-1:]
-        model.impossible = {theirs[5]}
-        after = ask_all(url, ids)
+        before = own(ids, rows_of(post(url, ids))[0])
+        model.impossible = {model.asked[-1][5]}
+        after = own(ids, rows_of(post(url, ids))[0])
     assert len(after) == len(before)
     assert all(-60 < value < 0 for value in after)
     assert after != before
     assert sum(a == b for a, b in zip(after, before, strict=True)) > len(ids) / 2
 
 
-def ask_all(url: str, ids: Sequence[int]) -> list[float]:
-    """Return the log-probability of each token after the first."""
-    body = {"prompt": ids, "prompt_logprobs": 1}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
-    rows = answer["choices"][0]["prompt_logprobs"][1:]
-    return [row[str(i)]["logprob"] for i, row in zip(ids[1:], rows, strict=True)]
+async def begun(url: str, tokenizer: Tokenizer) -> None:
+    """Begin a teacher, and leave it."""
+    async with aclosing(TeacherServer(url, tokenizer)) as teacher:
+        await teacher.begin()
 
 
 def test_servers_that_are_none(digits: Tokenizer) -> None:
-    async def ask(url: str) -> None:
-        async with aclosing(TeacherServer(url, digits)) as teacher:
-            await teacher.begin()
-
     with running(Starlette()) as url, pytest.raises(XtokError, match="404 Not Found") as raised:
-        asyncio.run(ask(url))
+        asyncio.run(begun(url, digits))
     assert "it answers neither as vLLM nor as SGLang does" in raised.value.message
     with pytest.raises(XtokError, match=r"^the teacher's server at http://127.0.0.1:9: Connect"):
-        asyncio.run(ask("http://user:secret@127.0.0.1:9"))
+        asyncio.run(begun("http://user:secret@127.0.0.1:9", digits))
     for wrong in ("ftp://x", "http://", "127.0.0.1:99999", "http://[::1", "http://u:secret@x:y"):
         with pytest.raises(XtokError, match="is not the address of a server") as raised:
-            asyncio.run(ask(wrong))
+            asyncio.run(begun(wrong, digits))
         assert "secret" not in str(raised.value)
 
     async def unzipped(request: Any) -> Response:
@@ -644,21 +616,16 @@ def test_servers_that_are_none(digits: Tokenizer) -> None:
 
     app = Starlette(routes=[Route("/v1/models", unzipped)])
     with running(app) as url, pytest.raises(XtokError, match="DecodingError: "):
-        asyncio.run(ask(url))
+        asyncio.run(begun(url, digits))
 
 
 def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: Tokenizer) -> None:
     """As after a restart; it is said once. Before the start, too few are an error."""
     model, notes = Model(digits, "sglang"), list[str]()
-    with (
-        running(model.app) as behind,
-        proxied(pair, behind, notes=notes) as url,
-        httpx.Client(timeout=60) as client,
-    ):
+    with running(model.app) as behind, proxied(pair, behind, notes=notes) as url:
         model.gives = 20
         for _ in range(2):
-            answer = client.post(f"{url}/v1/completions", json={"prompt": [5, 6, 7], **ONE})
-            assert answer.status_code == 200
+            assert post(url, [5, 6, 7]).status_code == 200
         told = f"the server at {behind} gives 20 candidates per token, and was asked for 64"
         assert notes == [told]
     _, notes = begin(pair, model)
@@ -668,15 +635,11 @@ def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: To
         begin(pair, model)
 
 
-ONE = {"prompt_logprobs": 1}
-
-
 def test_a_server_that_is_still_loading_is_waited_for(
-    pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is said again and again that it is."""
     monkeypatch.setattr(teachers, "_TOLD_EVERY", 1.0)
-    model = Model(digits)
     model.busy = 2
     _, notes = begin(pair, model, wait=60.0)
     assert len(notes) == 2
@@ -684,147 +647,120 @@ def test_a_server_that_is_still_loading_is_waited_for(
     assert notes[0].endswith(", for at most 60 s more: 503 Service Unavailable: loading")
 
 
-def test_a_teacher_that_goes_away_and_comes_back(
-    pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teachers, "_PAUSES", (0.01, 0.01))
-    model = Model(digits)
-    body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
-    with (
-        running(model.app) as behind,
-        proxied(pair, behind) as url,
-        httpx.Client(timeout=60) as client,
-    ):
-        right = client.post(f"{url}/v1/completions", json=body).json()["choices"]
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_teacher_that_goes_away_and_comes_back(pair: Pair, model: Model) -> None:
+    ids = [5, 6, 7]
+    with running(model.app) as behind, proxied(pair, behind) as url:
+        right = rows_of(post(url, ids))
         model.status = 500
-        response = client.post(f"{url}/v1/completions", json=body)
+        response = post(url, ids)
         assert response.status_code == 502
         words = f"the teacher's server at {behind}: 500 Internal Server Error: out of memory"
         assert response.json()["error"]["message"] == words
-        assert client.get(f"{url}/health").status_code == 503
+        assert httpx.get(f"{url}/health").status_code == 503
         model.status, before = 503, len(model.asked)
-        assert client.post(f"{url}/v1/completions", json=body).status_code == 502
+        assert post(url, ids).status_code == 502
         assert len(model.asked) == before + 3
         # Too busy for one answer: the request is sent again, when the teacher says.
         model.status, model.busy, since = 200, 1, time.monotonic()
-        assert client.post(f"{url}/v1/completions", json=body).json()["choices"] == right
+        assert rows_of(post(url, ids)) == right
         assert time.monotonic() - since >= 1
-        assert client.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_a_teacher_that_dies(
-    pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("short_pauses")
+@KINDS
+def test_a_teacher_that_dies_and_comes_back_as_another(
+    pair: Pair, digits: Tokenizer, byte_level: Tokenizer, kind: Kind
 ) -> None:
-    monkeypatch.setattr(teachers, "_PAUSES", (0.01,))
-    with ExitStack() as stack:
-        model = running(Model(digits).app)
-        url = stack.enter_context(proxied(pair, model.__enter__()))
-        model.__exit__(None, None, None)
-        response = httpx.post(
-            f"{url}/v1/completions", json={"prompt": [5, 6], "prompt_logprobs": 1}, timeout=60
-        )
-        assert response.status_code == 502
-        assert "Connect" in response.json()["error"]["message"]
-        assert httpx.get(f"{url}/health").status_code == 503
-
-
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_a_teacher_that_comes_back_as_another_is_found_out(
-    pair: Pair, digits: Tokenizer, small: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
-) -> None:
-    monkeypatch.setattr(teachers, "_PAUSES", (0.01,))
-    body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
-    other = load_tokenizer(str(small / "small-byte-level"))
+    ids = [5, 6, 7]
     with ExitStack() as stack:
         model = running(Model(digits, kind).app)
         behind = model.__enter__()
         url = stack.enter_context(proxied(pair, behind))
-        right = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+        right = rows_of(post(url, ids))
         model.__exit__(None, None, None)
+        response = post(url, ids)
+        assert response.status_code == 502
+        assert "Connect" in response.json()["error"]["message"]
+        assert httpx.get(f"{url}/health").status_code == 503
         port = int(behind.rpartition(":")[2])
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 502
-        with running(Model(other, kind).app, port):
+        with running(Model(byte_level, kind).app, port):
             for _ in range(2):
-                response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+                response = post(url, ids)
                 words = "it came back with another tokenizer than small-digits: "
                 assert response.status_code == 502
                 assert words in response.json()["error"]["message"]
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 502
+        assert post(url, ids).status_code == 502
         with running(Model(digits, kind).app, port):
-            again = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-            assert again.json()["choices"] == right
+            assert rows_of(post(url, ids)) == right
 
 
 def test_a_teacher_that_is_away_again_while_it_is_checked(
-    pair: Pair, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post = teachers.TeacherServer._post
+    asks = teachers.TeacherServer._post
 
     async def after_a_break(self: Any, *request: Any) -> httpx.Response:
         self._was_away = True
-        return await post(self, *request)
+        return await asks(self, *request)
 
     async def away(*_: Any) -> str:
         raise httpx.ConnectError("gone")
 
-    with running(Model(digits).app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as behind, proxied(pair, behind) as url:
         monkeypatch.setattr(teachers.TeacherServer, "_post", after_a_break)
         monkeypatch.setattr(teachers.TeacherServer, "_differs", away)
-        body = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
-        response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        response = post(url, [5, 6, 7])
     assert response.status_code == 502
     assert response.json()["error"]["message"].endswith("ConnectError: gone")
 
 
 OWN = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
+
+
+def vllm(*rows: Any) -> dict[str, Any]:
+    return {"choices": [{"prompt_logprobs": [*rows]}]}
+
+
+def sglang(own: Any, *top: Any) -> dict[str, Any]:
+    return {"meta_info": {"input_token_logprobs": own, "input_top_logprobs": [*top]}}
+
+
+def entry(token: int, logprob: float = -1) -> dict[str, Any]:
+    return {str(token): {"logprob": logprob}}
+
+
+NO_ROWS = "log-probabilities of the prompt: "
 ODD: list[tuple[Any, str]] = [
-    ({"choices": [{"prompt_logprobs": [None, None, None]}]}, "it has no candidates for token 1"),
-    (
-        {"choices": [{"prompt_logprobs": [{str(i): {"logprob": -1}} for i in (5, 6, 7)]}]},
-        "position 0: it has a prediction",
-    ),
-    ({"choices": [{"prompt_logprobs": [None, {str(2**40): {"logprob": -1}}, None]}]}, "token 2"),
-    (
-        {"choices": [{"prompt_logprobs": [None, *[{str(2**40): {"logprob": -1}}] * 2]}]},
-        "1099511627776 is not a token id",
-    ),
+    (vllm(None, None, None), "it has no candidates for token 1"),
+    (vllm(entry(5), entry(6), entry(7)), "position 0: it has a prediction"),
+    (vllm(None, entry(2**40), None), "token 2"),
+    (vllm(None, *[entry(2**40)] * 2), "1099511627776 is not a token id"),
     (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
     (b'{"x":' + b"[" * 100000, TOO_DEEP),
-    ({"meta_info": {"input_token_logprobs": OWN[:2], "input_top_logprobs": []}}, "of other ids"),
-    ({"meta_info": {"input_token_logprobs": OWN, "input_top_logprobs": [None]}}, "1 rows for 3"),
-    (
-        {
-            "meta_info": {
-                "input_token_logprobs": [*OWN[:2], [None, 7, None]],
-                "input_top_logprobs": [None, [], []],
-            }
-        },
-        "it has no candidates for token 2",
-    ),
+    (sglang(OWN[:2]), "of other ids"),
+    (sglang(OWN, None), "1 rows for 3"),
+    (sglang([*OWN[:2], [None, 7, None]], None, [], []), "it has no candidates for token 2"),
     (
         b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-1},"6":{"logprob":-2}},{}]}]}',
         "the key '6' occurs twice in one object",
     ),
     (
-        {"choices": [{"prompt_logprobs": [None, *[{"6": {"logprob": -1e39}}] * 2]}]},
+        vllm(None, *[entry(6, -1e39)] * 2),
         "^its answer, position 1: −inf is not a log-probability of a candidate",
     ),
     (
-        {
-            "meta_info": {
-                "input_token_logprobs": OWN,
-                "input_top_logprobs": [None, [[-1.0, 6, None], [-2.0, 6, None]], []],
-            }
-        },
+        sglang(OWN, None, [[-1.0, 6, None], [-2.0, 6, None]], []),
         "a candidate of token 1 occurs twice",
     ),
     (
-        {
-            "meta_info": {
-                "input_token_logprobs": OWN,
-                "input_top_logprobs": [None, [[-1.5, 6, None]], []],
-            }
-        },
+        sglang(OWN, None, [[-1.5, 6, None]], []),
         "position 1: the log-probability of its own token, 6, is not the candidate's",
     ),
     (
@@ -832,15 +768,12 @@ ODD: list[tuple[Any, str]] = [
         b'[[null, 5, null], [-1, 6, null], [-1, 7, null]], "input_top_logprobs": [null, [], []]}}',
         "the key 'input_token_logprobs' occurs twice in one object",
     ),
-    (b"<html>", "/v1/completions answered without log-probabilities of the prompt: "),
-    ({"choices": []}, "without log-probabilities of the prompt: no prompt_logprobs"),
-    ({"choices": [{"prompt_logprobs": [None]}]}, "of the prompt: 1 rows for 3 ids"),
+    (b"<html>", f"/v1/completions answered without {NO_ROWS}"),
+    ({"choices": []}, f"without {NO_ROWS}no prompt_logprobs"),
+    (vllm(None), "of the prompt: 1 rows for 3 ids"),
+    (vllm(None, entry(6, 0.5), entry(7)), "above 1"),
     (
-        {"choices": [{"prompt_logprobs": [None, {"6": {"logprob": 0.5}}, {"7": {"logprob": -1}}]}]},
-        "above 1",
-    ),
-    (
-        {"choices": [{"prompt_logprobs": [None, *[{"99999": {"logprob": -1}}] * 2]}]},
+        vllm(None, *[entry(99999)] * 2),
         "the id 99999 is outside the vocabulary of small-digits",
     ),
 ]
@@ -883,72 +816,57 @@ def test_a_teacher_that_calls_tokens_odd_names(digits: Tokenizer, odd: bytes) ->
             {str(j): {"logprob": -7.0, "decoded_token": j} for j in [i, *range(200, 264)]}
             for i in ids[1:]
         ]
-        return JSONResponse({"choices": [{"prompt_logprobs": [None, *rows]}]})
-
-    async def ask(url: str) -> None:
-        async with aclosing(TeacherServer(url, digits)) as teacher:
-            await teacher.begin()
+        return JSONResponse(vllm(None, *rows))
 
     with running(Starlette(routes=[Route("/v1/completions", scored, methods=["POST"])])) as url:
         if not odd:
-            asyncio.run(ask(url))
+            asyncio.run(begun(url, digits))
             return
         with pytest.raises(XtokError, match=f"^the teacher's server at {url}: ") as raised:
-            asyncio.run(ask(url))
+            asyncio.run(begun(url, digits))
     assert raised.value.parameter == "teacher_url"
 
 
-def test_a_client_that_leaves_frees_its_place(pair: Pair, digits: Tokenizer) -> None:
-    model = Model(digits)
+def test_a_client_that_leaves_frees_its_place(pair: Pair, model: Model) -> None:
     with running(model.app) as behind, proxied(pair, behind, concurrency=1) as url:
         model.delay = 60.0
-        body = {"prompt": [[5, 6], [7, 8]], "prompt_logprobs": 1}
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{url}/v1/completions", json=body, timeout=0.3)
+            post(url, [[5, 6], [7, 8]], timeout=0.3)
         end = time.monotonic() + 30
         while not model.cancelled and time.monotonic() < end:
             time.sleep(0.01)
         assert model.cancelled == 1
         model.delay = 0.0
-        response = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
-        assert response.status_code == 200
+        assert post(url, [[5, 6], [7, 8]], timeout=30).status_code == 200
 
 
-def test_64_at_once(digits: Tokenizer, byte_level: Tokenizer) -> None:
+def test_64_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
     """Answers do not depend on what else waits, and the teacher gets no more than it should."""
-    pair, model = xtok.pair(byte_level, digits), Model(digits)
     texts = [f"{TEXT[n:]} {n} times" for n in range(64)]
     rows = [ids.tolist() for ids in byte_level.library_arrays(texts)]
     with running(model.app) as behind, proxied(pair, behind, concurrency=8) as url:
 
         def ask(ids: list[int]) -> Any:
-            body = {"prompt": ids, "prompt_logprobs": 5}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
-            return answer["choices"][0]["prompt_logprobs"]
+            return rows_of(post(url, ids, 5))[0]
 
         alone = [*map(ask, rows)]
         model.delay = 0.05
         with ThreadPoolExecutor(64) as pool:
             assert [*pool.map(ask, rows)] == alone
         assert model.most == 8
-        answer = httpx.post(
-            f"{url}/v1/completions", json={"prompt": rows, "prompt_logprobs": 5}, timeout=60
-        ).json()
-    assert [choice["prompt_logprobs"] for choice in answer["choices"]] == alone
-    assert [choice["index"] for choice in answer["choices"]] == [*range(64)]
+        answer = post(url, rows, 5)
+    assert rows_of(answer) == alone
+    assert [choice["index"] for choice in answer.json()["choices"]] == [*range(64)]
 
 
-def test_keys(pair: Pair, digits: Tokenizer) -> None:
-    model = Model(digits)
+def test_keys(pair: Pair, model: Model) -> None:
     notes: list[str] = []
-    body = {"prompt": [5, 6], "prompt_logprobs": 1}
     with running(model.app) as behind, proxied(pair, behind, api_key="ours", notes=notes) as url:
         for key, status in (
             ("", 401), ("Bearer other", 401), ("Bearer ours", 200), ("bearer ours", 200),
             ("ours", 401), ("Basic ours", 401),
         ):  # fmt: skip
-            headers = {"Authorization": key} if key else {}
-            response = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
+            response = post(url, [5, 6], headers={"Authorization": key} if key else {})
             assert response.status_code == status
             assert "ours" not in response.text
         assert httpx.get(f"{url}/health").status_code == 200
@@ -957,30 +875,27 @@ def test_keys(pair: Pair, digits: Tokenizer) -> None:
     assert not any("ours" in note for note in notes)
 
 
-def test_gzip_and_large_bodies(pair: Pair, digits: Tokenizer) -> None:
+def test_gzip_and_large_bodies(pair: Pair, model: Model) -> None:
     """Answers are packed, though not for clients on this machine; bodies have 64 MB at most."""
     body = {"prompt": [[5, 6] * 50] * 20, "prompt_logprobs": 20}
 
     async def ask(url: str) -> None:
-        async with aclosing(TeacherServer(url, digits)) as teacher:
+        async with aclosing(TeacherServer(url, pair.tokenizers[1])) as teacher:
             await teacher.begin()
-            await ask_from_both(
-                Proxy(Translator(pair, map_of_pair(pair.reversed, BACK_MAP)), teacher).app()
-            )
+            app: Any = Proxy(Translator(pair, map_of_pair(pair.reversed, BACK_MAP)), teacher).app()
+            answers = []
+            for host in ("10.0.0.1", "127.0.0.1"):
+                transport = httpx.ASGITransport(app, client=(host, 1))
+                async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                    answer = await client.post("/v1/completions", json=body)
+                    assert answer.status_code == 200
+                    expected = "gzip" if host == "10.0.0.1" else None
+                    assert answer.headers.get("content-encoding") == expected
+                    answers.append(answer.json()["choices"])
+                    answer = await client.post("/v1/completions", content=b" " * (65 << 20))
+                    message = answer.json()["error"]["message"]
+                    assert message.startswith("the body has more than 64 MB")
+            assert answers[0] == answers[1]
 
-    async def ask_from_both(app: Any) -> None:
-        answers = []
-        for host in ("10.0.0.1", "127.0.0.1"):
-            transport = httpx.ASGITransport(app, client=(host, 1))
-            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-                answer = await client.post("/v1/completions", json=body)
-                assert answer.status_code == 200
-                expected = "gzip" if host == "10.0.0.1" else None
-                assert answer.headers.get("content-encoding") == expected
-                answers.append(answer.json()["choices"])
-                answer = await client.post("/v1/completions", content=b" " * (65 << 20))
-                assert answer.json()["error"]["message"].startswith("the body has more than 64 MB")
-        assert answers[0] == answers[1]
-
-    with running(Model(digits).app) as url:
+    with running(model.app) as url:
         asyncio.run(ask(url))

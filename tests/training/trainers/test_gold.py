@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -63,50 +63,49 @@ def gold() -> Any:
     return importlib.import_module("xtok.training.trainers.trl")
 
 
-def trainer(
-    gold: Any,
-    student: Path | str,
-    teacher: Path | str,
-    output: Path,
-    rows: Any = ROWS,
-    *,
-    loss: Any = "p-kl",
-    template: str | None = None,
-    chat_template: str | None = None,
-    sharp: float = 0.5,
-    **options: Any,
-) -> Any:
-    """Return a trainer of two folders' tokenizers, with a map between them."""
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
+    """Make a trainer of two folders' tokenizers, with a map between them."""
     from datasets import Dataset
     from transformers import AutoTokenizer
 
-    sides = [load_tokenizer(str(folder)) for folder in (student, teacher)]
-    widths = [side.vocabulary.vocab_size for side in sides]
-    tokenizer = AutoTokenizer.from_pretrained(str(student))
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = chat_template or tokenizer.chat_template
-    given: dict[str, Any] = {
-        "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01, "lmbda": 0.5,
-        "max_completion_length": 8, "max_length": 64, "logging_steps": 1, "save_strategy": "no",
-        "report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True, "seed": 1,
-        "max_grad_norm": 0.0, "lr_scheduler_type": "constant",
-    }  # fmt: skip
-    config = gold.GOLDConfig(
-        output_dir=str(output), teacher_tokenizer_name_or_path=str(teacher), **(given | options)
-    )
-    dataset = Dataset.from_list(rows)
-    make = xtok.build if loss != "csd" else lambda *both: spellings_of_pair(xtok.pair(*both))
-    return gold.XTokGOLDTrainer(
-        tiny_model(widths[0], seed=0),
-        tiny_model(widths[1], seed=1, sharp=sharp),
-        config,
-        loss=loss,
-        projection=make(sides[0], sides[1]),
-        teacher_template=template,
-        train_dataset=dataset,
-        eval_dataset=dataset,
-        processing_class=tokenizer,
-    )
+    def make(
+        student: Path | str = "small-digits", teacher: Path | str = "small-byte-level",
+        rows: Any = ROWS, *, loss: Any = "p-kl", template: str | None = None,
+        chat_template: str | None = None, at: str = "run", **options: Any,
+    ) -> Any:  # fmt: skip
+        folders = [str(small / folder) for folder in (student, teacher)]
+        sides = [load_tokenizer(folder) for folder in folders]
+        widths = [side.vocabulary.vocab_size for side in sides]
+        tokenizer = AutoTokenizer.from_pretrained(folders[0])
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        tokenizer.chat_template = chat_template or tokenizer.chat_template
+        given: dict[str, Any] = {
+            "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01, "lmbda": 0.5,
+            "max_completion_length": 8, "max_length": 64, "logging_steps": 1,
+            "save_strategy": "no", "report_to": [], "use_cpu": True, "bf16": False,
+            "disable_tqdm": True, "seed": 1, "max_grad_norm": 0.0,
+            "lr_scheduler_type": "constant", "output_dir": str(tmp_path / at),
+            "teacher_tokenizer_name_or_path": folders[1],
+        }  # fmt: skip
+        dataset = Dataset.from_list(rows)
+        make = xtok.build if loss != "csd" else lambda *both: spellings_of_pair(xtok.pair(*both))
+        return gold.XTokGOLDTrainer(
+            tiny_model(widths[0], seed=0),
+            tiny_model(widths[1], seed=1, sharp=0.5),
+            gold.GOLDConfig(**(given | options)),
+            loss=loss,
+            projection=make(sides[0], sides[1]),
+            teacher_template=template,
+            train_dataset=dataset,
+            eval_dataset=dataset,
+            processing_class=tokenizer,
+        )
+
+    return make
 
 
 def first_batch(one: Any) -> dict[str, Any]:
@@ -124,11 +123,8 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("student", "teacher", "loss"), PAIRS)
-def test_on_policy_and_off(
-    gold: Any, small: Path, tmp_path: Path, student: str, teacher: str, loss: str
-) -> None:
-    one = trainer(gold, small / student, small / teacher, tmp_path, loss=loss, max_steps=5,
-                  gradient_accumulation_steps=2)  # fmt: skip
+def test_on_policy_and_off(trainer: Make, student: str, teacher: str, loss: str) -> None:
+    one = trainer(student, teacher, loss=loss, max_steps=5, gradient_accumulation_steps=2)
     seen = watch(one)
     one.train()
     assert len(logged(one)) == 5
@@ -175,11 +171,16 @@ def watch(one: Any) -> list[dict[str, Any]]:
     return seen
 
 
+def padded(rows: list[list[int]]) -> torch.Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
+
+
 @pytest.mark.parametrize("student", ["small-digits", "small-hf"])
-def test_the_loss_is_the_library_s(gold: Any, small: Path, tmp_path: Path, student: str) -> None:
-    one = trainer(gold, small / student, small / "small-byte-level", tmp_path, temperature=1.0,
-                  uld_student_temperature=2.0, uld_teacher_temperature=2.0,
-                  uld_distillation_weight=0.5, uld_crossentropy_weight=0.25)  # fmt: skip
+def test_the_loss_is_the_library_s(trainer: Make, small: Path, student: str) -> None:
+    one = trainer(student, temperature=1.0, uld_student_temperature=2.0,
+                  uld_teacher_temperature=2.0, uld_distillation_weight=0.5,
+                  uld_crossentropy_weight=0.25)  # fmt: skip
     inputs = first_batch(one)
     found = one.compute_loss(one.model, inputs)
     ours, theirs = (load_tokenizer(str(small / name)) for name in (student, "small-byte-level"))
@@ -199,16 +200,11 @@ def test_the_loss_is_the_library_s(gold: Any, small: Path, tmp_path: Path, stude
         last = [*theirs.segment(completion), roles["eos"][0]]
         rows.append([*first, *last])
         masks.append([0] * len(first) + [1] * len(last))
-    width = max(map(len, rows))
-    teacher_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    teacher_mask = torch.tensor([row + [0] * (width - len(row)) for row in masks])
+    teacher_ids, attended = padded(rows), padded([[1] * len(row) for row in rows])
     alignment = TokenAligner(xtok.pair(ours, theirs)).align(
-        inputs["input_ids"],
-        teacher_ids,
-        student_attention_mask=inputs["labels"] != -100,
-        teacher_attention_mask=teacher_mask,
-    )
-    attended = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        inputs["input_ids"], teacher_ids, student_attention_mask=inputs["labels"] != -100,
+        teacher_attention_mask=padded(masks),
+    )  # fmt: skip
     alignment = replace(  # prompts predict the first token of an answer
         alignment, student_kept=inputs["attention_mask"] != 0, teacher_kept=attended != 0
     )
@@ -217,26 +213,23 @@ def test_the_loss_is_the_library_s(gold: Any, small: Path, tmp_path: Path, stude
             input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
         ).logits
         teacher_logits = one.teacher_model(input_ids=teacher_ids, attention_mask=attended).logits
-    module = ProjectionModule(xtok.build(ours, theirs))
-    config = losses.PKLConfig(temperature=2)
-    kd = losses.p_kl(
-        student_logits, teacher_logits, module, shift_to_predictions(alignment), config
-    )
+    module, config = ProjectionModule(xtok.build(ours, theirs)), losses.PKLConfig(temperature=2)
+    shifted = shift_to_predictions(alignment)
+    kd = losses.p_kl(student_logits, teacher_logits, module, shifted, config)
     targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=-100)
     own = torch.nn.functional.cross_entropy(student_logits.flatten(0, 1), targets.flatten())
     assert float(found.detach()) == pytest.approx(float(0.5 * kd + 0.25 * own), rel=1e-5)
 
 
-def test_resuming(gold: Any, small: Path, tmp_path: Path) -> None:
-    folders = (small / "small-digits", small / "small-byte-level")
+def test_resuming(trainer: Make, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_steps": 5, "gradient_accumulation_steps": 2, "save_strategy": "steps",
-        "save_steps": 2, "lr_scheduler_type": "linear",
+        "save_steps": 2, "lr_scheduler_type": "linear", "rows": ROWS * 5,
     }  # fmt: skip
-    whole = trainer(gold, *folders, tmp_path / "whole", ROWS * 5, **options)
+    whole = trainer(at="whole", **options)
     whole.train()
     assert 0 < len(logged(whole, "on_policy_loss")) + len(logged(whole, "off_policy_loss")) <= 10
-    resumed = trainer(gold, *folders, tmp_path / "again", ROWS * 5, **options)
+    resumed = trainer(at="again", **options)
     torch.manual_seed(99)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert logged(resumed) == logged(whole)
@@ -245,14 +238,13 @@ def test_resuming(gold: Any, small: Path, tmp_path: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_accumulation_is_exact(gold: Any, small: Path, tmp_path: Path) -> None:
+def test_accumulation_is_exact(trainer: Make) -> None:
     """Rows of 2 to 24 targets: the mean of two means would be far from the mean."""
-    folders = (small / "small-digits", small / "small-byte-level")
     found = []
     for batch_size, steps in ((4, 1), (1, 4)):
-        one = trainer(gold, *folders, tmp_path, lmbda=0.0, max_steps=1, optim="sgd",
+        one = trainer(lmbda=0.0, max_steps=1, optim="sgd", learning_rate=1.0,
                       per_device_train_batch_size=batch_size, uld_crossentropy_weight=1.0,
-                      gradient_accumulation_steps=steps, learning_rate=1.0)  # fmt: skip
+                      gradient_accumulation_steps=steps)  # fmt: skip
         start = weights_of(one.model)
         one.train()
         end = weights_of(one.model)
@@ -273,14 +265,11 @@ CHATML = (
     "rows", [[{"messages": CHAT}], [{"prompt": CHAT[:1], "completion": CHAT[1:]}]]
 )
 def test_a_teacher_reads_conversations_by_its_own_template(
-    gold: Any, small: Path, tmp_path: Path, rows: Any
+    trainer: Make, small: Path, rows: Any
 ) -> None:
-    one = trainer(
-        gold, small / "small-digits", small / "small-byte-level", tmp_path, rows * 2, lmbda=0.5,
-        template="{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}[assistant] {% endif %}",
-        chat_template=CHATML, max_steps=4,
-    )  # fmt: skip
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    one = trainer(rows=rows * 2, lmbda=0.5, template=template, chat_template=CHATML, max_steps=4)
     seen = watch(one)
     one.train()
     assert logged(one, "on_policy_loss")
@@ -322,13 +311,12 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
         gold._gold()
 
 
-def test_what_does_not_fit_is_refused(gold: Any, small: Path, tmp_path: Path) -> None:
-    folders = (small / "small-digits", small / "small-byte-level")
+def test_what_does_not_fit_is_refused(gold: Any, trainer: Make) -> None:
     with pytest.raises(XtokError, match="temperature"):
-        trainer(gold, *folders, tmp_path, uld_student_temperature=2)
+        trainer(uld_student_temperature=2)
     with pytest.raises(ValueError, match=r"^args is None, and must be a GOLDConfig$"):
         gold.XTokGOLDTrainer("a", "b")
-    one = trainer(gold, *folders, tmp_path, loss="gold")
+    one = trainer(loss="gold")
     inputs = first_batch(one)
     one.objective = None
     with pytest.raises(ValueError, match=r"^student id 5000 is not in 0\.\.895$"):
@@ -376,13 +364,15 @@ def sentencepiece_folder(path: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("student", "teacher"), [("claude-2", "deepseek-v3"), ("mistral-v1.model", "claude-2")]
 )
-def test_real_tokenizers(gold: Any, real: Any, tmp_path: Path, student: str, teacher: str) -> None:
+def test_real_tokenizers(
+    trainer: Make, real: Any, tmp_path: Path, student: str, teacher: str
+) -> None:
     folders = []
     for name in (student, teacher):
         path = real(name)
         is_model = name.endswith(".model")
         folders.append(sentencepiece_folder(path, tmp_path / name) if is_model else path)
-    one = trainer(gold, folders[0], folders[1], tmp_path / "run", max_steps=4)
+    one = trainer(*folders)
     seen = watch(one)
     one.train()
     assert logged(one, "on_policy_loss")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hf_trainer
 import numpy as np
@@ -72,6 +72,10 @@ def arguments(output: Path, **options: Any) -> TrainingArguments:
     return TrainingArguments(output_dir=str(output), **(given | options))
 
 
+ONE_ROW = {"per_device_train_batch_size": 1}
+Make = Callable[..., Any]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Threads cost more than such models, and more still beside other tests."""
@@ -79,17 +83,26 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def trainer(collator: Collator, args: TrainingArguments, rows: Any = ROWS, **options: Any) -> Any:
+@pytest.fixture
+def trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> Make:
+    """Make a trainer: arguments by name, and what a loss takes unless it is given."""
     widths = [t.vocabulary.vocab_size for t in (collator.student, collator.teachers[0])]
-    student, teacher = tiny_model(widths[0], seed=0), None
-    collate: Any = collator
-    if options.get("loss") == "topk-kl":
-        collate, rows = TopKCollator(), stored(rows, collator.student)
-    else:
-        teacher = tiny_model(widths[1], seed=1, sharp=0.5)
-    return DistillationTrainer(
-        student, args, collate, teachers=teacher, train_dataset=rows, **options
-    )
+
+    def make(loss: Any, args: Any = None, rows: Any = ROWS, *, at: str = "", **options: Any) -> Any:
+        teacher, collate = tiny_model(widths[1], seed=1, sharp=0.5), cast("Any", collator)
+        if loss == "topk-kl":
+            teacher, collate, rows = None, TopKCollator(), stored(rows, collator.student)
+        if "projection" not in options:
+            options["projection"] = artefact(loss, collator, projection)
+        given = (
+            args if isinstance(args, TrainingArguments) else arguments(tmp_path / at, **args or {})
+        )
+        return DistillationTrainer(
+            tiny_model(widths[0], seed=0), given, collate, teachers=teacher, train_dataset=rows,
+            loss=loss, **options,
+        )  # fmt: skip
+
+    return make
 
 
 def stored(rows: Any, tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -119,9 +132,9 @@ class FirstGradients(TrainerCallback):
 
 
 def test_the_loss_is_the_library_s(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path
+    trainer: Make, collator: Collator, projection: ProjectionMap
 ) -> None:
-    one = trainer(collator, arguments(tmp_path), loss="p-kl", projection=projection)
+    one = trainer("p-kl")
     rows = [ROWS[0], {"messages": CHAT}]
     batch = prepare(collator(rows))
     [side] = batch["teachers"]
@@ -148,16 +161,9 @@ def artefact(loss: LossName, collator: Collator, projection: Any) -> Any:
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "same-tokenizer"])
-def test_every_loss_trains(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName
-) -> None:
-    one = trainer(
-        collator,
-        arguments(tmp_path, max_steps=12, per_device_train_batch_size=4),
-        loss=loss,
-        projection=artefact(loss, collator, projection),
-        combine=CombineConfig(cross_entropy_weight=0),
-    )
+def test_every_loss_trains(trainer: Make, loss: LossName) -> None:
+    args = {"max_steps": 12, "per_device_train_batch_size": 4}
+    one = trainer(loss, args, combine=CombineConfig(cross_entropy_weight=0))
     [teacher] = one.teachers
     before = weights_of(teacher) if teacher else {}
     one.train()
@@ -172,21 +178,14 @@ def test_every_loss_trains(
 @pytest.mark.parametrize("dynamic_scaling", [False, True])
 @pytest.mark.parametrize("loss", ["p-kl", "event-kl", "csd", "alm", "topk-kl"])
 def test_accumulated_gradients_are_those_of_one_batch(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path, loss: LossName,
-    dynamic_scaling: bool,
-) -> None:  # fmt: skip
+    trainer: Make, loss: LossName, dynamic_scaling: bool
+) -> None:
     found = []
-    for batch_size, steps in ((4, 1), (1, 4)):
+    for size, steps in ((4, 1), (1, 4)):
         gradients = FirstGradients()
-        one = trainer(
-            collator,
-            arguments(tmp_path, max_steps=1, per_device_train_batch_size=batch_size,
-                      gradient_accumulation_steps=steps),
-            loss=loss,
-            projection=artefact(loss, collator, projection),
-            combine=CombineConfig(dynamic_scaling=dynamic_scaling),
-            callbacks=[gradients],
-        )  # fmt: skip
+        args = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        combine = CombineConfig(dynamic_scaling=dynamic_scaling)
+        one = trainer(loss, args | {"max_steps": 1}, combine=combine, callbacks=[gradients])
         one.train()
         found.append((logged(one)[0], gradients.found))
     (first, whole), (other_loss, other) = found
@@ -196,9 +195,7 @@ def test_accumulated_gradients_are_those_of_one_batch(
         torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_dropout_is_that_of_the_pass_for_dynamic_scaling(
-    collator: Collator, tmp_path: Path
-) -> None:
+def test_dropout_is_that_of_the_pass_that_scales(collator: Collator, tmp_path: Path) -> None:
     """Else the distillation would be scaled to a cross-entropy of other random numbers."""
     width = collator.student.vocabulary.vocab_size
     one = DistillationTrainer(
@@ -216,7 +213,7 @@ def test_dropout_is_that_of_the_pass_for_dynamic_scaling(
 
 
 def test_a_batch_is_prepared_and_counted_once(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
     for module, name in ((hf_integration, "prepare"), (Objective, "count")):
@@ -227,43 +224,39 @@ def test_a_batch_is_prepared_and_counted_once(
             return real(*args)
 
         monkeypatch.setattr(module, name, called)
-    args = arguments(tmp_path, max_steps=2, gradient_accumulation_steps=2,
-                     per_device_train_batch_size=1)  # fmt: skip
-    one = trainer(collator, args, loss="gold", projection=projection, eval_dataset=ROWS[:1])
+    args = {"max_steps": 2, "gradient_accumulation_steps": 2, **ONE_ROW}
+    one = trainer("gold", args, eval_dataset=ROWS[:1])
     one.train()
     assert sorted(calls) == ["count"] * 4 + ["prepare"] * 4
     one.evaluate()
     assert sorted(calls) == ["count"] * 5 + ["prepare"] * 5
 
 
-def test_bf16_evaluation_and_resuming(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path
-) -> None:
+def test_bf16_evaluation_and_resuming(trainer: Make, collator: Collator, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "bf16": True, "max_steps": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps",
         "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "linear",
         "per_device_eval_batch_size": 2,
     }  # fmt: skip
-    given: dict[str, Any] = {
-        "loss": "h-kl", "projection": projection, "rows": [*ROWS, {"messages": CHAT}] * 4,
-        "eval_dataset": [*ROWS[:3], {"messages": CHAT}],
-    }  # fmt: skip
-    whole = trainer(collator, arguments(tmp_path / "whole", **options), **given)
+    chat = {"messages": CHAT}
+    held_out = [*ROWS[:3], chat]
+    make = partial(trainer, "h-kl", options, [*ROWS, chat] * 4, eval_dataset=held_out)
+    whole = make(at="whole")
     whole.train()
     evaluated = logged(whole, "eval_loss")
     assert len(evaluated) == 2
     assert evaluated[1] < evaluated[0]
-    resumed = trainer(collator, arguments(tmp_path / "again", **options), **given)
+    resumed = make(at="again")
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert logged(resumed) == logged(whole)
     first, second = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(first[name], second[name]) for name in first)
     # Evaluation is the mean over batches of the batches' means, as a Trainer's is.
-    means = []
-    for start in (0, 2):
-        with torch.no_grad():
-            rows = given["eval_dataset"][start : start + 2]
-            means.append(float(whole.compute_loss(whole.model_wrapped.eval(), collator(rows))))
+    with torch.no_grad():
+        means = [
+            float(whole.compute_loss(whole.model_wrapped.eval(), collator(rows)))
+            for rows in (held_out[:2], held_out[2:])
+        ]
     assert evaluated[1] == pytest.approx(sum(means) / 2, rel=1e-4)
 
 
@@ -290,17 +283,10 @@ def test_workers_and_several_teachers(
     assert len(logged(one)) == 2
 
 
-def test_what_the_loss_is_made_of_is_logged(
-    collator: Collator, projection: ProjectionMap, tmp_path: Path
-) -> None:
-    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}
-    one = trainer(
-        collator,
-        arguments(tmp_path, max_steps=4, logging_steps=2, **options),
-        loss="p-kl",
-        projection=projection,
-        combine=CombineConfig(distillation_weight=2, cross_entropy_weight=0.5),
-    )
+def test_what_the_loss_is_made_of_is_logged(trainer: Make) -> None:
+    args = {"gradient_accumulation_steps": 3, "max_steps": 4, "logging_steps": 2, **ONE_ROW}
+    combine = CombineConfig(distillation_weight=2, cross_entropy_weight=0.5)
+    one = trainer("p-kl", args, combine=combine)
     one.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
     one.train()
     own, distillation, coverage = (
@@ -313,17 +299,12 @@ def test_what_the_loss_is_made_of_is_logged(
 
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_accumulation_steps": 2}])
 def test_hidden_states_train_as_whole_logits(
-    collator: Collator, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+    trainer: Make, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
 ) -> None:
     found = []
     for hidden_states in (None, False):
-        one = trainer(
-            collator,
-            arguments(tmp_path, learning_rate=1e-3, **options),
-            loss="alm",
-            hidden_states=hidden_states,
-            eval_dataset=ROWS[:2],
-        )
+        args = {"learning_rate": 1e-3, **options}
+        one = trainer("alm", args, hidden_states=hidden_states, eval_dataset=ROWS[:2])
         widths: list[int] = []
         real = one.model.forward
 
@@ -342,12 +323,9 @@ def test_hidden_states_train_as_whole_logits(
     assert found[0] == pytest.approx(found[1], rel=1e-2 if "bf16" in options else 1e-4)
 
 
-def test_a_loss_that_needs_whole_logits(
-    collator: Collator, tmp_path: Path, projection: Any
-) -> None:
-    given = {"loss": "p-kl", "projection": projection}
+def test_a_loss_that_needs_whole_logits(trainer: Make) -> None:
     with pytest.raises(XtokError, match="whole"):
-        trainer(collator, arguments(tmp_path), hidden_states=True, **given).train()
+        trainer("p-kl", hidden_states=True).train()
 
 
 def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: ProjectionMap) -> None:
@@ -363,9 +341,7 @@ def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: Pro
 # The objective
 
 
-def test_shares_sum_to_the_whole(
-    collator: Collator, projection: ProjectionMap, digits: Tokenizer
-) -> None:
+def test_shares_sum_to_the_whole(collator: Collator, projection: ProjectionMap) -> None:
     torch.manual_seed(0)
     module = ProjectionModule(projection)
     exact = make_loss("p-kl", module=module, top_k=None, temperature=2, reverse_kl=True)
@@ -374,12 +350,12 @@ def test_shares_sum_to_the_whole(
         lambda s, t, batch, side: losses.p_kl(s, t, module, side["shifted"], correct),
         lambda batch, side: losses.count_chunks(side["shifted"], exact_token_match_only=True),
     )
+    batches = [
+        prepare(collator(rows)) for rows in ([*ROWS, {"messages": CHAT}], [ROWS[1]], [ROWS[2]])
+    ]
     for loss in (exact, strict):
         make = partial(make_objective, collator.pairs, loss)
         objective = make(combine=CombineConfig(cross_entropy_weight=0.3))
-        batches = [
-            prepare(collator(rows)) for rows in ([*ROWS, {"messages": CHAT}], [ROWS[1]], [ROWS[2]])
-        ]
         logits = [
             [
                 torch.randn(*part["input_ids"].shape, width, dtype=torch.float64)
@@ -389,8 +365,8 @@ def test_shares_sum_to_the_whole(
         ]
         alone = make(combine=CombineConfig(cross_entropy_weight=0))
         counts = [objective.count(batch).tolist() for batch in batches]
-        chunks, targets = (sum(count[place] for count in counts) for place in (1, 0))
-        expected, shares = 0.0, 0.0
+        targets, chunks = map(sum, zip(*counts, strict=True))
+        expected = shares = 0.0
         for (s, t), batch, count in zip(logits, batches, counts, strict=True):
             kd = float(alone.terms(s, [t], batch).loss)
             own = torch.nn.functional.cross_entropy(s.flatten(0, 1), batch["targets"].flatten())
@@ -402,28 +378,28 @@ def test_shares_sum_to_the_whole(
 
 
 def test_what_does_not_fit_is_refused(
-    collator: Collator, projection: ProjectionMap, sentencepiece: Tokenizer, tmp_path: Path
-) -> None:
-    with pytest.raises(XtokError, match="needs a map"):
-        trainer(collator, arguments(tmp_path))
+    trainer: Make, collator: Collator, projection: ProjectionMap, sentencepiece: Tokenizer,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     sides = collator.teachers[0], collator.student
-    for loss, given in (("p-kl", built(*sides)), ("event-kl", xtok.events(*sides))):
-        with pytest.raises(XtokError, match="swapped"):
-            trainer(collator, arguments(tmp_path), loss=loss, projection=given)
-    wrong = built(collator.student, sentencepiece)
-    with pytest.raises(XtokError, match="other tokens"):
-        trainer(collator, arguments(tmp_path), projection=wrong)
-    with pytest.raises(XtokError, match="needs an event map"):
-        trainer(collator, arguments(tmp_path), loss="event-kl", projection=projection)
+    for loss, given, says in (
+        ("p-kl", None, "needs a map"),
+        ("p-kl", built(*sides), "swapped"),
+        ("event-kl", xtok.events(*sides), "swapped"),
+        ("p-kl", built(collator.student, sentencepiece), "other tokens"),
+        ("event-kl", projection, "needs an event map"),
+    ):
+        with pytest.raises(XtokError, match=says):
+            trainer(loss, projection=given)
     with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
-        trainer(collator, arguments(tmp_path), loss=["gold", "gold"])
+        trainer(["gold", "gold"], projection=None)
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
     with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
-        trainer(several, arguments(tmp_path), loss="gold")
+        DistillationTrainer(tiny_model(9, seed=0), arguments(tmp_path), several, loss="gold")
     split = arguments(tmp_path)
     split._n_gpu = 2  # as where two GPUs are visible to one process
     with pytest.raises(XtokError, match="2 GPUs"):
-        trainer(collator, split, projection=projection)
+        trainer("p-kl", split)
 
 
 # The example
@@ -435,17 +411,16 @@ def models(
     byte_level: Tokenizer, projection: ProjectionMap,
 ) -> list[str]:  # fmt: skip
     folder = tmp_path_factory.mktemp("models")
-    student = save_model(folder / "student", digits, small / "small-digits", seed=0, sharp=0.02)
-    teacher = save_model(
-        folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.5
-    )
+    save_model(folder / "student", digits, small / "small-digits", seed=0, sharp=0.02)
+    save_model(folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.5)
     projection.save(folder / "map.safetensors")
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
     return [
-        f"--student={student}", f"--teacher={teacher}", f"--map={folder / 'map.safetensors'}",
-        f"--dataset={folder / 'rows.jsonl'}", "--max_length=64", "--report_to=none", "--use_cpu",
-        "--logging_steps=1", "--learning_rate=0.01", "--disable_tqdm=true", "--max_grad_norm=0",
+        f"--student={folder / 'student'}", f"--teacher={folder / 'teacher'}",
+        f"--map={folder / 'map.safetensors'}", f"--dataset={folder / 'rows.jsonl'}",
+        "--max_length=64", "--report_to=none", "--use_cpu", "--logging_steps=1",
+        "--learning_rate=0.01", "--disable_tqdm=true", "--max_grad_norm=0",
     ]  # fmt: skip
 
 

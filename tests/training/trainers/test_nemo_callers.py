@@ -101,9 +101,7 @@ def check_loss(batch: dict[str, torch.Tensor], sides: list[dict[str, torch.Tenso
     assert (both & valid).any()
 
 
-def test_offsets_of_the_draft_are_taken_and_change_nothing(
-    pair: tuple[Any, Any], aligner: TokenAligner
-) -> None:
+def test_offsets_of_the_draft_change_nothing(pair: tuple[Any, Any], aligner: TokenAligner) -> None:
     """As `_call_text` of its collator calls it, branch xtoken-offset-alignment (e2722b1)."""
     sides = [
         tokenizer(
@@ -127,9 +125,7 @@ def test_offsets_of_the_draft_are_taken_and_change_nothing(
         assert torch.equal(getattr(given, field.name), getattr(without, field.name))
 
 
-def test_a_table_of_the_draft_stands_in_the_place_of_a_map(
-    pair: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_a_table_of_the_draft_is_a_map(pair: tuple[Any, Any], tmp_path: Path) -> None:
     models = [from_transformers(tokenizer) for tokenizer in pair]
     path = tmp_path / "tables.pt"
     events(*models, for_loss="csd").save(path)
