@@ -12,7 +12,7 @@ import naive
 import pytest
 from checks import fails
 from conftest import Cli
-from make import run_python, token, write_documents
+from make import token, write_documents
 
 from xtok._lib.shards import source_of
 from xtok.building.build import map_of_pair
@@ -182,40 +182,6 @@ def test_the_command_writes_what_it_read(
     assert step["options"]["alpha"] in ALPHAS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base.safetensors", "map.safetensors"]
     assert str(corpus.parent) not in json.dumps(history)
-
-
-INTERRUPTED = """
-import os, signal, sys
-from xtok.building.counting import pair_text, texts
-texts.BATCH_CHARACTERS = 1000
-stop = getattr(signal, sys.argv.pop())
-add, calls = pair_text.TextCounter.add, []
-def interrupted(self, *batch):
-    calls.append(batch)
-    if len(calls) == 3:
-        os.kill(os.getpid(), stop)
-    add(self, *batch)
-pair_text.TextCounter.add = interrupted
-from xtok.__main__ import program
-program()
-"""
-
-
-@pytest.mark.parametrize(
-    ("stop", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
-)
-def test_a_signal_ends_counting_and_leaves_nothing(
-    small: Path, corpus: Path, tmp_path: Path, stop: str, code: int, word: str
-) -> None:
-    args = [
-        "build", str(small / "small-byte-level"), str(small / "small-digits"),
-        "--text", str(corpus), "--output", "map.safetensors",
-    ]  # fmt: skip
-    stopped = run_python(INTERRUPTED, *args, stop, cwd=tmp_path)
-    assert (stopped.returncode, stopped.stdout) == (code, "")
-    assert stopped.stderr.splitlines()[-1] == word
-    assert "Traceback" not in stopped.stderr
-    assert not [*tmp_path.iterdir()]
 
 
 def test_texts_are_checked_before_the_models(cli: Cli, tmp_path: Path) -> None:

@@ -401,7 +401,6 @@ def test_build_keeps_the_same_map(cli: Cli, small: Path, tmp_path: Path) -> None
     assert (replaced.returncode, replaced.stderr) == (0, "")
     assert ProjectionMap.load(path).top_k == 3
     assert os.listdir(path.parent) == [path.name]
-    assert cli("build", "bytes", "bytes", "--timeout", "3").returncode == 2
 
 
 # The job script

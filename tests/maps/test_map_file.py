@@ -80,29 +80,22 @@ def test_golden_digest_of_a_tiny_map() -> None:
 
 
 @each_suffix
-def test_maps_come_back_without_loss(
+def test_maps_come_back_without_loss_and_are_the_same_bytes_under_any_name(
     tmp_path: Path, map_to_sentencepiece: ProjectionMap, suffix: str
 ) -> None:
     as_far_off_as_a_sum_may_be = np.array([0, 0, 9e-5, 0, 0, 0, -9e-5], np.float32)
     about_1 = TINY.weights + as_far_off_as_a_sum_may_be
     path = tmp_path / f"map{suffix}"
+    elsewhere = tmp_path / "folder" / f"a much longer name{suffix}"
     others = replace(TINY, history=(), top_k=9, weights=about_1), map_to_sentencepiece
     for projection in (TINY, *others):
         projection.save(path)
+        projection.save(elsewhere)
+        assert elsewhere.read_bytes() == path.read_bytes()
         loaded = ProjectionMap.load(path)
         loaded.check()
         assert same(loaded, projection)
         assert loaded.reports == ()
-
-
-@each_suffix
-def test_the_same_bytes_under_any_name(
-    tmp_path: Path, map_to_sentencepiece: ProjectionMap, suffix: str
-) -> None:
-    paths = [tmp_path / f"a{suffix}", tmp_path / "folder" / f"a much longer name{suffix}"]
-    for path in paths:
-        map_to_sentencepiece.save(path)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
