@@ -44,6 +44,13 @@ def chunks_of(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[A
     ]
 
 
+def same_bytes(aligner: TokenAligner, s: list[int], t: list[int]) -> None:
+    """Check that chunks of the same bytes end at every boundary that both sides have."""
+    rows, columns = aligner.student.table, aligner.teacher.table
+    expected = naive.common_boundaries([rows[i] for i in s], [columns[i] for i in t])
+    assert chunks_of(aligner, s, t) == [(*chunk, True) for chunk in expected]
+
+
 @pytest.fixture(scope="module")
 def aligner(aligners: Aligners) -> TokenAligner:
     return aligners["byte_level", "sentencepiece"]
@@ -81,53 +88,41 @@ def test_chunks_end_at_every_common_boundary(
     aligners: Aligners, tokenizers: Tokenizers, pair: tuple[str, str]
 ) -> None:
     for text in (TEXT, TEXT * 3, "a", "", " ", "\xff\x00\x80" * 9, "ababab" * 99):
-        data = text.encode()
-        s, t = (tokenizers[name].segment(data) for name in pair)
-        rows, columns = (tokenizers[name].table for name in pair)
-        expected = naive.common_boundaries([rows[i] for i in s], [columns[i] for i in t])
-        assert chunks_of(aligners[pair], s, t) == [(*chunk, True) for chunk in expected]
+        same_bytes(aligners[pair], *(tokenizers[name].segment(text.encode()) for name in pair))
 
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_random_tokens_of_the_same_bytes(
-    aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
-) -> None:
-    pair = data.draw(st.sampled_from(list(aligners)))
-    rows, columns = (tokenizers[name].table for name in pair)
-    ids = st.lists(st.sampled_from(rows.text_ids.tolist()), max_size=30)
-    s = data.draw(ids)
+def test_random_tokens_of_the_same_bytes(aligners: Aligners, data: st.DataObject) -> None:
+    aligner = data.draw(st.sampled_from(list(aligners.values())))
+    rows = aligner.student.table
+    s = data.draw(st.lists(st.sampled_from(rows.text_ids.tolist()), max_size=30))
     # Any spelling of the same bytes, partial UTF-8 included; not only the tokenizer's own.
-    spelled = b"".join(rows[i] for i in s)
-    of_bytes = columns.canonical_ids()
+    rest = b"".join(rows[i] for i in s)
+    of_bytes = aligner.teacher.table.canonical_ids()
     t = []
-    while spelled:
-        longest = max(n for n in range(1, 12) if spelled[:n] in of_bytes)
-        choices = [n for n in range(1, longest + 1) if spelled[:n] in of_bytes]
-        n = data.draw(st.sampled_from(choices))
-        t.append(of_bytes[spelled[:n]])
-        spelled = spelled[n:]
-    expected = naive.common_boundaries([rows[i] for i in s], [columns[i] for i in t])
-    assert chunks_of(aligners[pair], s, t) == [(*chunk, True) for chunk in expected]
+    while rest:
+        n = data.draw(st.sampled_from([n for n in range(1, 12) if rest[:n] in of_bytes]))
+        t.append(of_bytes[rest[:n]])
+        rest = rest[n:]
+    same_bytes(aligner, s, t)
 
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_any_two_rows_give_a_consistent_alignment(
-    aligners: Aligners, tokenizers: Tokenizers, data: st.DataObject
-) -> None:
-    pair = data.draw(st.sampled_from(list(aligners)))
-    sides = [tokenizers[name].table for name in pair]
+def test_any_two_rows_give_a_consistent_alignment(aligners: Aligners, data: st.DataObject) -> None:
+    aligner = data.draw(st.sampled_from(list(aligners.values())))
+    sides = aligner.student.table, aligner.teacher.table
     ids = [st.sampled_from([*s.text_ids.tolist()[:400:3], *s.control_names]) for s in sides]
-    check_consistent(aligners[pair], *(data.draw(st.lists(i, max_size=40)) for i in ids))
+    check_consistent(aligner, *(data.draw(st.lists(i, max_size=40)) for i in ids))
 
 
 def check_consistent(shared: TokenAligner, s: list[int], t: list[int]) -> None:
     aligner = copy(shared)
     rows, columns = aligner.student.table, aligner.teacher.table
     arrays = [np.array([ids], np.int64).reshape(1, -1) for ids in (s, t)]
-    masks = [np.ones_like(ids) for ids in arrays]  # a pad token counts like any other here
-    mask = {"student_attention_mask": masks[0], "teacher_attention_mask": masks[1]}
+    ones = (np.ones_like(ids) for ids in arrays)  # a pad token counts like any other here
+    mask = dict(zip(("student_attention_mask", "teacher_attention_mask"), ones, strict=True))
     aligner._few_tokens = 10**9  # in Python
     found = aligner.align(*arrays, **mask)
     aligner._few_tokens = 0  # compiled
@@ -370,17 +365,14 @@ def test_exact_partition_is_correct_chunks_of_one_token_each(
 ) -> None:
     (s, s_mask), (t, t_mask) = map(batch, texts)
     found = aligner.align(s, t, student_attention_mask=s_mask, teacher_attention_mask=t_mask)
-    for i in range(4):
-        s_ids, t_ids = found.student_chunk_id[i], found.teacher_chunk_id[i]
-        s_size, t_size = (
-            np.bincount(ids[ids >= 0], minlength=int(found.num_chunks[i])) for ids in (s_ids, t_ids)
-        )
-        one = (s_size == 1) & (t_size == 1) & np.asarray(found.pair_is_correct)[i][: len(s_size)]
-        for ids, mask in (
-            (s_ids, found.student_exact_partition_mask[i]),
-            (t_ids, found.teacher_exact_partition_mask[i]),
+    for i, sides in enumerate(zip(*texts, strict=True)):
+        chunks = [p for p in aligner.pairs(*sides) if p.is_correct]
+        one = [p for p in chunks if len(p.student_ids) == len(p.teacher_ids) == 1]
+        for mask, places in (
+            (found.student_exact_partition_mask, [p.student_tokens[0] for p in one]),
+            (found.teacher_exact_partition_mask, [p.teacher_tokens[0] for p in one]),
         ):
-            assert mask.tolist() == [bool(c >= 0 and one[c]) for c in ids.tolist()]
+            assert np.flatnonzero(mask[i]).tolist() == places
 
 
 def test_shift_to_predictions(aligner: TokenAligner, ours: Spell, theirs: Spell) -> None:
@@ -481,11 +473,6 @@ def test_no_documents(aligner: TokenAligner) -> None:
 # Where it is used
 
 
-def student_chunks(aligner: TokenAligner, s: list[int], t: list[int]) -> list[int]:
-    chunks: list[int] = aligner.align(np.array([s]), np.array([t])).student_chunk_id[0].tolist()
-    return chunks
-
-
 def test_what_it_takes(
     small: Path, tmp_path: Path, to_pieces: Pair, map_to_sentencepiece: xtok.ProjectionMap,
     aligner: TokenAligner, ours: Spell, theirs: Spell,
@@ -498,7 +485,7 @@ def test_what_it_takes(
     path = tmp_path / "map.safetensors"
     map_to_sentencepiece.save(path)
     s, t = ours(TEXT), theirs(TEXT)
-    expected = student_chunks(aligner, s, t)
+    expected = chunks_of(aligner, s, t)
     types = teacher.table.types  # transformers may take the unknown token for a control token
     other = np.where(types == TokenType.UNKNOWN, np.uint8(TokenType.CONTROL), types)
     assert (types != other).any()
@@ -511,7 +498,7 @@ def test_what_it_takes(
         nemo_rl.NemoTokenAligner(hf, teacher, path, 4),
         nemo_rl.NemoTokenAligner(student, teacher, projection_matrix_path=str(path)),
     ):
-        assert student_chunks(made, s, t) == expected
+        assert chunks_of(made, s, t) == expected
     assert hf.backend_tokenizer.to_str() == before
     with pytest.raises(XtokError, match="swapped"):
         nemo_rl.NemoTokenAligner(teacher, student, path)
