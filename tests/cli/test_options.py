@@ -480,5 +480,5 @@ def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
     config = BuildConfig(target="both", exact_match=False)
     of_text = xtok.build(student, student, config, texts=[text])
     assert of_text.history[-1]["options"]["target"] == "both"
-    with pytest.raises(ValueError, match="target"):
+    with pytest.raises(ValueError, match="target 'both' needs weights 'synthetic', or texts"):
         xtok.build(student, student, config)

@@ -146,7 +146,7 @@ def test_bash_completes_after_installation(home: dict[str, str], files: Path) ->
 def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str) -> None:
     chosen = {**home, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     program, script = Path(home["HOME"]) / "bin" / "xtok", Path(home["HOME"]) / path
-    install = [program, "--install-completion", shell]
+    install = [str(program), "--install-completion", shell]
     subprocess.run(install, env=chosen, check=True, stdout=subprocess.DEVNULL)
     assert f"_XTOK_COMPLETE=complete_{shell}" in script.read_text()
     if found := shutil.which(shell):

@@ -323,8 +323,9 @@ def test_an_uncased_tokenizer_on_one_side(
     says = f"{upper} of {len(byte_level.table.text_ids):,} tokens of small-byte-level have "
     says += "upper-case letters, and uncased has none: "
 
-    def upper_case(*sides: xtok.Tokenizer | Path) -> list[str]:
-        return [c.message for c in doctor(*sides).pair_checks if c.name == "upper case"]
+    def upper_case(student: Tokenizer | Path, teacher: Tokenizer | Path) -> list[str]:
+        checks = doctor(student, teacher).pair_checks
+        return [one.message for one in checks if one.name == "upper case"]
 
     for student, teacher, end in (
         (byte_level, folder, "their rows are empty"), (folder, byte_level, "no row leads to them")
