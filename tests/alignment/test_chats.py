@@ -139,11 +139,9 @@ def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
         pytest.skip("the chat templates are not there: run scripts/fetch_tokenizers.py")
     pair = xtok.pair(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     aligner = TokenAligner(pair)
-    templates = {
-        f"{side}_template": folder / f"{name}.jinja"
-        for side, name in (("student", student), ("teacher", teacher))
-    }
-    text = aligned_text(align_chat(aligner, pair, CHAT[1:], **templates), aligner)
+    ours, theirs = (folder / f"{name}.jinja" for name in (student, teacher))
+    chat = align_chat(aligner, pair, CHAT[1:], student_template=ours, teacher_template=theirs)
+    text = aligned_text(chat, aligner)
     place = 0
     for message in CHAT[1:]:
         place = text.index(message["content"], place) + len(message["content"])

@@ -91,7 +91,7 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     weights = Counter({t: 2 * w for t, w in naive.rows_of(base)[two]})
     for name in (b"201", b"20", b"20"):
         weights[token(pair.tokenizers[1], name)] += 1
-    expected = naive.heaviest(naive.normalized(weights), 3)
+    expected = naive.heaviest(naive.normalized(dict(weights)), 3)
     assert dict(naive.rows_of(found)[two]) == pytest.approx(expected, abs=1e-7)
     cut = naive.heaviest(dict(naive.rows_of(base)[e]), 3)
     assert dict(naive.rows_of(found)[e]) == pytest.approx(cut, abs=1e-7)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -144,6 +145,22 @@ def test_when_the_builder_is_killed_the_next_one_builds(askers: Askers) -> None:
     assert len(askers.told("builds")) == 2
     assert askers.made_the_map()
     assert askers.left_nothing_else()
+
+
+def test_killed_at_any_moment(askers: Askers) -> None:
+    """The builder or one that waits: whatever is left, the next one gives the right map."""
+    for delay in (0.0, 0.01, 0.03, 0.06, 0.1):
+        group = askers.start(2)
+        askers.until(lambda: len(askers.told("builds")) > 0)
+        time.sleep(delay)
+        for pid in {*askers.told("builds"), *askers.told("waiting")}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        group.communicate(timeout=100)
+        askers.log.write_text("")
+        xtok.get_map(askers.model, askers.model, path=askers.path)
+        assert askers.made_the_map()
+        askers.path.unlink()
 
 
 def test_a_builder_that_is_stopped_is_not_waited_for_without_end(askers: Askers) -> None:

@@ -135,7 +135,8 @@ def test_every_entry_of_a_text_row_is_related_by_bytes(
     tokenizers: Tokenizers, sides: tuple[str, str]
 ) -> None:
     config = BuildConfig(top_k=32, scale_trick=False)
-    related_by_bytes(xtok.build(*(tokenizers[name] for name in sides), config))
+    student, teacher = (tokenizers[name] for name in sides)
+    related_by_bytes(xtok.build(student, teacher, config))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -257,7 +257,8 @@ def search(
 
 
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths: NDArray[np.float32] = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / lengths
 
 
 @pytest.mark.parametrize("absolute", [True, False])
