@@ -31,7 +31,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Encoding, Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import Entry, TokenTable, TokenType, Vocabulary, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenTable, TokenType, Vocabulary, decode_vocabulary
 from xtok.training.losses import event_index, spelling_index
 from xtok.training.losses.named import EVENTS, LOSSES, MAP, LossName
 from xtok.training.module import ProjectionModule
@@ -260,8 +260,8 @@ def random_map(rows: int, columns: int, seed: int = 0) -> ProjectionMap:
 
 
 def tiny_vocabulary(name: str, *tokens: bytes, width: int) -> Vocabulary:
-    entries = [Entry(0, TokenType.CONTROL, b"<s>")]
-    entries += [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(tokens, 1)]
+    entries = [TokenEntry(0, TokenType.CONTROL, b"<s>")]
+    entries += [TokenEntry(i, TokenType.NORMAL, token) for i, token in enumerate(tokens, 1)]
     table, _ = decode_vocabulary(entries, width=width)
     return vocabulary(
         width, model_id=name, revision="main", backend="hf", width_source="option",

@@ -16,7 +16,7 @@ from xtok.teachers.formats.topk import TopK
 from xtok.teachers.kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend
-from xtok.tokenizers.table import Entry, TokenType
+from xtok.tokenizers.table import TokenEntry, TokenType
 
 Row = Mapping[int, float]
 Rows = Mapping[int, Row]
@@ -31,9 +31,9 @@ class Small(Backend):
     def __init__(self, tokens: Sequence[bytes], merges: bool) -> None:
         self.tokens, self.merges = tokens, merges
 
-    def entries(self) -> Iterable[Entry]:
-        texts = [Entry(n + 1, TokenType.NORMAL, token) for n, token in enumerate(self.tokens)]
-        return [Entry(END, TokenType.CONTROL, b"<eos>"), *texts]
+    def entries(self) -> Iterable[TokenEntry]:
+        texts = [TokenEntry(n + 1, TokenType.NORMAL, token) for n, token in enumerate(self.tokens)]
+        return [TokenEntry(END, TokenType.CONTROL, b"<eos>"), *texts]
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         return {"eos": [END]}

@@ -32,7 +32,7 @@ from tiny_models import tiny_model
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
 from xtok._lib.shards import shards
-from xtok.building.counting.texts import Columns, find_texts, read_batches
+from xtok.building.counting.texts import TextColumns, find_texts, read_batches
 from xtok.building.embeddings.checkpoint import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
@@ -44,7 +44,7 @@ from xtok.maps.file import check_output, check_reverse, to_nemo, to_safetensors
 from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 from xtok.training.heads import find_heads
 from xtok.training.objective import make_objective
 from xtok.training.trainers import nemo_rl
@@ -155,7 +155,7 @@ def read_text(name: str, content: str | bytes, **columns: str) -> object:
 
 
 def batches(path: Path, field: str = "text", group_by: str = "") -> object:
-    return list(read_batches(shards(path), Columns(field, group_by)))
+    return list(read_batches(shards(path), TextColumns(field, group_by)))
 
 
 def parquet(**columns: object) -> Path:
@@ -433,11 +433,11 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: nemo_rl.NemoTokenAligner(3, "bytes"),
      "tokenizer is int, not a fast Hugging Face tokenizer",
      "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True"),
-    (lambda: decode_vocabulary([Entry(6, TokenType.NORMAL, b"x")], width=6),
+    (lambda: decode_vocabulary([TokenEntry(6, TokenType.NORMAL, b"x")], width=6),
      "token id 6 ('x') of the vocabulary is outside its size 6", TRAILER),
-    (lambda: decode_vocabulary([Entry(3, TokenType.NORMAL, b"x")] * 2, width=6),
+    (lambda: decode_vocabulary([TokenEntry(3, TokenType.NORMAL, b"x")] * 2, width=6),
      "token id 3 ('x') is duplicated in the vocabulary", TRAILER),
-    (lambda: decode_vocabulary([Entry(0, TokenType.UNKNOWN, b"<" * 1025)], width=1),
+    (lambda: decode_vocabulary([TokenEntry(0, TokenType.UNKNOWN, b"<" * 1025)], width=1),
      "the special token 0 has a name of 1,025 bytes",
      "names may have 1,024: fix the tokenizer's files"),
     # Texts

@@ -33,7 +33,7 @@ from benchmarks.harness import (
     tokenizer,
 )  # fmt: skip
 from xtok.tokenizers import _tiktoken
-from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 
 BARE = str(Path(__file__).with_name("bare.py"))
 PATTERNS = {
@@ -171,7 +171,7 @@ def write_map(path: Path, name: str, options: Namespace) -> None:
     tables = []
     for width, odd in zip(widths, (b"s%06x", b"t%06x"), strict=True):
         form = (b"%06x", odd)
-        entries = [Entry(i, TokenType.NORMAL, form[i % 2] % i) for i in range(width)]
+        entries = [TokenEntry(i, TokenType.NORMAL, form[i % 2] % i) for i in range(width)]
         tables.append(decode_vocabulary(entries, width=width)[0])
     steps = rng.integers(1, max(2, widths[1] // 32), (widths[0], 32))
     ids = (np.cumsum(steps, axis=1) % widths[1]).ravel()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xtok._lib import shards as of_files
-from xtok._lib.shards import Shard, Source, find_files, format_of, shards, source_of
+from xtok._lib.shards import Shard, SourceFile, find_files, format_of, shards, source_of
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_a_file_is_recorded_by_its_bytes_on_disk(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(40_000))))
     empty.touch()
     content = packed.read_bytes()
-    assert source_of(packed) == Source(
+    assert source_of(packed) == SourceFile(
         name="a.txt.gz", size=len(content), sha256=hashlib.sha256(content).hexdigest()
     )
-    assert source_of(empty) == Source(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest())
+    assert source_of(empty) == SourceFile(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest())
 
 
 def test_globs_name_files_once_in_order(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from xtok.maps.recipe import recipe_of
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.relaxed import match_relaxed, relaxed_form
 from xtok.tokenizers.roles import match_names
-from xtok.tokenizers.table import Entry, TokenTable, TokenType, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenTable, TokenType, decode_vocabulary
 
 DEFAULTS = {"top_k": 32, "max_pieces": 4, "reverse_pass": True, "scale_trick": True}
 
@@ -36,9 +36,9 @@ DEFAULTS = {"top_k": 32, "max_pieces": 4, "reverse_pass": True, "scale_trick": T
 def table(*tokens: bytes | str) -> TokenTable:
     """Text tokens are given as bytes, names of control tokens as str."""
     entries = [
-        Entry(i, TokenType.NORMAL, token)
+        TokenEntry(i, TokenType.NORMAL, token)
         if isinstance(token, bytes)
-        else Entry(i, TokenType.CONTROL, token.encode())
+        else TokenEntry(i, TokenType.CONTROL, token.encode())
         for i, token in enumerate(tokens)
     ]
     return decode_vocabulary(entries, width=len(tokens))[0]

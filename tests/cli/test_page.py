@@ -26,19 +26,19 @@ import xtok
 from xtok.building.spellings import spellings_of_pair
 from xtok.cli.console import to_json
 from xtok.cli.page import pictures, render
-from xtok.cli.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
+from xtok.cli.page.search import SHOWN_BYTES, PageColumns, pack, packed, weight_codes
 from xtok.cli.tables._tables import weight
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError
 from xtok.inspection import distinct
-from xtok.inspection.pair_facts import Shared, SpellingFacts
+from xtok.inspection.pair_facts import SharedCounts, SpellingFacts
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.sides import SIDES
-from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
 
@@ -81,8 +81,8 @@ NAME = "<b onclick=alert(1)>\u202e&\"'"
 def hostile_map() -> ProjectionMap:
     """A map whose tokens, names, models and history are what a page must not obey."""
     contents = [*HOSTILE, b"ok"]
-    entries = [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(contents)]
-    entries.append(Entry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 1_000))
+    entries = [TokenEntry(i, TokenType.NORMAL, token) for i, token in enumerate(contents)]
+    entries.append(TokenEntry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 1_000))
     side = vocabulary(
         20, model_id=NAME, revision=NAME, backend=NAME, width_source="option",
         tokenizer_vocab_size=len(entries), table=decode_vocabulary(entries, width=20)[0],
@@ -241,9 +241,12 @@ def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
 
 @pytest.mark.parametrize(
     "shared",
-    [Shared(*n) for n in ((100, 100, 50), (100, 10, 4), (1000, 1001, 999), (7, 100, 7), (5, 5, 0))],
+    [
+        SharedCounts(*n)
+        for n in ((100, 100, 50), (100, 10, 4), (1000, 1001, 999), (7, 100, 7), (5, 5, 0))
+    ],
 )
-def test_overlaps_are_true_to_area(shared: Shared) -> None:
+def test_overlaps_are_true_to_area(shared: SharedCounts) -> None:
     root = ElementTree.fromstring(str(pictures.overlap(shared, "a & b")))
     assert root.get("aria-label") == "a & b"
     first, second = ((float(c.get("cx", "")), float(c.get("r", ""))) for c in list(root)[:2])
@@ -274,7 +277,7 @@ def test_columns_unpack_to_what_was_packed(numbers: Sequence[int]) -> None:
     assert numbers_of(column, "a").tolist() == list(numbers)
 
 
-def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
+def numbers_of(columns: PageColumns, name: str) -> NDArray[np.int64]:
     """Return the numbers of a column, as `page.js` does."""
     width, data = columns[name]
     planes = np.frombuffer(zlib.decompress(base64.b64decode(data), -15), np.uint8)
@@ -312,7 +315,7 @@ def test_the_page_holds_every_entry(measured: PageData) -> None:
 
 
 def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
-    def size_of(columns: Columns) -> int:
+    def size_of(columns: PageColumns) -> int:
         return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
 
     (whole, nothing), (fewest, _) = pack(measured, 10**9), pack(measured, 1)

@@ -17,7 +17,7 @@ from xtok.building.counting.pair_text import LeftOut, PairText
 from xtok.config import BuildConfig
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
-from xtok.inspection.pair_facts import EventFacts, PairFacts, Shared, TextFacts, pair_facts
+from xtok.inspection.pair_facts import EventFacts, PairFacts, SharedCounts, TextFacts, pair_facts
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
@@ -25,7 +25,7 @@ from xtok.tokenizers.pairs import Pair
 TEXT = TextFacts(
     files=("a",),
     num_bytes=9,
-    tokens=Shared(student=3, teacher=3, both=1),
+    tokens=SharedCounts(student=3, teacher=3, both=1),
     known=(1 / 3, 1 / 3),
     boundaries=3,
     leak=0.3,
@@ -43,9 +43,9 @@ def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab", "   ")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
     found = facts_of(student, teacher)
-    assert found.vocabulary == Shared(student=261, teacher=259, both=258)
+    assert found.vocabulary == SharedCounts(student=261, teacher=259, both=258)
     assert (found.shared, found.student_share) == (258, 258 / 261)
-    assert found.numbers == Shared(student=3, teacher=1, both=1)
+    assert found.numbers == SharedCounts(student=3, teacher=1, both=1)
     assert found.spaces == (3, 1)
     assert not found.same
     assert facts_of(student, student).same
@@ -67,7 +67,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
     pair = xtok.pair(student, teacher)
     text = known(pair_facts(pair, PairText.read(pair, tmp_path / "a.txt")).text)
     # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
-    assert text.tokens == Shared(student=5, teacher=7, both=3)
+    assert text.tokens == SharedCounts(student=5, teacher=7, both=3)
     assert text.boundaries == 5
     assert text.leak == pytest.approx(2 / 5)  # the student's rest against the teacher's a
     two_two_one = -(2 * 0.4 * math.log2(0.4) + 0.2 * math.log2(0.2))
@@ -129,7 +129,7 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
     assert levels(BuildConfig.for_loss("p-kl"))[:2] == ["good", "bad"]
     assert levels(BuildConfig.for_loss("p-kl"), empty_text=0.02)[0] == "bad"
     assert levels(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
-    few = replace(pair, numbers=Shared(student=3, teacher=1, both=3))
+    few = replace(pair, numbers=SharedCounts(student=3, teacher=1, both=3))
     assert levels(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
     assert levels(BuildConfig(), pair=replace(few, text=TEXT))[1] == "care"
     leaky = replace(pair, text=TEXT, events=EventFacts(num_events=2, leak=0.06, kept=1.0))
@@ -155,5 +155,5 @@ def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(pair: Pai
 def test_a_real_pair(load_real: Load) -> None:
     pair = facts_of(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
     assert pair.vocabulary.both == pair.shared == 109_566
-    assert pair.numbers == Shared(student=1_100, teacher=0, both=0)
+    assert pair.numbers == SharedCounts(student=1_100, teacher=0, both=0)
     assert pair.digits == (3, 1)

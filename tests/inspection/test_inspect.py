@@ -24,7 +24,7 @@ from xtok.inspection.explain import explain
 from xtok.inspection.rows import ExplainedRow
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, pairs
-from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 
 Pair = tuple[Tokenizer, Tokenizer]
 
@@ -247,7 +247,7 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
     recipe: ProjectionMap, capsys: pytest.CaptureFixture[str]
 ) -> None:
     width = recipe.student.vocab_size
-    entries = [Entry(i, TokenType.NORMAL, b"%04d" % i + b"\n" * 100) for i in range(width)]
+    entries = [TokenEntry(i, TokenType.NORMAL, b"%04d" % i + b"\n" * 100) for i in range(width)]
     table, _ = decode_vocabulary(entries, width=width)
     long = replace(recipe, student=replace(recipe.student, table=table))
     comparison = compare(long, xtok.sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)

@@ -18,7 +18,7 @@ from xtok.teachers.serving.server import score
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import Entry, TokenType
+from xtok.tokenizers.table import TokenEntry, TokenType
 
 
 def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
@@ -90,7 +90,7 @@ class Calls(Small):
         super().__init__(tokens, merges=False)
         self.kind = kind
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TokenEntry]:
         *others, last = super().entries()
         return [*others, last._replace(type=self.kind)]
 

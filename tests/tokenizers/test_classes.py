@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.classes import TokenClass, num_digits, text_class, token_class, token_classes
-from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 
 C = TokenClass
 
@@ -48,14 +48,14 @@ def test_class_of_a_text() -> None:
 
 def test_classes_of_a_table() -> None:
     entries = [
-        Entry(0, TokenType.CONTROL, b"<s>"),
-        Entry(1, TokenType.UNKNOWN, b"<unk>"),
-        Entry(2, TokenType.BYTE, b"7"),
-        Entry(3, TokenType.BYTE, b"\xe4"),
-        Entry(4, TokenType.NORMAL, b"\xe4\xb8"),
-        Entry(5, TokenType.NORMAL, b"\xad\xe6\x96\x87"),
-        Entry(6, TokenType.USER_DEFINED, b"<think>"),
-        Entry(7, TokenType.NORMAL, b""),
+        TokenEntry(0, TokenType.CONTROL, b"<s>"),
+        TokenEntry(1, TokenType.UNKNOWN, b"<unk>"),
+        TokenEntry(2, TokenType.BYTE, b"7"),
+        TokenEntry(3, TokenType.BYTE, b"\xe4"),
+        TokenEntry(4, TokenType.NORMAL, b"\xe4\xb8"),
+        TokenEntry(5, TokenType.NORMAL, b"\xad\xe6\x96\x87"),
+        TokenEntry(6, TokenType.USER_DEFINED, b"<think>"),
+        TokenEntry(7, TokenType.NORMAL, b""),
     ]
     table, _ = decode_vocabulary(entries, width=9)
     classes = token_classes(table)
@@ -83,14 +83,14 @@ def test_labels_are_different_and_short() -> None:
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
 def test_neighbours_do_not_matter(texts: list[str]) -> None:
-    entries = [Entry(i, TokenType.NORMAL, t.encode()) for i, t in enumerate(texts)]
+    entries = [TokenEntry(i, TokenType.NORMAL, t.encode()) for i, t in enumerate(texts)]
     table, _ = decode_vocabulary(entries, width=len(texts))
     assert token_classes(table).tolist() == [text_class(text) for text in texts]
 
 
 def test_numbers_are_ascii_digits_with_spaces_around() -> None:
     tokens = ["7", " 42", "201 ", "１０", "1.", "x2", " ", "20 24"]
-    entries = [Entry(i, TokenType.NORMAL, text.encode()) for i, text in enumerate(tokens)]
+    entries = [TokenEntry(i, TokenType.NORMAL, text.encode()) for i, text in enumerate(tokens)]
     table, _ = decode_vocabulary(entries, width=9)
     assert num_digits(table).tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 0]
 

@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xtok.tokenizers.roles import find_roles, match_roles, slot_candidates
-from xtok.tokenizers.table import Entry, TokenTable, TokenType, decode_vocabulary, match_bytes
+from xtok.tokenizers.table import TokenEntry, TokenTable, TokenType, decode_vocabulary, match_bytes
 
 
 def table_of(
     *names: str, text: tuple[str, ...] = (), unused: int = 0, **roles: list[int]
 ) -> TokenTable:
-    entries = [Entry(i, TokenType.CONTROL, name.encode()) for i, name in enumerate(names)]
+    entries = [TokenEntry(i, TokenType.CONTROL, name.encode()) for i, name in enumerate(names)]
     entries += [
-        Entry(len(names) + i, TokenType.USER_DEFINED, t.encode()) for i, t in enumerate(text)
+        TokenEntry(len(names) + i, TokenType.USER_DEFINED, t.encode()) for i, t in enumerate(text)
     ]
     table, _ = decode_vocabulary(entries, width=len(entries) + unused)
     return replace(table, roles=find_roles(table, roles))
@@ -32,7 +32,7 @@ def test_roles_come_from_the_declaration_and_from_known_names() -> None:
 
 def test_only_a_token_of_type_unknown_is_unk() -> None:
     assert "unk" not in table_of("<|endoftext|>", unk=[0]).roles
-    unknown, _ = decode_vocabulary([Entry(0, TokenType.UNKNOWN, b"oov")], width=1)
+    unknown, _ = decode_vocabulary([TokenEntry(0, TokenType.UNKNOWN, b"oov")], width=1)
     assert find_roles(unknown, {}) == {"unk": (0,)}
 
 
@@ -91,7 +91,10 @@ def test_slots_go_where_there_is_no_meaning() -> None:
     assert slot_candidates(QWEN) == [1, 2, 0]
     # An unknown id that ends the text as well has one, too.
     unknown, _ = decode_vocabulary(
-        [Entry(0, TokenType.UNKNOWN, b"<|endoftext|>"), Entry(1, TokenType.CONTROL, b"<|x|>")],
+        [
+            TokenEntry(0, TokenType.UNKNOWN, b"<|endoftext|>"),
+            TokenEntry(1, TokenType.CONTROL, b"<|x|>"),
+        ],
         width=2,
     )
     assert slot_candidates(replace(unknown, roles=find_roles(unknown, {})))[0] == 1

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from xtok.config import TokenForm
 from xtok.tokenizers.display import escape, unescape
-from xtok.tokenizers.table import Entry, TokenType, decode_vocabulary
+from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 
 ENTRIES = [
-    Entry(0, TokenType.UNKNOWN, b"<unk>"),
-    Entry(1, TokenType.CONTROL, b"<s>"),
-    Entry(2, TokenType.BYTE, b"a"),
-    Entry(3, TokenType.NORMAL, b" the"),
-    Entry(4, TokenType.NORMAL, b"a"),
-    Entry(5, TokenType.USER_DEFINED, b"<think>"),
-    Entry(6, TokenType.NORMAL, b"\xe4\xb8"),
+    TokenEntry(0, TokenType.UNKNOWN, b"<unk>"),
+    TokenEntry(1, TokenType.CONTROL, b"<s>"),
+    TokenEntry(2, TokenType.BYTE, b"a"),
+    TokenEntry(3, TokenType.NORMAL, b" the"),
+    TokenEntry(4, TokenType.NORMAL, b"a"),
+    TokenEntry(5, TokenType.USER_DEFINED, b"<think>"),
+    TokenEntry(6, TokenType.NORMAL, b"\xe4\xb8"),
 ]
 
 
@@ -37,16 +37,16 @@ def test_table_holds_the_bytes_of_every_id() -> None:
 
 
 def test_ids_that_decode_to_nothing_are_reported() -> None:
-    assert decode_vocabulary([Entry(0, TokenType.NORMAL, b"")], width=1)[1] == (0,)
+    assert decode_vocabulary([TokenEntry(0, TokenType.NORMAL, b"")], width=1)[1] == (0,)
 
 
 def test_forms_and_ignored_ids() -> None:
     rows = [
-        Entry(0, TokenType.CONTROL, b"<s>", b"?"),
-        Entry(3, TokenType.NORMAL, b" a", b"_a"),
-        Entry(1, TokenType.BYTE, b"\xe4", b"<0xE4>"),
-        Entry(2, TokenType.NORMAL, b"", b"x"),
-        Entry(9, TokenType.NORMAL, b"y"),
+        TokenEntry(0, TokenType.CONTROL, b"<s>", b"?"),
+        TokenEntry(3, TokenType.NORMAL, b" a", b"_a"),
+        TokenEntry(1, TokenType.BYTE, b"\xe4", b"<0xE4>"),
+        TokenEntry(2, TokenType.NORMAL, b"", b"x"),
+        TokenEntry(9, TokenType.NORMAL, b"y"),
     ]
     forms: dict[TokenForm, list[bytes]] = {
         "bytes": [b"", b"\xe4", b"", b" a"],
@@ -65,12 +65,12 @@ def test_forms_and_ignored_ids() -> None:
 
 def test_the_longest_name_that_a_map_can_carry() -> None:
     longest = b"<" * 1024
-    table, _ = decode_vocabulary([Entry(0, TokenType.CONTROL, longest)], width=1)
+    table, _ = decode_vocabulary([TokenEntry(0, TokenType.CONTROL, longest)], width=1)
     assert table.control_names == {0: longest.decode()}
 
 
 def test_canonical_id_is_what_is_emitted_then_not_a_byte_then_the_lowest() -> None:
-    table, _ = decode_vocabulary([*ENTRIES, Entry(7, TokenType.NORMAL, b"a")], width=8)
+    table, _ = decode_vocabulary([*ENTRIES, TokenEntry(7, TokenType.NORMAL, b"a")], width=8)
     assert table.canonical_ids()[b"a"] == 4
     assert replace(table, preferred_ids=(7,)).canonical_ids()[b"a"] == 7
     assert replace(table, preferred_ids=(2,)).canonical_ids()[b"a"] == 2
@@ -98,9 +98,9 @@ def test_sha256_does_not_depend_on_width_roles_or_order() -> None:
     table, _ = decode_vocabulary(ENTRIES, width=7)
     wider, _ = decode_vocabulary(reversed(ENTRIES), width=20)
     assert wider.sha256() == table.sha256() == replace(table, roles={"bos": (1,)}).sha256()
-    other, _ = decode_vocabulary([*ENTRIES[:-1], Entry(6, TokenType.NORMAL, b"x")], width=7)
+    other, _ = decode_vocabulary([*ENTRIES[:-1], TokenEntry(6, TokenType.NORMAL, b"x")], width=7)
     assert other.sha256() != table.sha256()
-    renamed, _ = decode_vocabulary([Entry(0, TokenType.UNKNOWN, b"?"), *ENTRIES[1:]], width=7)
+    renamed, _ = decode_vocabulary([TokenEntry(0, TokenType.UNKNOWN, b"?"), *ENTRIES[1:]], width=7)
     assert renamed.sha256() != table.sha256()
 
 

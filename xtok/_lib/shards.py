@@ -44,7 +44,7 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceFile:
     """A file as what is made of it records it: its last component, and its bytes on disk."""
 
     name: str
@@ -76,7 +76,7 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
     return list(files)
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> SourceFile:
     """Return a file's name, size and digest.
 
     Raises:
@@ -87,7 +87,7 @@ def source_of(path: Path) -> Source:
         while block := file.read(_BLOCK):
             sha256.update(block)
             size += len(block)
-    return Source(name=path.name, size=size, sha256=sha256.hexdigest())
+    return SourceFile(name=path.name, size=size, sha256=sha256.hexdigest())
 
 
 def format_of(path: Path) -> Format:

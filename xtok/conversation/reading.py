@@ -82,12 +82,12 @@ class _Piece(NamedTuple):
     is_item: bool  # or another item of a list of the same one
 
 
-class _Step(NamedTuple):
+class _ReadSlot(NamedTuple):
     """A slot that is read, and those before."""
 
     piece: _Piece
     value: Any
-    before: _Step | None
+    before: _ReadSlot | None
 
 
 def read_back(
@@ -303,10 +303,10 @@ def _written(
 
 def _readings(
     pieces: Mapping[_Slot, Sequence[_Piece]], text: str
-) -> Iterator[tuple[_Step | None, bool]]:
+) -> Iterator[tuple[_ReadSlot | None, bool]]:
     """Yield the ways to read a text, and whether it is all that the template writes."""
     begins = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
-    todo: list[tuple[_Piece, int, _Step | None]] = [
+    todo: list[tuple[_Piece, int, _ReadSlot | None]] = [
         (piece, len(piece.symbols), None)
         for piece in reversed(begins)
         if piece.symbols == begins[0].symbols
@@ -317,7 +317,7 @@ def _readings(
         piece, start, before = todo.pop()
         if piece.slot in (_END, _ASKED):
             if start == len(text):
-                yield _Step(piece, None, before), True
+                yield _ReadSlot(piece, None, before), True
             continue
         control = _ANY_CONTROL.search(text, start)
         limit = control.start() if control else len(text)
@@ -325,12 +325,12 @@ def _readings(
         todo += _chosen(ways, text, piece, before)
         if not ways and not piece.slot.is_json:
             for stop in _cut(text, start, limit, pieces.get(piece.slot, ())):
-                yield _Step(piece, _words(text[start:stop]), before), False
+                yield _ReadSlot(piece, _words(text[start:stop]), before), False
 
 
 def _chosen(
-    ways: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Step | None
-) -> Iterator[tuple[_Piece, int, _Step]]:
+    ways: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _ReadSlot | None
+) -> Iterator[tuple[_Piece, int, _ReadSlot]]:
     """Yield the ways to go on, the best last: one that ends the text, or the next piece.
 
     Of several pieces only the longest counts: else a call, say, of which something is not known
@@ -339,7 +339,7 @@ def _chosen(
     best = min(((stop, -len(following.symbols)) for stop, following, _ in ways), default=None)
     ending = []
     for stop, following, value in ways:
-        way = following, stop + len(following.symbols), _Step(piece, value, before)
+        way = following, stop + len(following.symbols), _ReadSlot(piece, value, before)
         if following.slot in (_END, _ASKED):
             ending += [way] if way[1] == len(text) else []
         elif (stop, -len(following.symbols)) == best:
@@ -387,7 +387,7 @@ def _json(text: str, start: int, limit: int) -> tuple[Any, int]:
     return None, start
 
 
-def _told(last: _Step | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+def _told(last: _ReadSlot | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
     """Return the messages and tools of a reading, and whether it asks for an answer."""
     steps = []
     while last is not None:

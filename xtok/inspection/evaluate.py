@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
-from xtok._lib.shards import Source
+from xtok._lib.shards import SourceFile
 from xtok.building.counting.counts import pair_edges
 from xtok.building.counting.measures import entropy_of, kept_of, share_of
 from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
@@ -338,7 +338,7 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     return {k: cut_rows(exact, SortCutConfig(top_k=k))[0].edges for k in cuts}
 
 
-def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[Source]) -> list[str]:
+def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list[str]:
     """Return a note for each map that was counted on some of the text, by the texts' digests."""
     notes = []
     for name, one in maps.items():

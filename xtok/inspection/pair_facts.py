@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedCounts:
     """How many each side has, and how many are the same."""
 
     student: int
@@ -48,7 +48,7 @@ class TextFacts:
 
     files: tuple[str, ...]
     num_bytes: int
-    tokens: Shared  # `both`: the same token at the same place
+    tokens: SharedCounts  # `both`: the same token at the same place
     known: tuple[float, float]  # share of each side's tokens whose bytes the other has
     boundaries: int  # shared token boundaries
     leak: float  # share of them where one token is of both vocabularies, the other another one
@@ -108,10 +108,10 @@ class PairFacts:
     num_ids: int  # of these, up to the last one that is a token; what is wider is padding
     differing: int  # ids that are not the same token on both sides
     differing_examples: tuple[str, ...]  # the first few: the id, and its token on both sides
-    vocabulary: Shared  # different byte strings
+    vocabulary: SharedCounts  # different byte strings
     shared: int  # student tokens whose bytes the teacher has
     student_share: float  # these, of the student's tokens with bytes
-    numbers: Shared  # multi-digit tokens; `both`: the student's that the teacher has
+    numbers: SharedCounts  # multi-digit tokens; `both`: the student's that the teacher has
     missing_numbers_text: float | None  # share of the text that the student's others are
     digits: tuple[int, int]  # the most digits in a token, of student and teacher
     spaces: tuple[int, int]  # the longest token of spaces alone
@@ -145,10 +145,10 @@ def pair_facts(
         differing_examples=tuple(
             f"{i} {rows.quoted(i)} / {columns.quoted(i)}" for i in pair.differing_ids[:_EXAMPLES]
         ),
-        vocabulary=Shared(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
+        vocabulary=SharedCounts(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=int(is_equal.sum()),
         student_share=int(is_equal.sum()) / max(1, len(rows.text_ids)),
-        numbers=Shared(
+        numbers=SharedCounts(
             len(ids_of_numbers), int((digits[1] > 1).sum()), len(ids_of_numbers) - len(missing)
         ),
         missing_numbers_text=missing_text,
@@ -175,7 +175,7 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
     return TextFacts(
         files=tuple(source.name for source in text.sources),
         num_bytes=text.totals.num_bytes,
-        tokens=Shared(
+        tokens=SharedCounts(
             int(text.tokens[0].sum()),
             int(text.tokens[1].sum()),
             int(amounts[(a >= 0) & (a == b)].sum()),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from xtok._lib.shards import Source
+from xtok._lib.shards import SourceFile
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.records import Recipe
@@ -24,7 +24,7 @@ _IN_WORDS = {
 
 def recipe_of(
     config: BuildConfig,
-    texts: Iterable[Source] = (),
+    texts: Iterable[SourceFile] = (),
     field: str = "text",
     initial: ProjectionMap | None = None,
 ) -> Recipe:

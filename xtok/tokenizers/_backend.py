@@ -16,7 +16,7 @@ from xtok.errors import TokenizerError
 
 if TYPE_CHECKING:
     from xtok.tokenizers.hub import ModelFiles
-    from xtok.tokenizers.table import Entry
+    from xtok.tokenizers.table import TokenEntry
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
@@ -35,7 +35,7 @@ class Backend(ABC):
     """What else reads the same folder, by name: its file alone, or AutoTokenizer."""
 
     @abstractmethod
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TokenEntry]:
         """Return every id of the tokenizer once, in any order."""
 
     @abstractmethod

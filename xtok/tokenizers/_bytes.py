@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend
 from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import Entry, TokenType, byte_offsets
+from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):
@@ -24,8 +24,8 @@ class BytesBackend(Backend):
                 parameter="vocab_size",
             )
 
-    def entries(self) -> Iterable[Entry]:
-        return [Entry(i, TokenType.NORMAL, bytes([i])) for i in range(256)]
+    def entries(self) -> Iterable[TokenEntry]:
+        return [TokenEntry(i, TokenType.NORMAL, bytes([i])) for i in range(256)]
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
@@ -50,9 +50,9 @@ class NullBackend(Backend):
                 hint="give null:32000, say, or null alone for 131072",
             )
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TokenEntry]:
         """All are CONTROL, named by their number."""
-        return [Entry(i, TokenType.CONTROL, str(i).encode()) for i in range(self._size)]
+        return [TokenEntry(i, TokenType.CONTROL, str(i).encode()) for i in range(self._size)]
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         return {"eos": [self._size - 1]}

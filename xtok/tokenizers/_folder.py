@@ -18,7 +18,7 @@ from xtok.tokenizers._backend import (
 )
 from xtok.tokenizers.display import listed as listed_of
 from xtok.tokenizers.hub import ModelFiles
-from xtok.tokenizers.table import Entry, TokenType
+from xtok.tokenizers.table import TokenEntry, TokenType
 
 NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
@@ -59,7 +59,9 @@ class FolderBackend(Backend):
             }
             kinds = (TokenType.USER_DEFINED, TokenType.CONTROL)
             self._added = {
-                int(i): Entry(int(i), kinds[bool(t.get("special"))], str(t["content"]).encode())
+                int(i): TokenEntry(
+                    int(i), kinds[bool(t.get("special"))], str(t["content"]).encode()
+                )
                 for i, t in listed.items()
             }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -80,7 +82,7 @@ class FolderBackend(Backend):
         }
         self._pattern: re.Pattern[str] = splitting_at(self.text_tokens)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TokenEntry]:
         """The file's ids; those that are added tokens by the config take their type from there."""
         left = dict(self._added)
         for entry in self._inner.entries():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, damaged
-from xtok.tokenizers.table import Entry, TokenType, byte_offsets
+from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -56,7 +56,7 @@ class HuggingFaceBackend(Backend):
         )
         self._text_changes = tuple(_text_changes(self._rust, decoder))
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TokenEntry]:
         """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL.
 
         Raises:
@@ -80,7 +80,7 @@ class HuggingFaceBackend(Backend):
                 content = added.content.encode() if self._byte_level else None
             elif self._byte_fallback and display[:1] == "<" and _BYTE_TOKEN.fullmatch(display):
                 kind, content = TokenType.BYTE, bytes([int(display[3:5], 16)])
-            yield Entry(
+            yield TokenEntry(
                 i, kind, self._decode(display) if content is None else content, display.encode()
             )
 

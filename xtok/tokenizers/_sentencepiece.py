@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, TextChange
-from xtok.tokenizers.table import Entry, TokenType
+from xtok.tokenizers.table import TokenEntry, TokenType
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -81,7 +81,7 @@ class SentencePieceBackend(Backend):
     def __reduce__(self) -> tuple[object, ...]:  # pickle does not find the proto's class by name
         return SentencePieceBackend.from_bytes, (self._data,)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TokenEntry]:
         """Types are the file's own; a piece's bytes are its text with `▁` as a space."""
         for i, piece in enumerate(self._proto.pieces):
             kind, display = TokenType(piece.type), piece.piece
@@ -90,7 +90,7 @@ class SentencePieceBackend(Backend):
                 content = bytes([int(display[1:-1], 16)])
             elif kind in (TokenType.CONTROL, TokenType.UNKNOWN):
                 content = display.encode()
-            yield Entry(i, kind, content, display.encode())
+            yield TokenEntry(i, kind, content, display.encode())
 
     def definition(self) -> Iterable[bytes]:
         """Return the whole model: scores, merges, normalizer and trainer specs."""

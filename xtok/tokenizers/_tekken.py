@@ -19,7 +19,7 @@ from xtok.tokenizers._tiktoken import (
     require_single_bytes,
 )
 from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import Entry, TokenType
+from xtok.tokenizers.table import TokenEntry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
 # tokens/tokenizers/tekken.py.
@@ -70,17 +70,17 @@ def load_tekken(path: Path) -> RankBackend:
         raise damaged(f"{path} is not a tekken file: {error!r}") from error
 
 
-def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[Entry]:
+def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[TokenEntry]:
     """Return the listed tokens, and those between, which are named by their numbers."""
-    entries: dict[int, Entry] = {}
+    entries: dict[int, TokenEntry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
         if i in entries or not 0 <= i < reserved:
             raise ValueError(f"its special token {i} comes twice, or is not in 0..{reserved - 1}")
         kind = TokenType.CONTROL if token.get("is_control", True) else TokenType.USER_DEFINED
-        entries[i] = Entry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
+        entries[i] = TokenEntry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
     for i in range(reserved):
-        entries.setdefault(i, Entry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))
+        entries.setdefault(i, TokenEntry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))
     return sorted(entries.values())
 
 
@@ -146,7 +146,7 @@ def load_megatron(path: Path, pattern: str | None) -> RankBackend:
         ]
         kinds = [TokenType.UNKNOWN, *[TokenType.CONTROL] * (_NUM_SPECIAL - 1)]
         added = [
-            Entry(i, kind, name.encode())
+            TokenEntry(i, kind, name.encode())
             for i, (kind, name) in enumerate(zip(kinds, special, strict=True))
         ]
     except _FAULTS as error:

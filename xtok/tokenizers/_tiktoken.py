@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, damaged, is_panic, splitting_at
 from xtok.tokenizers.sides import MAX_WIDTH
-from xtok.tokenizers.table import Entry, TokenType
+from xtok.tokenizers.table import TokenEntry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -245,7 +245,7 @@ class RankBackend(Backend):
         name: str,
         ranks: dict[bytes, int],
         pattern: str,
-        added: Sequence[Entry],
+        added: Sequence[TokenEntry],
         roles: Mapping[str, str],
         text: Mapping[str, int] | None = None,
     ) -> None:
@@ -266,11 +266,11 @@ class RankBackend(Backend):
         """Made when bytes are first encoded: its copies of the ranks take most of the memory."""
         return self._encoding_of(mergeable_ranks=self._ranks, special_tokens=self._text_ids)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TokenEntry]:
         """Ranks are NORMAL."""
         yield from self._added
         for token, rank in self._ranks.items():
-            yield Entry(rank, TokenType.NORMAL, token)
+            yield TokenEntry(rank, TokenType.NORMAL, token)
 
     def definition(self) -> Iterable[bytes]:
         """Return the pattern, and the added tokens that are found in any text."""
@@ -330,7 +330,7 @@ def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
             f"'{path}@REGEX'",
         )
     kinds = ((TokenType.CONTROL, family.control), (TokenType.USER_DEFINED, family.text))
-    added = [Entry(i, kind, name.encode()) for kind, ids in kinds for name, i in ids.items()]
+    added = [TokenEntry(i, kind, name.encode()) for kind, ids in kinds for name, i in ids.items()]
     if pattern is None:  # the digest says that all lines are good: 0.2 of 0.8 seconds
         words = data.split()
         ranks = dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))

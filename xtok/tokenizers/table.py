@@ -36,7 +36,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-class Entry(NamedTuple):
+class TokenEntry(NamedTuple):
     """One id of a tokenizer.
 
     `content` is the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is the
@@ -104,12 +104,12 @@ class TokenTable:
         data, bounds = self.data.tobytes(), self.offsets.tolist()
         return [data[a:b] for a, b in pairwise(bounds)]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TokenEntry]:
         """Return entries that `decode_vocabulary` makes this table of, without UNUSED ids."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.tokens(), strict=True)):
             if kind != TokenType.UNUSED:
                 name = self.control_names.get(i)
-                yield Entry(i, TokenType(kind), token if name is None else name.encode())
+                yield TokenEntry(i, TokenType(kind), token if name is None else name.encode())
 
     def like(self, table: TokenTable) -> TokenTable:
         """Return this table with the roles and preferred ids of another, UNUSED ids aside."""
@@ -261,7 +261,7 @@ class Vocabulary:
 
 
 def decode_vocabulary(
-    entries: Iterable[Entry],
+    entries: Iterable[TokenEntry],
     *,
     width: int,
     form: TokenForm = "bytes",
@@ -297,7 +297,11 @@ class Decoded:
     """
 
     def __init__(
-        self, entries: Iterable[Entry], *, form: TokenForm = "bytes", ignore: Collection[int] = ()
+        self,
+        entries: Iterable[TokenEntry],
+        *,
+        form: TokenForm = "bytes",
+        ignore: Collection[int] = (),
     ) -> None:
         tokens: dict[int, bytes] = {}
         kinds: list[TokenType] = []

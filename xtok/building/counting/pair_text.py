@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import TextProgress, silent_texts
-from xtok._lib.shards import Paths, Source, shards, source_of
+from xtok._lib.shards import Paths, SourceFile, shards, source_of
 from xtok.alignment.sequences import FlatIds
 from xtok.building.counting.aligned import AlignedTexts, Difference, TextAligner
 from xtok.building.counting.counts import (
@@ -27,7 +27,7 @@ from xtok.building.counting.counts import (
 )
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.smoothing import EPSILON
-from xtok.building.counting.texts import Batch, Columns, find_texts, little_text, read_batches
+from xtok.building.counting.texts import Batch, TextColumns, find_texts, little_text, read_batches
 from xtok.config import Target
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
@@ -184,7 +184,7 @@ class PairText:
     """The counts of one pass over the text of a pair."""
 
     wanted: Wanted
-    sources: tuple[Source, ...]  # the files
+    sources: tuple[SourceFile, ...]  # the files
     totals: TextTotals
     tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
     counts: Counts
@@ -221,7 +221,7 @@ class PairText:
             XtokError: if a text cannot be read, or the pair has nothing to count in it.
         """
         tokenizers = tokenizers_of(pair)
-        files, columns = find_texts(texts), Columns(field, group_by)
+        files, columns = find_texts(texts), TextColumns(field, group_by)
         parts = [shard for path in files for shard in shards(path)]
         size = sum(shard.size for shard in parts)
         counter = TextCounter(pair, wanted)
@@ -371,7 +371,7 @@ class TextCounter:
             self._characters += len(excerpt)
         self._of_shard += len(batch.texts)
 
-    def result(self, sources: tuple[Source, ...] = (), field: str = "text") -> PairText:
+    def result(self, sources: tuple[SourceFile, ...] = (), field: str = "text") -> PairText:
         """Return all counts."""
         documents = self._documents
         return PairText(

@@ -38,7 +38,7 @@ _OBJECTS = "give one JSON object per line, and the name of its text field with {
 _OBJECTS += "text needs a name that ends in .txt"
 
 
-class Columns(NamedTuple):
+class TextColumns(NamedTuple):
     """What of a JSON object, or row of Parquet, is read; plain text has none of it."""
 
     text: str = "text"
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
     """Documents that are worked on together."""
 
     texts: list[str]
-    groups: list[str]  # each document's: its file's name, or what `Columns.group` names
+    groups: list[str]  # each document's: its file's name, or what `TextColumns.group` names
     shard: int  # that all of them are in
     consumed: int  # bytes on disk that were read up to their end, in all
 
@@ -73,10 +73,10 @@ def check_texts(patterns: Paths, field: str, group_by: str | None = None) -> Non
         XtokError: as `read_batches`.
     """
     for path in find_texts(patterns)[:1]:
-        next(_documents(shards(path)[0], Columns(field, group_by)), None)
+        next(_documents(shards(path)[0], TextColumns(field, group_by)), None)
 
 
-def read_batches(shards: Sequence[Shard], columns: Columns) -> Iterator[Batch]:
+def read_batches(shards: Sequence[Shard], columns: TextColumns) -> Iterator[Batch]:
     """Read documents. This is how all of xtok reads text.
 
     Lone surrogates become U+FFFD; what is too long is cut (see `MAX_CHARACTERS`).
@@ -104,7 +104,7 @@ def read_batches(shards: Sequence[Shard], columns: Columns) -> Iterator[Batch]:
         before += shard.size
 
 
-def _documents(shard: Shard, columns: Columns) -> Iterator[tuple[str, str, int]]:
+def _documents(shard: Shard, columns: TextColumns) -> Iterator[tuple[str, str, int]]:
     """Return a shard's documents, each with its group and the bytes on disk read so far."""
     if columns.group and shard.format == "text":
         raise XtokError(
@@ -152,7 +152,7 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, str, int]]:
             )
 
 
-def _json_document(place: LinePlace, value: Any, columns: Columns) -> tuple[str, str]:
+def _json_document(place: LinePlace, value: Any, columns: TextColumns) -> tuple[str, str]:
     """Return the text and the group of a line of JSON."""
     if problem := _problem_of(value, columns):
         raise XtokError(f"{place}: {problem}", hint=_OBJECTS, parameter="field")
@@ -164,7 +164,7 @@ def _json_document(place: LinePlace, value: Any, columns: Columns) -> tuple[str,
 _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object", type(None): "null"}
 
 
-def _problem_of(value: Any, columns: Columns) -> str:
+def _problem_of(value: Any, columns: TextColumns) -> str:
     """Say why a JSON value is not a document; "" if it is one."""
     if not isinstance(value, dict):
         return "not a JSON object"
@@ -180,7 +180,7 @@ def _problem_of(value: Any, columns: Columns) -> str:
     return ""
 
 
-def _parquet_documents(shard: Shard, of: Columns) -> Iterator[tuple[str, str]]:
+def _parquet_documents(shard: Shard, of: TextColumns) -> Iterator[tuple[str, str]]:
     """Return texts and their groups, a few rows at a time; nulls are left out."""
     file = parquet_file(shard.path)
     names = file.schema_arrow.names

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 if TYPE_CHECKING:
-    from xtok.inspection.pair_facts import Shared
+    from xtok.inspection.pair_facts import SharedCounts
 
 
-def overlap(shared: Shared, label: str) -> Markup:
+def overlap(shared: SharedCounts, label: str) -> Markup:
     """Draw two circles whose areas, and that of what they share, are in proportion.
 
     Next to them, what each colour stands for is said in words.

@@ -33,11 +33,11 @@ MOST_PIECES = 16
 _LEAST_SIZE, _SIZE_OF_TOKEN, _SIZE_OF_ROW = 500_000, 2, 5
 """Characters of the search data: in any case, for each token, and for each token and map."""
 
-Columns = dict[str, tuple[int, str]]
+PageColumns = dict[str, tuple[int, str]]
 """Name to bytes per number, and base64."""
 
 
-def pack(examined: PageData, max_size: int | None = None) -> tuple[Columns, list[str]]:
+def pack(examined: PageData, max_size: int | None = None) -> tuple[PageColumns, list[str]]:
     """Pack maps into at most `max_size` characters; by default more for larger vocabularies.
 
     Tokens and the heaviest entry of each row are always there. What does not fit is left out in
@@ -54,7 +54,7 @@ def pack(examined: PageData, max_size: int | None = None) -> tuple[Columns, list
     partners = [examined.pair.equal_bytes, examined.pair.reversed.equal_bytes]
     of_maps = [_SearchEntries(m, None if text is None else text.tokens[0]) for m in maps]
 
-    def entries_of(kept: int) -> Columns:
+    def entries_of(kept: int) -> PageColumns:
         """Pack the rows of all maps: of each at most `kept` entries besides the heaviest ones."""
         return {
             f"{name}_{number}": column
@@ -90,7 +90,7 @@ def cut_sizes(table: TokenTable) -> dict[int, int]:
     return {i: int(table.lengths[i]) for i in np.flatnonzero(table.lengths > SHOWN_BYTES).tolist()}
 
 
-def _size(columns: Columns) -> int:
+def _size(columns: PageColumns) -> int:
     return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
 
 
@@ -107,7 +107,7 @@ def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
 
 def _tokens(
     tables: Sequence[TokenTable], partners: Sequence[NDArray[np.int64]], text: PairText | None
-) -> Columns:
+) -> PageColumns:
     """Pack the tokens' bytes, or names."""
     columns = {"partner": packed(_deltas(partners[0]))}
     for number, (side, table) in enumerate(zip(SIDES, tables, strict=True)):
@@ -125,12 +125,12 @@ def _tokens(
     return columns
 
 
-def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> Columns:
+def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
     """Pack the pieces of each side's tokens that the other lacks; nothing without tokenizers.
 
     A column has, for each of these tokens in order of id, the number of pieces, then the ids.
     """
-    columns: Columns = {}
+    columns: PageColumns = {}
     for side, one, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
         if one.teacher_tokenizer is None:
             continue
@@ -167,7 +167,7 @@ class _SearchEntries:
         rest = float(self.worth[~self._kept(kept)].sum(dtype=np.float64))
         return rest / total if total else 0.0
 
-    def columns(self, kept: int, partner: NDArray[np.int64]) -> Columns:
+    def columns(self, kept: int, partner: NDArray[np.int64]) -> PageColumns:
         m, use = self.map, self._kept(kept)
         s, t, weights = m.student_ids[use], m.teacher_ids[use].astype(np.int64), m.weights[use]
         is_own = partner[s] == t

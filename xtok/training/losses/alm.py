@@ -11,7 +11,7 @@ from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, t
 from xtok.training.losses.chunks import chunks_of
 from xtok.training.losses.config import ALMConfig
 from xtok.training.losses.gathered import (
-    Entries,
+    PositionTokens,
     check_stored,
     gather_logprobs,
     gradient_part,
@@ -138,9 +138,9 @@ def plan_alm(
     return Plan(parts, chunks.total, dtype, known=known, teacher=teacher, explain=explain)
 
 
-def _entries(tokens: ChunkTokens) -> Entries:
+def _entries(tokens: ChunkTokens) -> PositionTokens:
     place = torch.arange(len(tokens.ids), device=tokens.ids.device)
-    return Entries(tokens.positions, place, tokens.ids)
+    return PositionTokens(tokens.positions, place, tokens.ids)
 
 
 def _binary_kl(log_x: Tensor, log_y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, places_of, tokens_in
 from xtok.training.losses.chunks import Chunks, chunks_of, kept_of, number_chunks, require
 from xtok.training.losses.config import CSDConfig
-from xtok.training.losses.gathered import Entries, gather_logprobs, gradient_part
+from xtok.training.losses.gathered import PositionTokens, gather_logprobs, gradient_part
 from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.losses.spelling_index import Events, SpellingIndex
@@ -168,7 +168,7 @@ class _CSDStep(NamedTuple):
     events: Events
 
     def shared_part(
-        self, chunks: Tensor, excluded: Entries | None = None, weight: float = 1.0
+        self, chunks: Tensor, excluded: PositionTokens | None = None, weight: float = 1.0
     ) -> Part:
         """Compare all shared tokens but the `excluded` where some chunks begin."""
         theirs = self.theirs.at(self.theirs.starts[chunks])
@@ -186,7 +186,7 @@ class _CSDStep(NamedTuple):
         ours = self.ours.at(self.ours.starts[chunks])
         return Part(ours, compare, self.teacher.shape[2], place)
 
-    def excluded(self) -> Entries:
+    def excluded(self) -> PositionTokens:
         """Return what is in the rest at other chunks' first places: rows and shared tokens.
 
         A cell that is none, or occurs twice, is in a row that is none.
@@ -202,7 +202,7 @@ class _CSDStep(NamedTuple):
         is_twice = torch.zeros_like(cells, dtype=torch.bool)
         is_twice[1:] = cells[1:] == cells[:-1]
         cells = cells.masked_fill(is_twice, len(chunks) * width).sort().values
-        return Entries(self.ours.at(self.ours.starts[chunks]), cells // width, cells % width)
+        return PositionTokens(self.ours.at(self.ours.starts[chunks]), cells // width, cells % width)
 
     def _compare_shared(
         self, block: LogitBlock, positions: Positions, excluded: tuple[Tensor, ...] | None
@@ -289,7 +289,7 @@ class _CSDStep(NamedTuple):
 class _ChunkEntries(NamedTuple):
     """One side's tokens in G chunks: the text's own but the last, then what completes a chunk."""
 
-    at: Entries  # both, by position
+    at: PositionTokens  # both, by position
     order: Tensor  # int64, where these were
     path: Tensor  # int64, which chunk each of the text's own tokens is of
 
@@ -315,7 +315,9 @@ def _chunk_entries(
     of = torch.cat([path, (ends - 1)[place]])
     ids = torch.cat([tokens.ids[places[path]], last])
     order = of.argsort(stable=True)
-    return _ChunkEntries(Entries(tokens.at(places), of[order], ids[order]), order, number[path])
+    return _ChunkEntries(
+        PositionTokens(tokens.at(places), of[order], ids[order]), order, number[path]
+    )
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def _is_wrong(own: Tensor) -> Tensor:
     return ~(own <= ROUNDING) | torch.isneginf(own)
 
 
-class Entries(NamedTuple):
+class PositionTokens(NamedTuple):
     """Tokens at n positions, several or none at each: e in all."""
 
     positions: Positions  # [n], each once
@@ -45,7 +45,7 @@ class Entries(NamedTuple):
 
 @torch.no_grad()
 def gather_logprobs(
-    logits: Logits, at: Entries, width: int, dtype: torch.dtype, temperature: float = 1.0
+    logits: Logits, at: PositionTokens, width: int, dtype: torch.dtype, temperature: float = 1.0
 ) -> Tensor:
     """Return the log-probabilities of tokens among the first `width`, `[e]`, a block at a time.
 
@@ -70,7 +70,7 @@ def gather_logprobs(
 
 
 def gradient_part(
-    at: Entries, logprobs: Tensor, to_logprobs: Tensor, width: int, temperature: float = 1.0
+    at: PositionTokens, logprobs: Tensor, to_logprobs: Tensor, width: int, temperature: float = 1.0
 ) -> Part:
     """Return what hands the gradient to `gather_logprobs`, `[e]`, on to the student's logits."""
     to_logprobs = to_logprobs.masked_fill(logprobs == FLOOR, 0)

@@ -79,7 +79,7 @@ def p_kl(
         columns = top_columns(largest, config.top_k)
         entries = restrict(module.student_ids, module.offsets, columns)
         weights = module.entry_weights()[entries.picked]
-        job = _Job(target_logits, columns, entries, chunks, num_rows, config)
+        job = _PKLInputs(target_logits, columns, entries, chunks, num_rows, config)
         loss: Tensor = _PKL.apply(student_logits, weights, job)  # type: ignore[no-untyped-call]
         return loss
 
@@ -88,7 +88,7 @@ def p_kl(
     )
 
 
-class _Job(NamedTuple):
+class _PKLInputs(NamedTuple):
     """What forward and backward need besides the student's logits and the weights."""
 
     teacher_logits: Tensor
@@ -101,7 +101,7 @@ class _Job(NamedTuple):
 
 class _PKL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, weights: Tensor, job: _Job) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, weights: Tensor, job: _PKLInputs) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
             dtype = work_dtype(logits, job.teacher_logits)
             matrices = sparse_pair(job.entries, weights.detach().to(dtype))
@@ -162,7 +162,7 @@ def _each(work: Callable[[Any], Result], parts: Sequence[Any], like: Tensor) -> 
             yield from pool.map(one, parts)
 
 
-def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
+def _projected_chunks(logits: Tensor, matrix: Tensor, job: _PKLInputs) -> Tensor:
     """Return the chunks' mean projected probabilities, `[N, k]`."""
 
     def project(block: Block) -> Tensor:
@@ -173,7 +173,7 @@ def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
     return _means(project, logits, job.width, job, chunks.student, chunks.student_sizes)
 
 
-def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
+def _teacher_chunks(job: _PKLInputs, dtype: torch.dtype) -> Tensor:
     """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
     chunks, logits = job.chunks, job.teacher_logits
 
@@ -188,7 +188,7 @@ def _means(
     values: Callable[[Block], Tensor],
     logits: Tensor,
     width: int,
-    job: _Job,
+    job: _PKLInputs,
     chunk: Tensor,
     sizes: Tensor,
 ) -> Tensor:
@@ -201,7 +201,7 @@ def _means(
     return total[:-1].div_(sizes[:, None] + EPSILON)
 
 
-def _softmax(rows: Tensor, job: _Job, dtype: torch.dtype) -> Tensor:
+def _softmax(rows: Tensor, job: _PKLInputs, dtype: torch.dtype) -> Tensor:
     return torch.softmax(rows[:, : job.width].to(dtype) / job.config.temperature, -1)
 
 
@@ -234,7 +234,7 @@ def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
 
 
 def _differentiate(
-    logits: Tensor, grad_chunks: Tensor, matrix: Tensor, job: _Job, *, learnable: bool
+    logits: Tensor, grad_chunks: Tensor, matrix: Tensor, job: _PKLInputs, *, learnable: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients to the logits and to the entries, from that to the chunks' sums."""
     chunks, entries = job.chunks, job.entries
