@@ -120,6 +120,7 @@ INVALID_PT: list[Any] = [
     {(0, 1, 2): 3},
     {(0, 1): "x"},
     {(0, -1): 1},
+    {(0, 2**31): 1},
     torch.zeros(3),
     {**FOREIGN, "xtok": {"tensors": {}, "metadata": "{}"}},
     {"indices": torch.tensor([[1, -7]]), "likelihoods": torch.tensor([[1.0, 0.0]])},
