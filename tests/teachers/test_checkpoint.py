@@ -211,9 +211,9 @@ PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "a model's own template": (
         lambda path: replaced(path / "model" / "chat_template.jinja", "", TURNS),
         "chat templates", True),
-    "a tokenizer": (lambda path: flagged(path / "model" / "tokenizer.json"), "other models", True),
+    "a tokenizer": (lambda path: flagged(path / "model" / "tokenizer.json"), "models", True),
     "a tokenizer, no map": (
-        lambda path: flagged(path / "model" / "tokenizer.json"), "other models", False),
+        lambda path: flagged(path / "model" / "tokenizer.json"), "models", False),
     "the config of compressed rows": (
         lambda path: replaced(path / "compression_config.yaml", "bins: []", "bins: null"),
         "files", True),
@@ -247,7 +247,7 @@ def test_what_is_part_of_a_job(
     with pytest.raises(KeyboardInterrupt):
         run(text_progress=stopping)
     change(tmp_path)
-    with pytest.raises(XtokError, match=says):
+    with pytest.raises(XtokError, match=f"is of another run, of other .*{says}"):
         run()
 
 
