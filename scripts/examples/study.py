@@ -198,8 +198,9 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     if not args.report:
         train_all(args, list(plan(args.settings, args.seeds, args.rates)))
-    report(results(args.work), *args.against)
-    report_seconds(dict(results(args.work)))
+    found = results(args.work)
+    report(found, *args.against)
+    report_seconds(dict(found), *args.against)
 
 
 def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
@@ -406,26 +407,34 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
             print(f"| {' | '.join(shown)} |" + f" rate {kind.rate:g}")
 
 
-def report_seconds(lines: dict[Run, dict[str, Any]]) -> None:
+def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -> None:
     """Print runs by their seconds, on all texts of the held-out documents.
 
-    These are the held-out texts and those to choose a rate by. Each run is compared with text alone
-    of every length, of its seed and rate; brackets are over texts (bootstrap).
+    These are the held-out texts and those to choose a rate by. Each run is compared with those of a
+    loss, of every length, of its seed and rate. *Kept* is as in `report`; brackets are over texts.
     """
     measured = [run for run in lines if run.setting and len(lines[run]["bytes"]) > 2]
-    for alone in [run for run in measured if run[1:5] == CE[:4]]:
-        like = alone.setting, alone.seed, alone.rate
+    for base in [run for run in measured if run[1:5] == (loss, artefact, 1.0, 1.0)]:
+        like = base.setting, base.seed, base.rate
+        own = base._replace(loss="same-tokenizer", artefact=OWN)
         for run in [run for run in measured if (run.setting, run.seed, run.rate) == like]:
-            line, of = lines[run], lines[alone]
-            lengths, base = np.array(line["bytes"][0] + line["bytes"][2]), texts_at_end(of)
-            saved, drawn = base - texts_at_end(line), draws(len(lengths))
-            low, high = np.quantile(saved[drawn].sum(1) / lengths[drawn].sum(1), (0.025, 0.975))
+            line, of = lines[run], lines[base]
+            lengths = np.array(line["bytes"][0] + line["bytes"][2])
+            saved = texts_at_end(of) - texts_at_end(line)
+            low, high = interval(saved, lengths)
+            share = ""
+            if own in lines and len({own, run, base}) == 3 and run.length == base.length:
+                of_own = texts_at_end(of) - texts_at_end(lines[own])
+                share = "; kept {:.2f} ({:.2f} to {:.2f})".format(
+                    saved.sum() / of_own.sum(), *interval(saved, of_own)
+                )
             print(
                 f"{run.loss} {run.artefact} {run.weight:g} {line['steps'][-1]} steps, "
                 f"{line['seconds'] * line['steps'][-1]:.0f} s: "
                 f"{texts_at_end(line).sum() / lengths.sum():.3f}, "
                 f"{saved.sum() / lengths.sum():.3f} ({low:.3f} to {high:.3f}) better than "
-                f"{of['steps'][-1]} steps of text alone (seed {run.seed}, rate {run.rate:g})"
+                f"{of['steps'][-1]} steps of {loss} {artefact} (seed {run.seed}, rate {run.rate:g})"
+                + share
             )
 
 
@@ -440,9 +449,7 @@ def gain(
     """Return the bits per byte that runs save against others of their seeds, with intervals."""
     saved = saved_bits(row, of, at_end=at_end)
     lengths = np.array(row[0]["bytes"][0])
-    drawn = draws(len(lengths))
-    means = saved.mean(0)[drawn].sum(1) / lengths[drawn].sum(1)
-    low, high = np.quantile(means, (0.025, 0.975))
+    low, high = interval(saved.mean(0), lengths)
     return mean((saved.sum(1) / lengths.sum()).tolist()), f"{low:.3f} to {high:.3f}"
 
 
@@ -458,9 +465,11 @@ def saved_bits(
     return np.array([documents(b) - documents(a) for a, b in zip(row, of, strict=True)])
 
 
-def draws(count: int) -> NDArray[np.int64]:
-    """Return drawings of documents for a bootstrap."""
-    return np.random.default_rng(0).integers(count, size=(2000, count))
+def interval(above: NDArray[Any], below: NDArray[Any]) -> tuple[float, float]:
+    """Return the 95 % interval, over documents by bootstrap, of a ratio of their sums."""
+    drawn = np.random.default_rng(0).integers(len(above), size=(2000, len(above)))
+    low, high = np.quantile(above[drawn].sum(1) / below[drawn].sum(1), (0.025, 0.975)).tolist()
+    return low, high
 
 
 def kept(lines: dict[Run, dict[str, Any]], runs: Sequence[Run], base: Sequence[Run]) -> str:
@@ -474,8 +483,7 @@ def kept(lines: dict[Run, dict[str, Any]], runs: Sequence[Run], base: Sequence[R
         return ""
     ours, theirs, of = zip(*both, strict=True)
     gains = [saved_bits(row, of, at_end=True).mean(0) for row in (ours, theirs)]
-    drawn = draws(len(gains[0]))
-    low, high = np.quantile(gains[0][drawn].sum(1) / gains[1][drawn].sum(1), (0.025, 0.975))
+    low, high = interval(gains[0], gains[1])
     return f"{gains[0].sum() / gains[1].sum():.2f} ({low:.2f} to {high:.2f})"
 
 
