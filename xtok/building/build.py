@@ -21,7 +21,7 @@ from xtok.building.counting.texts import find_texts
 from xtok.building.events import events_of_pair
 from xtok.building.exact import used_options
 from xtok.building.exact_rows import with_exact
-from xtok.building.matches import find_matches
+from xtok.building.matches import check_ignored, find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.config import WAIT, BuildConfig, EventLoss, Loss
@@ -37,7 +37,6 @@ from xtok.maps.spellings import SpellingMap
 from xtok.maps.stage_reports import report_of_pair
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
-from xtok.tokenizers.notes import check_ignored
 from xtok.tokenizers.pairs import Pair
 
 M = TypeVar("M", bound=mapfile.StoredMap)

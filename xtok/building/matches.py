@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import MultitokenConfig
+from xtok.errors import XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.records import RowKind
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
+from xtok.tokenizers.sides import SIDES
 
 
 class Matches(NamedTuple):
@@ -84,6 +86,19 @@ def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
     is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
     is_ignored |= np.isin(edges.teacher_ids, config.ignore_teacher_ids)
     return edges.take(~is_ignored)
+
+
+def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
+    """Raise an `XtokError` if the pair has no such ids to ignore."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):
+        if ids and max(ids) >= width:
+            raise XtokError(
+                f"there is no {side} id {max(ids)} to ignore: "
+                f"{getattr(pair, side).model_id} is {width} wide",
+                hint=f"give ids from 0 to {width - 1} with {{option}}",
+                parameter=f"ignore_{side}_ids",
+            )
 
 
 def matching_options(config: MultitokenConfig) -> dict[str, str]:

@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.matches import Matches, find_matches, with_matches, without_ignored
+from xtok.building.matches import (
+    Matches,
+    check_ignored,
+    find_matches,
+    with_matches,
+    without_ignored,
+)
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.binding import at_map_widths, bind_map, name_notes
@@ -19,7 +25,7 @@ from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.recipe import recipe_of_stage
 from xtok.maps.stage_reports import report_of_pair
-from xtok.tokenizers.notes import check_ignored, unspelled_note
+from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair
 
 

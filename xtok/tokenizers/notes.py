@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from xtok.errors import XtokError
 from xtok.tokenizers.display import listed, plural
 from xtok.tokenizers.sides import SIDES
 
 if TYPE_CHECKING:
-    from xtok.config import MultitokenConfig
     from xtok.tokenizers.pairs import Pair
     from xtok.tokenizers.table import TokenTable
 
@@ -61,19 +59,6 @@ def unspelled_note(pair: Pair, ids: Collection[int]) -> list[str]:
     """Name the student tokens that the teacher cannot spell; nothing if there are none."""
     examples = examples_of(sorted(ids), pair.tables[0]) if ids else ""
     return [f"{pair.teacher.model_id} cannot spell {examples}"] if ids else []
-
-
-def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
-    """Raise an `XtokError` if the pair has no such ids to ignore."""
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):
-        if ids and max(ids) >= width:
-            raise XtokError(
-                f"there is no {side} id {max(ids)} to ignore: "
-                f"{getattr(pair, side).model_id} is {width} wide",
-                hint=f"give ids from 0 to {width - 1} with {{option}}",
-                parameter=f"ignore_{side}_ids",
-            )
 
 
 def examples_of(ids: Sequence[int], table: TokenTable | None, what: str = "token") -> str:

@@ -438,7 +438,7 @@ def _warn_if_unaligned(
     teacher: Tokenizer, labels: torch.Tensor, alignment: PaddedAlignment
 ) -> None:
     """Warn if a batch has targets, and none of them is in a chunk: losses are 0 then."""
-    if bool((labels != IGNORED).any()) and not bool(alignment.pair_valid.any()):
+    if not bool(alignment.pair_valid.any()) and bool((labels != IGNORED).any()):
         name = teacher.vocabulary.model_id
         note = f"no chunk of this batch aligns with {name}, which teaches nothing here"
         warnings.warn(note, stacklevel=3)
