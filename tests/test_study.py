@@ -115,7 +115,8 @@ def test_a_pruned_student_is_healed(
         assert tensor.equal(weights[name.replace("layers.1.", "layers.2.")])
     work = tmp_path / "study"
     options += ["--settings=healing", f"--student={cut}", "--steps=2", f"--work={work}", "--save"]
-    study_with(monkeypatch, *options)
+    picture = tmp_path / "curves.svg"
+    study_with(monkeypatch, *options, f"--plot={picture}")
     found = dict(study.results(work))
     runs = list(study.plan(["healing"], 1, (5e-3,)))
     assert len(runs) == len(set(runs))
@@ -127,6 +128,11 @@ def test_a_pruned_student_is_healed(
     [first, second] = (saved_weights(work / "students" / "-".join(map(str, run))) for run in kept)
     assert first.keys() == second.keys() == left.keys()
     assert not first["model.norm.weight"].equal(second["model.norm.weight"])
+    curves = picture.read_text(encoding="utf-8")
+    for row in (study.CE, *study.LONGER):
+        steps = found[study.run_of("healing", row, 0, 5e-3)]["steps"][-1]
+        assert f"<!-- {row.loss}, {steps} steps -->" in curves
+    assert found[kept[0]]["teacher_seconds"] == 0 < found[kept[1]]["teacher_seconds"]
     [own] = [
         line for line in capsys.readouterr().out.splitlines() if "| same-tokenizer | own |" in line
     ]

@@ -26,7 +26,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -45,6 +44,7 @@ from study_data import (
     collator,
     folder_of,
     prepare_seed,
+    seconds,
     sides,
     texts_of,
     texts_read,
@@ -185,6 +185,7 @@ def main() -> None:
     add("--autocast", action="store_true", help="bfloat16, where the processor has it")
     add("--save", action="store_true", help="keep the students of the first seed, in bfloat16")
     add("--report", action="store_true", help="only show the results so far")
+    add("--plot", type=Path, help="draw runs by their seconds into this file: .png or .svg")
     what = "the loss and the artefact that gains are counted from"
     add("--against", nargs=2, default=CE[:2], metavar=("LOSS", "ARTEFACT"), help=what)
     args = parser.parse_args()
@@ -201,6 +202,8 @@ def main() -> None:
     found = results(args.work)
     report(found, *args.against)
     report_seconds(dict(found), *args.against)
+    if args.plot:
+        plot(found, args.plot)
 
 
 def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
@@ -241,13 +244,13 @@ def train(args: argparse.Namespace, run: Run) -> None:
     options = argparse.Namespace(**{**vars(args), **of_run})
     measured_at = sorted({steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)})
     measured_at = measured_at[run.loss != "ce" :]  # all begin alike
-    measured, seconds = [], []
+    measured, of_steps = [], []
     if 0 in measured_at:
         with autocast(args):
             measured.append([bits(model, group, collate) for group in groups])
     model.train()
     for step, chosen in enumerate(distill.batches(len(texts), options, 0), start=1):
-        start = time.process_time() if args.device == "cpu" else time.perf_counter()
+        start = seconds(args)
         batch = prepare(collate([texts[i] for i in chosen]), args.device)
         if step == 1 and teacher.takes_hidden:
             [head], _ = find_heads([model], [batch], [True])
@@ -260,13 +263,13 @@ def train(args: argparse.Namespace, run: Run) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        end = time.process_time() if args.device == "cpu" else time.perf_counter()
-        seconds.append(end - start)
+        of_steps.append(seconds(args) - start)
         if step in measured_at:
             some = groups if step == steps else groups[:1]  # the others at the end
             with autocast(args):
                 measured.append([bits(model, group, collate) for group in some])
-    line = {"steps": measured_at, "bits": measured, "seconds": float(np.median(seconds))}
+    line = {"steps": measured_at, "bits": measured, "seconds": float(np.median(of_steps))}
+    line["teacher_seconds"] = teacher.seconds * len(texts)  # to read them once
     with autocast(args):
         line["words"] = words_found(model, groups[0], collate)
     if args.save and run.seed == 0:
@@ -419,6 +422,7 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
         own = base._replace(loss="same-tokenizer", artefact=OWN)
         for run in [run for run in measured if (run.setting, run.seed, run.rate) == like]:
             line, of = lines[run], lines[base]
+            read = line.get("teacher_seconds", 0)
             lengths = np.array(line["bytes"][0] + line["bytes"][2])
             saved = texts_at_end(of) - texts_at_end(line)
             low, high = interval(saved, lengths)
@@ -430,12 +434,43 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
                 )
             print(
                 f"{run.loss} {run.artefact} {run.weight:g} {line['steps'][-1]} steps, "
-                f"{line['seconds'] * line['steps'][-1]:.0f} s: "
+                f"{line['seconds'] * line['steps'][-1]:.0f} s"
+                f"{f' and the teacher {read:.0f} s' if read else ''}: "
                 f"{texts_at_end(line).sum() / lengths.sum():.3f}, "
                 f"{saved.sum() / lengths.sum():.3f} ({low:.3f} to {high:.3f}) better than "
                 f"{of['steps'][-1]} steps of {loss} {artefact} (seed {run.seed}, rate {run.rate:g})"
                 + share
             )
+
+
+def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
+    """Plot how the held-out text of the first seed's runs gets easier with their seconds.
+
+    Runs have weights of 1, and the rate of the first with cross-entropy alone. A dashed line is the
+    same run, begun with the seconds in which the teacher read the texts.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    kinds = [row[:2] for row in (CE, *TUNED, STORED)]
+    rate = next((run.rate for run, _ in found if run.loss == "ce"), None)
+    for run, line in found:
+        if run[1:3] not in kinds or run[3:7] != (1.0, 1.0, 0, rate):
+            continue
+        colour = f"C{kinds.index(run[1:3])}"
+        steps, bits_per_byte = line["steps"][-MEASUREMENTS:], totals(line)[-MEASUREMENTS:]
+        times = np.array(steps) * line["seconds"]
+        name = f"{run.loss}, {steps[-1]} steps"
+        axes.plot(times, bits_per_byte, colour, marker=".", label=name)
+        if read := line.get("teacher_seconds"):
+            axes.plot(times + read, bits_per_byte, colour, linestyle="--")
+    axes.set_xlabel("processor seconds of training; dashed: and of the teacher, once")
+    axes.set_ylabel("bits per byte of held-out text")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, metadata={"Title": "Bits per byte over seconds"})
 
 
 def texts_at_end(line: dict[str, Any]) -> NDArray[np.float64]:

@@ -241,9 +241,10 @@ def read_once(
     the student's texts begin without a bos token, so do those of a teacher with its tokenizer.
     """
     run = runs[0]
-    pair, start = sides(args.student, args.teacher), time.perf_counter()
+    pair = sides(args.student, args.teacher)
     tokenizer = pair.tokenizers[not own]
     path = args.own_teacher if own else args.teacher
+    start = seconds(args)
     model = distill.load_model(path, tokenizer).to(args.device).eval()
     collate = collator(args)
     bos = () if own or collate.bos else pair.tables[1].roles.get("bos", ())[:1]
@@ -268,10 +269,16 @@ def read_once(
                 rows.append({key: value[0] for key, value in row.items()})
             else:
                 rows.append(logits[0].half() if run.setting == "scarce" else hidden[0].cpu())
+    took = seconds(args) - start
     for name, rows in kept.items():
-        torch.save(rows, folder / f"{name}.tmp")
+        torch.save({"rows": rows, "seconds": took / len(rows)}, folder / f"{name}.tmp")
         (folder / f"{name}.tmp").replace(folder / f"{name}.pt")
-    print(path, "read in", f"{time.perf_counter() - start:.0f} s:", *names, flush=True)
+    print(path, "read in", f"{took:.0f} s:", *names, flush=True)
+
+
+def seconds(args: argparse.Namespace) -> float:
+    """Return processor seconds; with a device that is none, seconds of the clock."""
+    return time.process_time() if args.device == "cpu" else time.perf_counter()
 
 
 def projector(args: argparse.Namespace, run: Run, name: str) -> ProjectedTeacher:
@@ -313,6 +320,7 @@ class Teacher:
 
     def __init__(self, args: argparse.Namespace, run: Run) -> None:
         self.rows: list[Any] = []
+        self.seconds = 0.0  # in which it read a text
         self.head: Any = torch.nn.Identity()
         self.losses: list[BatchLoss] = []
         self.run, self.smooths = run, run.loss == "label-smoothing"
@@ -320,7 +328,8 @@ class Teacher:
         said = what_is_said(run)
         if said is None:
             return
-        self.rows = torch.load(folder_of(args, run) / f"{said}.pt", mmap=said not in PROJECTED)
+        kept = torch.load(folder_of(args, run) / f"{said}.pt", mmap=said not in PROJECTED)
+        self.rows, self.seconds = kept["rows"], kept["seconds"]
         if run.setting != "scarce" and said not in PROJECTED:
             own, pair = said == OWN, sides(args.student, args.teacher)
             path = args.own_teacher if own else args.teacher
