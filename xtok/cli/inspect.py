@@ -1,5 +1,6 @@
 """`xtok inspect`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -10,9 +11,29 @@ from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_option, text_option
 from xtok.cli.tables import maps as tables
-from xtok.config import option
+from xtok.config import Config, option
 
-_ROWS = "List rows, worst first"
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRows(Config):
+    """Which rows are listed, as `xtok.explain` takes it."""
+
+    panel = "List rows, worst first"
+    worst: int | None = option(
+        None,
+        "List this many rows, starting with those whose heaviest entry is the lightest. Default "
+        "with --class or --kind: 20.",
+        min=1,
+    )
+    token_class: str | None = option(
+        None,
+        "Only rows of this class of tokens: digits, han, punctuation, …",
+        name="class",
+        metavar="CLASS",
+    )
+    kind: str | None = option(
+        None, "Only rows of this kind: pieces, exact, empty, …", metavar="KIND"
+    )
 
 
 @command
@@ -41,23 +62,7 @@ def inspect(
         "Show rows and teacher tokens by class: digits, punctuation, scripts …",
         flag=True,
     ),
-    worst: int | None = option(
-        None,
-        "List this many rows, starting with those whose heaviest entry is the lightest. Default "
-        "with --class or --kind: 20.",
-        min=1,
-        panel=_ROWS,
-    ),
-    token_class: str | None = option(
-        None,
-        "Only rows of this class of tokens: digits, han, punctuation, …",
-        name="class",
-        metavar="CLASS",
-        panel=_ROWS,
-    ),
-    kind: str | None = option(
-        None, "Only rows of this kind: pieces, exact, empty, …", metavar="KIND", panel=_ROWS
-    ),
+    listed: ListedRows,
     text: list[str] = text_option(
         "With --against and the student's model: weight rows by how often their tokens occur in "
         "this text: "
@@ -72,7 +77,7 @@ def inspect(
     Given the models, tokens are also spelled in each other's pieces. Of an event map, it shows what
     shares an event with a token; of a spelling map, how the token is spelled.
     """
-    is_listing = bool(token_class or kind or worst)
+    is_listing = listed != ListedRows()
     is_explaining = bool(tokens or token_id)
     if is_listing + is_explaining + classes + (against is not None) > 1:
         raise typer.BadParameter(
@@ -97,22 +102,14 @@ def inspect(
     projection, pair = models.with_map(loaded, name=map_path)
     console.print_reports(projection.reports)
     if against is not None:
-        other = map_options.load(against)
         comparison = xtok.compare(
-            projection, other, text, pair=pair, field=field,
+            projection, map_options.load(against), text, pair=pair, field=field,
             num_examples=10 if num_examples is None else num_examples,
             names=[str(map_path), str(against)],
         )  # fmt: skip
         show(comparison, tables.print_comparison, json=json)
     elif is_listing or is_explaining:
-        explanation = xtok.explain(
-            projection,
-            [*tokens, *token_id],
-            pair=pair,
-            worst=worst,
-            token_class=token_class,
-            kind=kind,
-        )
+        explanation = xtok.explain(projection, [*tokens, *token_id], pair=pair, **vars(listed))
         show(explanation, tables.print_explanation, json=json)
     else:
         if num_examples is None:
