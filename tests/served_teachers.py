@@ -99,7 +99,7 @@ class Model:
         [ids] = self.tokenizer.encode_batch([asked["prompt"]])
         return JSONResponse({"count": len(ids), "max_model_len": 2048, "tokens": ids})
 
-    async def _score(self, request: Request, ids: list[int]) -> torch.Tensor | Response:
+    async def scored_rows(self, request: Request, ids: list[int]) -> torch.Tensor | Response:
         self.keys.add(request.headers.get("authorization"))
         self.asked.append(ids)
         self.running += 1
@@ -133,7 +133,7 @@ class Model:
                 f"Requested prompt logprobs of {top}, which is greater than max allowed: "
                 f"{self.max_logprobs}"
             )
-        scored = await self._score(request, ids)
+        scored = await self.scored_rows(request, ids)
         if isinstance(scored, Response):
             return scored
         rows: list[Any] = [None]
@@ -158,7 +158,7 @@ class Model:
         assert asked["return_logprob"] is True
         assert asked["logprob_start_len"] == 0
         assert asked["sampling_params"]["max_new_tokens"] == 0
-        scored = await self._score(request, ids)
+        scored = await self.scored_rows(request, ids)
         if isinstance(scored, Response):
             return scored
         if asked.get("return_text_in_logprobs") and not self.texts:

@@ -73,7 +73,7 @@ def write_neutral(
 def vllm_answer(row: Row, **fields: Any) -> Row:
     """Return vLLM's answer: the text's own token first, then by rank."""
     entries: list[Row | None] = [None]
-    for token, ids, logprobs in list(zip(*map(row.get, _NAMES), strict=True))[1:]:
+    for token, ids, logprobs in list(zip(*map(row.get, NAMES), strict=True))[1:]:
         ranked = list(zip(ids, logprobs, range(1, len(ids) + 1), strict=True))
         ranked.sort(key=lambda entry: entry[0] != token)
         entries.append(
@@ -81,17 +81,17 @@ def vllm_answer(row: Row, **fields: Any) -> Row:
         )
     choice = {"index": 0, "text": "!", "prompt_logprobs": entries}
     choice["prompt_token_ids"] = row["input_ids"]
-    others = {name: row[name] for name in row if name not in _NAMES}
+    others = {name: row[name] for name in row if name not in NAMES}
     return {**others, **fields, "object": "text_completion", "choices": [choice]}
 
 
-_NAMES = ("input_ids", "topk_ids", "topk_logprobs")
+NAMES = ("input_ids", "topk_ids", "topk_logprobs")
 
 
 def sglang_answer(row: Row) -> Row:
     """Return SGLang's answer: the text's own token apart, the best first."""
     own, top = [], []
-    for token, ids, logprobs in zip(*map(row.get, _NAMES), strict=True):
+    for token, ids, logprobs in zip(*map(row.get, NAMES), strict=True):
         entries = [[lp, i, None] for i, lp in zip(ids, logprobs, strict=True)]
         own.append(next((e for e in entries if e[1] == token), [None, token, None]))
         top.append(entries or None)

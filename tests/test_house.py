@@ -86,6 +86,26 @@ def test_private_names_stay_in_their_folder() -> None:
     assert not wrong
 
 
+def test_tests_use_no_private_names_of_the_package() -> None:
+    """What a test sets or calls has a name that a reader may rely on."""
+    defined = re.compile(
+        r"^ *(?:async def |def |class |self\.|)(_[A-Za-z]\w*)[(:, =]", re.MULTILINE
+    )
+    sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
+    own = {name for source in sources for name in defined.findall(source)}
+    own.remove("_fill_buffer")  # TRL's
+    wrong = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
+                names = [node.attr]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".setattr"):
+                names = re.findall(r"\w+", " ".join(map(ast.unparse, node.args[:2])))
+            wrong += [f"{path.relative_to(ROOT)}: {x}" for x in names if x in own]
+    assert wrong == []
+
+
 def test_install_hints_work_from_a_clone() -> None:
     """No package index has xtok, so `pip install` of that name fails, or installs a stranger's."""
     places = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]

@@ -130,7 +130,7 @@ def test_nothing_predicts_a_first_token(kind: str, row: Row, projected: Any) -> 
 def test_rows_of_the_next_token_are_found_whatever_their_number(
     kind: str, length: int, row: Row, projected: Any
 ) -> None:
-    cut = {**row, **{n: row[n][:length] for n in teachers._NAMES}, "text": None}
+    cut = {**row, **{n: row[n][:length] for n in teachers.NAMES}, "text": None}
     for name in ("topk_ids", "topk_logprobs"):
         cut[name] = [*cut[name][1:], []]
     if kind == "realized":

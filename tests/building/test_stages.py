@@ -103,7 +103,8 @@ def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_
 
 def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
     # The only padding id is the slot of all rows but of its own, which maps to itself.
-    narrow = load_like(byte_level, byte_level.vocabulary.tokenizer_vocab_size)
+    width = byte_level.vocabulary.tokenizer_vocab_size
+    narrow = xtok.load_tokenizer(str(byte_level.location), vocab_size=width)
     projection = multitoken(xtok.pair(byte_level, narrow))
     projection.check()
     [pad] = table_of(narrow).roles["pad"]
@@ -111,10 +112,6 @@ def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
     assert set(projection.teacher_ids[of_others].tolist()) == {pad}
     assert projection.row(pad)[0][0] == pad
     assert projection.row(pad)[0][1] not in (pad, -1)
-
-
-def load_like(tokenizer: Tokenizer, width: int | None) -> Tokenizer:
-    return Tokenizer(tokenizer._backend, model_id="narrow", vocab_size=width)
 
 
 @each_pair
@@ -210,13 +207,14 @@ def test_a_row_of_two_kinds_is_mixed(tiny: Pair) -> None:
 
 
 def test_a_map_of_another_pair_is_not_extended(
-    student: Tokenizer, teacher: Tokenizer, byte_level: Tokenizer
+    student: Tokenizer, teacher: Tokenizer, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     first = multitoken(xtok.pair(student, teacher))
+    wide = xtok.load_tokenizer(tmp_path / "teacher.tiktoken", vocab_size=270)
     with pytest.raises(XtokError, match="other tokens"):
         multitoken(xtok.pair(student, byte_level), initial=first)
     with pytest.raises(XtokError) as caught:
-        multitoken(xtok.pair(student, load_like(teacher, 270)), initial=first)
+        multitoken(xtok.pair(student, wide), initial=first)
     assert caught.value.parameter == "teacher_vocab_size"
 
 

@@ -320,7 +320,7 @@ def test_what_is_not_spelled_is_what_spelling_would_say(
     projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
     rng = np.random.default_rng(0)
     stems = np.unique(rng.choice(ids[teacher.table.lengths[ids] <= 6], 1500))
-    projector._learn(1 << ROOT | stems)
+    projector.learn(1 << ROOT | stems)
     keys = (np.arange(len(stems)).repeat(10) + 1) << ID_BITS | rng.choice(ids, 10 * len(stems))
     keys = np.unique(keys)
     spelled: list[bytes] = []
@@ -331,7 +331,7 @@ def test_what_is_not_spelled_is_what_spelling_would_say(
         return spell(texts)
 
     monkeypatch.setattr(student, "segment_batch", counting)
-    projector._learn(keys)
+    projector.learn(keys)
     texts = [
         tokens[stems[(key >> ID_BITS) - 1]] + tokens[key & (1 << ID_BITS) - 1]
         for key in keys.tolist()
@@ -339,10 +339,10 @@ def test_what_is_not_spelled_is_what_spelling_would_say(
     learnt = slice(len(stems), len(stems) + len(keys))
     assert len(spelled) < 0.6 * len(keys)
     expected = [ids[0] if ids else -1 for ids in spell(texts)]
-    assert projector._prefixes.first[learnt].tolist() == expected
+    assert projector.prefixes.first[learnt].tolist() == expected
     longer = sorted(student.table.canonical_ids())
     behind = [longer[bisect_right(longer, text) :][:1] for text in texts]
     grows = [
         any(token.startswith(text) for token in b) for b, text in zip(behind, texts, strict=True)
     ]
-    assert projector._prefixes.may_grow[learnt].tolist() == grows
+    assert projector.prefixes.may_grow[learnt].tolist() == grows

@@ -140,4 +140,4 @@ def test_an_error_without_words_is_named() -> None:
             raise ConnectionError
 
     with pytest.raises(XtokError, match="ConnectionError"):
-        cluster._connect(Ray, "here")
+        cluster.connect(Ray, "here")

@@ -61,10 +61,10 @@ if TYPE_CHECKING:
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
 
-_CANDIDATES_PER_GROUP = 1 << 20
+CANDIDATES_PER_GROUP = 1 << 20
 """Candidates of a row group whose rows are padded to one width: some 40 MB while it is made."""
 
-_MAX_LIST_LENGTH = (1 << 31) - 1
+MAX_LIST_LENGTH = (1 << 31) - 1
 """What a list of Arrow holds at most."""
 
 _PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
@@ -368,14 +368,14 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
     """Cut rows so that their candidates, padded to one width, take bounded memory."""
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
-    if sizes.max(initial=0) * width > _MAX_LIST_LENGTH:
+    if sizes.max(initial=0) * width > MAX_LIST_LENGTH:
         raise XtokError(
             f"a text of {sizes.max():,} tokens with {width:,} candidates each is more than a row "
             "of Parquet holds",
             hint="lower {option}",
             parameter="top_k",
         )
-    group = offsets_of(sizes)[:-1] * width // _CANDIDATES_PER_GROUP
+    group = offsets_of(sizes)[:-1] * width // CANDIDATES_PER_GROUP
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(sizes)]):
         yield neutral.read(batch.slice(start, stop - start))

@@ -231,7 +231,7 @@ class Projector:
         def run(todo: NDArray[np.int64]) -> NDArray[np.int64]:
             missing = np.empty(room, np.int64)
             misses = project_rows(
-                self._teacher, given, self._prefixes, rows, todo, self.is_same, top_k,
+                self._teacher, given, self.prefixes, rows, todo, self.is_same, top_k,
                 np.zeros(num_students), np.empty(num_students + 1, np.int32), missing,
             )  # fmt: skip
             return missing[:misses]
@@ -244,14 +244,14 @@ class Projector:
                 parts = pool.map(run, np.array_split(todo, self.num_threads))
                 keys = np.unique(np.concatenate(list(parts)))
                 if len(keys):
-                    self._learn(keys)
+                    self.learn(keys)
                 todo = todo[rows.size[todo] < 0]
 
     def _forget(self) -> None:
         self._size = 0
-        self._prefixes = _no_prefixes(_LEAST_ROOM)
+        self.prefixes = _no_prefixes(_LEAST_ROOM)
 
-    def _learn(self, keys: NDArray[np.int64]) -> None:
+    def learn(self, keys: NDArray[np.int64]) -> None:
         """Add stems; see `PrefixTable`.
 
         A token after a stem changes the stem's first token only if one of the student's reaches
@@ -260,7 +260,7 @@ class Projector:
         """
         size = self._size + len(keys)
         self._make_room(size)
-        _, all_keys, first, settled, may_grow, is_boundary, num_same_start = self._prefixes
+        _, all_keys, first, settled, may_grow, is_boundary, num_same_start = self.prefixes
         new = slice(self._size, size)
         all_keys[new] = keys
         is_root = keys >> ROOT != 0
@@ -308,25 +308,25 @@ class Projector:
         num_same_start[new][is_root] = [
             self._num_alike(before) for before, _ in spelled[len(numbers) :]
         ]
-        add_stems(self._prefixes.slots, all_keys[:size], self._size)
+        add_stems(self.prefixes.slots, all_keys[:size], self._size)
         self._size = size
 
     def _make_room(self, size: int) -> None:
         """Make the table larger, if it has no room for so many stems."""
-        old = self._prefixes
+        old = self.prefixes
         if size <= len(old.keys):
             return
-        self._prefixes = _no_prefixes(max(size, 2 * len(old.keys)))
-        arrays: Any = zip(self._prefixes[1:], old[1:], strict=True)
+        self.prefixes = _no_prefixes(max(size, 2 * len(old.keys)))
+        arrays: Any = zip(self.prefixes[1:], old[1:], strict=True)
         for array, before in arrays:
             array[: self._size] = before[: self._size]
-        add_stems(self._prefixes.slots, self._prefixes.keys[: self._size], 0)
+        add_stems(self.prefixes.slots, self.prefixes.keys[: self._size], 0)
 
     def _spelled(self, stem: int) -> tuple[bytes, bytes]:
         """Return the bytes of the teacher's token that are before a stem, and those of the stem."""
         parts: list[bytes] = []  # the last token first
         while True:
-            key = int(self._prefixes.keys[stem])
+            key = int(self.prefixes.keys[stem])
             token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
             if key >> ROOT:
                 inside = other - (1 << ROOT - ID_BITS)

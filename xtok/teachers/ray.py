@@ -92,7 +92,7 @@ def connected(address: str | None) -> Iterator[Any]:
         ) from error
     started = not ray.is_initialized()
     if started:
-        _connect(ray, address)
+        connect(ray, address)
     try:
         yield ray
     finally:
@@ -100,7 +100,8 @@ def connected(address: str | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _connect(ray: Any, address: str | None) -> None:
+def connect(ray: Any, address: str | None) -> None:
+    """Connect to a cluster, or raise an `XtokError`."""
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:

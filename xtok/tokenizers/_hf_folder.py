@@ -45,7 +45,7 @@ def load_folder(
     Raises:
         TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
     """
-    plain = None if trust_remote_code else _read_alone(files)
+    plain = None if trust_remote_code else read_alone(files)
     loaded = plain or _by_transformers(files, path.name, trust_remote_code)
     backend = HuggingFaceBackend(loaded, str(files))
     readers = {".json": load_json, ".model": SentencePieceBackend.from_file}
@@ -261,7 +261,7 @@ def reads_alone() -> bool:
     return tuple(map(int, version("transformers").split(".")[:2])) >= _SINCE
 
 
-def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
+def read_alone(files: ModelFiles) -> PlainTokenizer | None:
     """Read a folder by its `tokenizer.json`; None where Transformers must decide."""
     if not reads_alone():
         return None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 
-_BLOCK = 2**25
+BLOCK = 2**25
 """Numbers in a temporary tensor: 128 MiB in float32. A block of hidden states reads the whole head,
 so that smaller ones cost time: 2**22 took twice the time of 2**25 (2,048 tokens, 128,256 × 262,208
 ids, two cores), and 2**24 as much."""
@@ -123,7 +123,7 @@ def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
 
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:
     """Return how many rows of a width a temporary tensor may have."""
-    size = min(_BLOCK, _CACHED) if cached and like.device.type == "cpu" else _BLOCK
+    size = min(BLOCK, _CACHED) if cached and like.device.type == "cpu" else BLOCK
     return max(1, size // max(width, 1))
 
 

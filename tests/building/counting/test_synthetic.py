@@ -83,8 +83,8 @@ def test_tokens_that_begin_others_are_those_of_plain_loops(
         total = sum(1 / (t + 1000) for t in row)
         expected |= {(s, t): synthetic.FALLBACK / (t + 1000) / total for t in row}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "_PREFIXES_PER_ROW", most)
-        s_ids, t_ids, weights = (array.tolist() for array in synthetic._prefixes(student, teacher))
+        patch.setattr(synthetic, "PREFIXES_PER_ROW", most)
+        s_ids, t_ids, weights = (array.tolist() for array in synthetic.prefixes(student, teacher))
     found = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
     assert found == pytest.approx(expected)
 
@@ -94,7 +94,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
 ) -> None:
     """Texts are encoded several at a time; counting goes on behind a difference."""
     drawn = ["Q", "Q", "２Q", *["Q"] * 27]
-    monkeypatch.setattr(synthetic._SyntheticSource, "texts", lambda self, number: drawn[:number])
+    monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, number: drawn[:number])
     advanced: list[int] = []
 
     @contextmanager
@@ -112,7 +112,7 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
 def test_each_text_is_encoded_once_though_one_side_changes_all(
     byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthetic._SyntheticSource, "texts", lambda self, number: ["２Q"] * number)
+    monkeypatch.setattr(synthetic.SyntheticSource, "texts", lambda self, number: ["２Q"] * number)
     encoded: list[str] = []
     start_encoding = TextEncoder.start_encoding
 

@@ -135,7 +135,7 @@ def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
     assert found.heaviest_teacher_ids[ids].tolist() == equal[ids].tolist()
     assert found.method == "spelling"
     monkeypatch.setattr("xtok.building.embeddings.spelling.available_cores", lambda: 7)
-    monkeypatch.setattr("xtok.building.embeddings.spelling._BLOCK", 3)
+    monkeypatch.setattr("xtok.building.embeddings.spelling.BLOCK", 3)
     assert same(generate(xtok.pair(student, teacher), "spelling"), found)
 
 
@@ -451,13 +451,13 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
     sentence_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
-    compute = sources.SentenceModel._computed
+    compute = sources.SentenceModel.compute
 
     def counting(self: Any, texts: Sequence[str], progress: Any) -> NDArray[np.float32]:
         computed.append(len(texts))
         return compute(self, texts, progress)
 
-    monkeypatch.setattr(sources.SentenceModel, "_computed", counting)
+    monkeypatch.setattr(sources.SentenceModel, "compute", counting)
     folder = tmp_path / "new" / "cache"
 
     def embedded(texts: Sequence[str], **how: Any) -> NDArray[np.float32]:

@@ -122,7 +122,7 @@ def test_all_formats_hold_the_same(
         assert row["rest_logprob"][0] is row["realized_logprob"][0] is None
         own = [
             dict(zip(ids, logprobs, strict=True))[token]
-            for token, ids, logprobs in list(zip(*map(row.get, teachers._NAMES), strict=True))[1:]
+            for token, ids, logprobs in list(zip(*map(row.get, teachers.NAMES), strict=True))[1:]
         ]
         assert row["realized_logprob"][1:] == own
         rests = [1 - sum(map(math.exp, logprobs)) for logprobs in row["topk_logprobs"][1:]]
@@ -278,7 +278,7 @@ def shift(by: int, *more: str) -> Change:
             if more:
                 row["realized_logprob"] = [
                     dict(zip(ids, logprobs, strict=True)).get(token)
-                    for token, ids, logprobs in zip(*map(row.get, teachers._NAMES), strict=True)
+                    for token, ids, logprobs in zip(*map(row.get, teachers.NAMES), strict=True)
                 ]
             for name in ("topk_ids", "topk_logprobs", *more):
                 row[name] = row[name][by:] + row[name][:by]
@@ -452,7 +452,7 @@ def test_text_and_other_columns_come_along(
         begin = sum(map(len, map(byte_level.table.__getitem__, given["input_ids"][:4])))
         starts = np.cumsum([0, *map(len, map(digits.table.__getitem__, row["input_ids"][:-1]))])
         assert row["loss_mask"] == (starts >= begin).tolist()
-    without = [{name: row[name] for name in ("id", *teachers._NAMES)} for row in rows]
+    without = [{name: row[name] for name in ("id", *teachers.NAMES)} for row in rows]
     assert [row["topk_ids"] for row in project(without)[1]] == [row["topk_ids"] for row in found]
 
 
@@ -487,7 +487,7 @@ def test_conversations_are_rendered_on_both_sides(
     assert sum(has_target) >= 0.8 * within.sum()
     assert not any(np.array(has_target) & ~within)
     assert plain["input_ids"] == digits.encode_batch([theirs.text])[0]
-    cut = {"id": "a", "messages": CHAT, **{name: row[name][:-6] for name in teachers._NAMES}}
+    cut = {"id": "a", "messages": CHAT, **{name: row[name][:-6] for name in teachers.NAMES}}
     _, [short] = project([cut], **templates)
     assert short["input_ids"] == found["input_ids"]
     assert 0 < sum(map(bool, short["topk_ids"])) < sum(has_target)
@@ -517,8 +517,8 @@ def test_ids_alone_are_read_back_as_conversations(
 ) -> None:
     """As if their messages were told; where they break off, so does the student's text."""
     row = predicted(byte_level, xtok.render(byte_level, CHAT, template="chatml").ids.tolist())
-    cut = {name: row[name][:-6] for name in teachers._NAMES}
-    other = {name: row[name][1:] for name in teachers._NAMES}  # without its first control token
+    cut = {name: row[name][:-6] for name in teachers.NAMES}
+    other = {name: row[name][1:] for name in teachers.NAMES}  # without its first control token
     other["topk_ids"][0], other["topk_logprobs"][0] = [], []
     unknown = [{"id": "a", "messages": None, **one} for one in (row, cut, other)]
     _, [told, alone, short, spelled] = project(
@@ -651,7 +651,7 @@ def test_what_the_text_costs(rows: list[Row], byte_level: Tokenizer, project: Pr
     found, _ = project(rows)
     nats = num_bytes = 0.0
     for row in rows:
-        for token, ids, logprobs in list(zip(*map(row.get, teachers._NAMES), strict=True))[1:]:
+        for token, ids, logprobs in list(zip(*map(row.get, teachers.NAMES), strict=True))[1:]:
             nats -= dict(zip(ids, logprobs, strict=True))[token]
             num_bytes += len(byte_level.table[token])
     assert found.teacher_bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes)

@@ -240,7 +240,7 @@ def test_configs(
 ) -> None:
     """DistillKit's: any field with any value; a term that NumPy has, and DistillKit does not."""
     path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=512, k=K)
-    given = [{name: row[name] for name in teachers._NAMES} for row in rows]
+    given = [{name: row[name] for name in teachers.NAMES} for row in rows]
     bins = {"scale_dtype": "float32", "element_bits": 4, "num_elements": 2}
     others: list[Any] = [
         *(["sqrt"], ["fromfile"], ["exp", 0], [["sqrt"]], [-1], [True], [1e9], [17], "float16"),
@@ -260,7 +260,7 @@ def test_configs(
             found = predictions(path, byte_level, translator)
             refused += found is None
             if found and config["exact_k"] == K:
-                stored = [{name: row[name] for name in teachers._NAMES} for row in found]
+                stored = [{name: row[name] for name in teachers.NAMES} for row in found]
                 assert stored == given, (name, value)
     assert refused > 300
 

@@ -143,7 +143,7 @@ def test_a_server_that_does_not_answer_for_the_teacher_is_an_error(
     served = Model(digits, texts=False, max_model_len=40 if problem == "is short" else 2048)
     if problem == "has another tokenizer":
         models.reverse()
-    answer = served._score
+    answer = served.scored_rows
 
     async def once(request: Any, ids: list[int]) -> Any:
         if len(served.asked) > 1:  # the first tells what the server is, the second its tokenizer
@@ -151,7 +151,7 @@ def test_a_server_that_does_not_answer_for_the_teacher_is_an_error(
         return await answer(request, ids)
 
     if problem == "fails":
-        served._score = once  # type: ignore[method-assign]
+        served.scored_rows = once  # type: ignore[method-assign]
     with running(served.app) as behind:
         done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--wait", "0")
     assert (done.returncode, done.stdout) == (1, "")

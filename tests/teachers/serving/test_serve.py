@@ -639,7 +639,7 @@ def test_a_server_that_is_still_loading_is_waited_for(
     pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is said again and again that it is."""
-    monkeypatch.setattr(teachers, "_TOLD_EVERY", 1.0)
+    monkeypatch.setattr(teachers, "NOTE_INTERVAL", 1.0)
     model.busy = 2
     _, notes = begin(pair, model, wait=60.0)
     assert len(notes) == 2
@@ -649,7 +649,7 @@ def test_a_server_that_is_still_loading_is_waited_for(
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teachers, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(teachers, "PAUSES", (0.01, 0.01))
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -704,18 +704,18 @@ def test_a_teacher_that_dies_and_comes_back_as_another(
 def test_a_teacher_that_is_away_again_while_it_is_checked(
     pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks = teachers.TeacherServer._post
+    asks = teachers.TeacherServer.post
 
     async def after_a_break(self: Any, *request: Any) -> httpx.Response:
-        self._was_away = True
+        self.was_away = True
         return await asks(self, *request)
 
     async def away(*_: Any) -> str:
         raise httpx.ConnectError("gone")
 
     with running(model.app) as behind, proxied(pair, behind) as url:
-        monkeypatch.setattr(teachers.TeacherServer, "_post", after_a_break)
-        monkeypatch.setattr(teachers.TeacherServer, "_differs", away)
+        monkeypatch.setattr(teachers.TeacherServer, "post", after_a_break)
+        monkeypatch.setattr(teachers.TeacherServer, "differs", away)
         response = post(url, [5, 6, 7])
     assert response.status_code == 502
     assert response.json()["error"]["message"].endswith("ConnectError: gone")

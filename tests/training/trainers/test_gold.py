@@ -305,10 +305,10 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(sys.modules["trl"], "__version__", version)
         monkeypatch.setitem(sys.modules, "trl.experimental.gold", module)
         with pytest.raises(XtokError, match=problem):
-            gold._gold()
+            gold.gold_classes()
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(XtokError, match=r"^TRL is not installed .*'trl>=1\.14,<1\.17'"):
-        gold._gold()
+        gold.gold_classes()
 
 
 def test_what_does_not_fit_is_refused(gold: Any, trainer: Make) -> None:

@@ -104,13 +104,13 @@ class TextAligner:
 
     def __init__(self, pair: Pair) -> None:
         self.tables = pair.tables
-        self._aligner = TokenAligner(pair)
+        self.aligner = TokenAligner(pair)
 
     def align(self, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
         """Align documents; a chunk with a token without bytes, such as an unknown one, is none."""
         from xtok.building.counting.kernels import chunk_spans
 
-        alignment = self._aligner.align_sequences(student, teacher)
+        alignment = self.aligner.align_sequences(student, teacher)
         num_chunks, is_chunk = alignment.num_chunks, alignment.is_correct
         spans = np.empty((4, len(is_chunk)), np.int64)
         sides = (student, alignment.student_chunk_id), (teacher, alignment.teacher_chunk_id)

@@ -82,7 +82,7 @@ _CONTEXT = 6  # most bytes of a word by which a continuation is looked up; at le
 _LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
 _TOKENS_PER_TEXT = 24
 _LONGEST_TOKEN = 1024  # longer ones would fill the texts; the longest of Claude 2 has as many bytes
-_PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
+PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
 _TEXTS_PER_DOCUMENT = 25  # encoded as one, which is faster
@@ -143,7 +143,7 @@ def synthetic_edges(
     if target in ("chunk", "both"):
         t, s, weights = _pieces(pair.reversed)
         parts += [pieces, Edges(s, t, weights)]
-    parts.append(_prefixes(student.table.canonical_ids(), teacher.table.canonical_ids()))
+    parts.append(prefixes(student.table.canonical_ids(), teacher.table.canonical_ids()))
     predicted = None
     if target != "start":
         equal_shares = sum_duplicates(Edges.concatenate([occurrences(), *parts]))
@@ -160,7 +160,7 @@ def _count(
         ours, theirs = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
-    source = _SyntheticSource(tables, seed)
+    source = SyntheticSource(tables, seed)
     tally, aligner = Tally(target), TextAligner(pair)
     left = num_texts  # to draw
     waiting = 0  # texts that are being encoded
@@ -195,7 +195,7 @@ def _pieces(pair: Pair) -> Edges:
     return Edges(s_ids, t_ids, np.concatenate([np.full(len(own), FIRST_PIECE), shares]))
 
 
-def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
+def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
     """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law.
 
     A row has its token's beginnings, the shortest first, then the tokens that it begins.
@@ -222,7 +222,7 @@ def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
             break
     s_ids, t_ids, rank = map(np.concatenate, zip(*pairs, strict=True))
     first = np.argsort((s_ids << 32) + rank)  # no two are equal
-    first = first[ranks(s_ids[first]) < _PREFIXES_PER_ROW]
+    first = first[ranks(s_ids[first]) < PREFIXES_PER_ROW]
     s_ids, t_ids = s_ids[first].astype(np.int32), t_ids[first].astype(np.int32)
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
     return edges._replace(weights=FALLBACK * edges.weights)
@@ -275,7 +275,7 @@ class _EvenNumbers:
         return numbers
 
 
-class _SyntheticSource:
+class SyntheticSource:
     """The tokens of several vocabularies by kind, with their weights, and how words continue."""
 
     def __init__(self, tables: Sequence[TokenTable], seed: int) -> None:

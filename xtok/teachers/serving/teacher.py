@@ -32,7 +32,7 @@ CANDIDATES = 64
 FEWEST = 20
 """Candidates of a token that the values of tokens inside a chunk need; vLLM's own limit."""
 
-_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before a request is sent again; a server that restarts behind a balancer takes some."""
 
 _SLOWEST = 3600.0
@@ -41,7 +41,7 @@ _SLOWEST = 3600.0
 _LONGEST_PAUSE = 60.0
 """Seconds of Retry-After that are waited at most; clients of ours have limits of their own."""
 
-_TOLD_EVERY = 30.0
+NOTE_INTERVAL = 30.0
 """Seconds after which it is said again that a server is waited for."""
 
 _BUSY = (
@@ -103,7 +103,7 @@ class TeacherServer:
         )
         self._places = asyncio.Semaphore(concurrency)
         self._note: Note = silent_note  # of an answer that is less than it should be; told once
-        self._was_away = False  # what comes back may have another tokenizer
+        self.was_away = False  # what comes back may have another tokenizer
         self._checking = asyncio.Lock()
 
     async def aclose(self) -> None:
@@ -140,7 +140,7 @@ class TeacherServer:
             await self._choose(candidates, note)
             await self._check_tokenizer(student, note)
             self._ids = of_teacher
-            self._note, self._was_away = note, False
+            self._note, self.was_away = note, False
         except (TeacherError, httpx.RequestError) as error:
             raise self.unusable(error) from error
 
@@ -169,7 +169,7 @@ class TeacherServer:
             waited = asyncio.get_running_loop().time() - begin
             if waited >= wait:
                 raise TeacherError(problem)
-            if waited - told >= _TOLD_EVERY:
+            if waited - told >= NOTE_INTERVAL:
                 left = f", for at most {wait - waited:.0f} s more"
                 note(f"waiting for the teacher's server at {self.url}{left}: {problem}")
                 told = waited
@@ -181,7 +181,7 @@ class TeacherServer:
         first = cards[0] if isinstance(cards, list) and cards else None
         return first if isinstance(first, dict) else {}
 
-    async def _differs(self, tokenizer: Tokenizer) -> str | None:
+    async def differs(self, tokenizer: Tokenizer) -> str | None:
         """Return how the server's tokenizer differs from one: "" if it does not.
 
         None if it tells nothing that could be compared, as a server that was started without a
@@ -204,12 +204,12 @@ class TeacherServer:
         asked, route = self._format.request(self.model, own, 1), self._format.ROUTE
         with_texts = msgspec.json.encode({**asked, "return_text_in_logprobs": True})
         try:
-            response = await self._post(route, with_texts)
+            response = await self.post(route, with_texts)
         except TeacherError as error:
             if error.is_away:
                 raise
             try:  # SGLang fails at texts where it has no tokenizer (`skip_tokenizer_init`)
-                await self._post(route, msgspec.json.encode(asked))
+                await self.post(route, msgspec.json.encode(asked))
             except TeacherError as again:
                 if again.is_request:
                     return str(again)
@@ -230,7 +230,7 @@ class TeacherServer:
 
     async def _check_tokenizer(self, student: Tokenizer | None, note: Note) -> None:
         """Check that the server has the teacher's tokenizer, and not the student's."""
-        problem, teacher = await self._differs(self.tokenizer), self.tokenizer.vocabulary.model_id
+        problem, teacher = await self.differs(self.tokenizer), self.tokenizer.vocabulary.model_id
         if problem is None:
             note(
                 f"tokenizer not checked: the server at {self.url} has no /tokenize and no texts of "
@@ -238,7 +238,7 @@ class TeacherServer:
             )
         if not problem:
             return
-        if student is not None and await self._differs(student) == "":
+        if student is not None and await self.differs(student) == "":
             raise XtokError(
                 f"the sides are swapped: the server at {self.url} has the tokenizer of "
                 f"{student.vocabulary.model_id}, and {teacher} was given as the teacher",
@@ -255,13 +255,13 @@ class TeacherServer:
         """Check the tokenizer of a server that was away, before its first answer is used."""
         async with self._checking:
             try:
-                problem = await self._differs(self.tokenizer) if self._was_away else ""
+                problem = await self.differs(self.tokenizer) if self.was_away else ""
             except httpx.RequestError as error:  # it is away again
                 raise TeacherError(_reason(error), is_away=True) from error
             if problem:
                 teacher = self.tokenizer.vocabulary.model_id
                 raise TeacherError(f"it came back with another tokenizer than {teacher}: {problem}")
-            self._was_away = False
+            self.was_away = False
 
     async def _choose(self, candidates: int | None, note: Note) -> None:
         """Tell vLLM from SGLang, and find out how many candidates it gives."""
@@ -314,8 +314,8 @@ class TeacherServer:
                 log-probabilities of these ids.
         """
         body = msgspec.json.encode(self._format.request(self.model, ids, top_k))
-        response = await self._post(self._format.ROUTE, body)
-        if self._was_away:
+        response = await self.post(self._format.ROUTE, body)
+        if self.was_away:
             await self._check_again()
         scores = await asyncio.to_thread(self._read, response.content, ids)
         if 0 < (given := _widest(scores)) < min(top_k, len(self.tokenizer.table)):
@@ -336,12 +336,12 @@ class TeacherServer:
             raise TeacherError(str(error)) from error
         return completed(Scores(answer.topk, ranks), len(self.tokenizer.table))
 
-    async def _post(self, route: str, content: bytes) -> httpx.Response:
+    async def post(self, route: str, content: bytes) -> httpx.Response:
         """Post a request, again where the server is away or too busy for a moment.
 
         When all pauses are over, the client gets a 502, which trainers ask again after.
         """
-        for pause in (*_PAUSES, None):
+        for pause in (*PAUSES, None):
             try:
                 async with self._places:
                     response = await self._client.post(
@@ -356,7 +356,7 @@ class TeacherServer:
             except httpx.TimeoutException as error:
                 raise TeacherError(_reason(error), is_away=True) from error
             except httpx.RequestError as error:
-                problem, wanted, self._was_away = _reason(error), 0.0, True
+                problem, wanted, self.was_away = _reason(error), 0.0, True
             if pause is None:
                 break
             await asyncio.sleep(max(pause, wanted))

@@ -36,7 +36,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def _gold() -> tuple[type, type]:
+def gold_classes() -> tuple[type, type]:
     """Return TRL's `GOLDTrainer` and `GOLDConfig`, if they have what this module builds on."""
     try:
         import trl
@@ -58,7 +58,7 @@ def _gold() -> tuple[type, type]:
     return GOLDTrainer, GOLDConfig
 
 
-_GOLDTrainer, GOLDConfig = _gold()
+_GOLDTrainer, GOLDConfig = gold_classes()
 
 
 class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, valid-type]
