@@ -39,8 +39,12 @@ def student(tmp_path: Path) -> Tokenizer:
 
 @pytest.fixture
 def teacher(tmp_path: Path) -> Tokenizer:
+    return teacher_of(tmp_path, width=265)
+
+
+def teacher_of(folder: Path, width: int) -> Tokenizer:
     tokens = ("th", "the", " t", " th", " the", "ab", "abc")
-    return byte_ranks(tmp_path / "teacher.tiktoken", *tokens, width=265, digits=1)
+    return byte_ranks(folder / "teacher.tiktoken", *tokens, width=width, digits=1)
 
 
 # multitoken
@@ -210,11 +214,10 @@ def test_a_map_of_another_pair_is_not_extended(
     student: Tokenizer, teacher: Tokenizer, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     first = multitoken(xtok.pair(student, teacher))
-    wide = xtok.load_tokenizer(tmp_path / "teacher.tiktoken", vocab_size=270)
     with pytest.raises(XtokError, match="other tokens"):
         multitoken(xtok.pair(student, byte_level), initial=first)
     with pytest.raises(XtokError) as caught:
-        multitoken(xtok.pair(student, wide), initial=first)
+        multitoken(xtok.pair(student, teacher_of(tmp_path, width=270)), initial=first)
     assert caught.value.parameter == "teacher_vocab_size"
 
 
