@@ -64,14 +64,6 @@ def test_every_map_passes_verify_and_comes_back_equal(
         assert to_safetensors(found) == to_safetensors(there)
 
 
-def test_a_pt_is_kept(cli: Cli, small: Path, corpus: Path) -> None:
-    line = "build", small / "small-byte-level", small / "small.model", "--for", "p-kl"
-    for options in (["-o", "a.pt"], ["-o", "b.pt", "--text", corpus]):
-        works(cli(*line, *options))
-        kept = works(cli(*line, *options, "--skip-existing"))
-        assert f"{options[1]} exists, and is kept" in kept.stderr
-
-
 NOTE = "note: Use plain KL: both have the same vocabulary, so no map is needed."
 
 
