@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import known, mutant, within, works
+from checks import fits_80_columns, known, mutant, within, works
 from conftest import Cli, Load
 from make import alignment, token, vocabulary
 from naive_losses import same_in_bfloat16, value_and_gradient
@@ -179,21 +179,13 @@ def test_the_same_inputs_give_the_same_file_and_it_all_back(
     assert sorted(step) == ["options", "stage", "xtok_version"]
 
 
-def test_the_commands_read_event_maps(
-    cli: Cli, small: Path, byte_level: Tokenizer, corpus: Path, tmp_path: Path
-) -> None:
+def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
-    sides = ["-s", pair[0], "-t", pair[1]]
-    made = cli("events", *pair, "-o", "e.safetensors")
-    assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
-    event_map = EventMap.load(tmp_path / "e.safetensors")
-    assert verify(event_map, xtok.pair(*pair)).failed == ()
-    assert cli("verify", "e.safetensors", *sides).returncode == 0
+    assert works(cli("events", *pair, "-o", "e.safetensors")).stdout == "e.safetensors\n"
     assert cli("verify", "e.safetensors", "-s", pair[1]).returncode == 3
-    limit = ["--text", corpus, "--max-leak", "0.1"]
-    for words in (["inspect", "e.safetensors"], ["evaluate", "e.safetensors", *sides, *limit]):
-        assert max(map(len, works(cli(*words)).stdout.splitlines())) <= 80
-    missed = cli("evaluate", "e.safetensors", *sides, "--text", corpus, "--max-leak", "0", "--json")
+    line = ["evaluate", "e.safetensors", "-s", pair[0], "-t", pair[1], "--text", corpus]
+    assert fits_80_columns(works(cli(*line, "--max-leak", "0.1")).stdout)
+    missed = cli(*line, "--max-leak", "0", "--json")
     assert missed.returncode == 3
     assert "is above 0" in missed.stderr
     [measure] = json.loads(missed.stdout)["event_measures"]
@@ -248,16 +240,15 @@ def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
                 assert failed, number
 
 
-def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
-    pair = [str(small / "small-digits"), str(small / "small-byte-level")]
-    sides = ["-s", pair[0], "-t", pair[1]]
-    assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
-    assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
+def test_what_event_maps_do_not_go_with(cli: Cli, models: list[str]) -> None:
+    sides = ["-s", models[0], "-t", models[1]]
+    works(cli("events", *models, "-o", "e.safetensors", "--quiet"))
+    works(cli("build", *models, "-o", "m.safetensors", "--quiet"))
     for words, message in (
         (["inspect", "e.safetensors", "--worst", "3"], "is an event map: give tokens or --id"),
         (["report", "e.safetensors"], "hint: xtok verify checks it, xtok inspect shows it"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map"),
-        (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
+        (["events", *models, "-o", "e.pt"], "does not end in .safetensors"),
         (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
     ):
         done = cli(*words)
