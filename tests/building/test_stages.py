@@ -20,7 +20,7 @@ from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.maps.binding import bind_map
 from xtok.maps.file import sha256
 from xtok.maps.projection_map import RowKind
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import SIDES, Pair
 
 each_pair = pytest.mark.parametrize("sides", [(a, b) for a in KINDS for b in KINDS])
@@ -100,9 +100,10 @@ def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_
     assert "262 rows without a scale slot" in none.reports[0].notes[2]
 
 
-def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
+def test_a_row_never_has_its_slot_twice(small: Path, byte_level: Tokenizer) -> None:
     # The only padding id is the slot of all rows but of its own, which maps to itself.
-    narrow = load_like(byte_level, byte_level.vocabulary.tokenizer_vocab_size)
+    width = byte_level.vocabulary.tokenizer_vocab_size
+    narrow = load_tokenizer(small / "small-byte-level", vocab_size=width)
     projection = multitoken(xtok.pair(byte_level, narrow))
     projection.check()
     [pad] = table_of(narrow).roles["pad"]
@@ -110,10 +111,6 @@ def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
     assert set(projection.teacher_ids[of_others].tolist()) == {pad}
     assert projection.row(pad)[0][0] == pad
     assert projection.row(pad)[0][1] not in (pad, -1)
-
-
-def load_like(tokenizer: Tokenizer, width: int | None) -> Tokenizer:
-    return Tokenizer(tokenizer._backend, model_id="narrow", vocab_size=width)
 
 
 @each_pair
