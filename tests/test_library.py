@@ -22,34 +22,16 @@ PACKAGE = Path(xtok.__file__).parent
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[xtok.Tokenizer, xtok.Tokenizer]:
+def projection(tmp_path: Path) -> ProjectionMap:
     student = byte_ranks(tmp_path / "student.tiktoken", "20", "201", "ab", " ,")
-    return student, byte_ranks(tmp_path / "teacher.tiktoken", "ab", "abc", width=260, digits=1)
-
-
-@pytest.fixture
-def projection(models: tuple[xtok.Tokenizer, xtok.Tokenizer]) -> ProjectionMap:
-    return xtok.build(*models)
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab", "abc", width=260, digits=1)
+    return xtok.build(student, teacher)
 
 
 @pytest.fixture
 def path(projection: ProjectionMap, tmp_path: Path) -> str:
     projection.save(tmp_path / "m.safetensors")
     return str(tmp_path / "m.safetensors")
-
-
-@pytest.fixture
-def of_bytes(tmp_path: Path) -> str:
-    """A map of `bytes` onto itself: models that a name alone loads."""
-    path = tmp_path / "bytes.safetensors"
-    xtok.build("bytes", "bytes").save(path)
-    return str(path)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    (tmp_path / "a.txt").write_text("201 ab, 20", encoding="utf-8")
-    return tmp_path / "a.txt"
 
 
 # A model: its name, its file, or a loaded tokenizer
@@ -102,15 +84,15 @@ def test_convert_takes_a_map_or_a_path(
         xtok.convert(projection, tmp_path / "out.pt", preserve_last=True)
 
 
-def test_two_maps_may_be_paths(
-    path: str, projection: ProjectionMap, of_bytes: str, text: Path
-) -> None:
-    comparison = xtok.compare(path, projection)
-    assert comparison.rows_that_differ == 0
-    alone = xtok.evaluate(xtok.pair("bytes", "bytes"), of_bytes, [text])
+def test_two_maps_may_be_paths(path: str, projection: ProjectionMap, tmp_path: Path) -> None:
+    assert xtok.compare(path, projection).rows_that_differ == 0
+    of_bytes, text = str(tmp_path / "bytes.safetensors"), tmp_path / "a.txt"
+    text.write_text("201 ab, 20", encoding="utf-8")
+    made, pair = xtok.build("bytes", "bytes"), xtok.pair("bytes", "bytes")
+    made.save(of_bytes)
+    alone = xtok.evaluate(pair, of_bytes, [text])
     assert [m.name for m in alone.measures] == [of_bytes]
-    loaded = ProjectionMap.load(of_bytes)
-    two = xtok.evaluate(xtok.pair("bytes", "bytes"), [of_bytes, loaded], [text])
+    two = xtok.evaluate(pair, [of_bytes, made], [text])
     assert [m.name for m in two.measures] == [of_bytes, "map 2"]
     assert {m.coverage.value for m in two.measures} == {1.0}
 
