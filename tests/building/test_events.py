@@ -16,6 +16,7 @@ from checks import fits_80_columns, known, mutant, within, works
 from conftest import Cli, Load
 from make import alignment, token, vocabulary
 from naive_losses import same_in_bfloat16, value_and_gradient
+from safetensors import safe_open
 from torch import Tensor
 
 import xtok
@@ -28,7 +29,7 @@ from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
 from xtok.maps.file import to_safetensors
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
 
 
@@ -163,20 +164,28 @@ def test_llama_3_and_qwen_need_no_text(load_real: Load) -> None:
     assert event_index(result).widths == (128_256, 151_669)
 
 
+FILES = [("event-kl", "events", "event link"), ("csd", "spellings", "pieces counts")]
+
+
+@pytest.mark.parametrize(("loss", "kind", "parts"), FILES)
 def test_the_same_inputs_give_the_same_file_and_it_all_back(
-    sentencepiece: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+    to_pieces: Pair, tmp_path: Path, loss: Any, kind: str, parts: str
 ) -> None:
-    result, again = (events(sentencepiece, byte_level) for _ in range(2))
+    result, again = (xtok.events(*to_pieces.tokenizers, for_loss=loss) for _ in range(2))
     path = tmp_path / "a.safetensors"
     result.save(path)
     assert path.read_bytes() == to_safetensors(again)
-    loaded = EventMap.load(path)
-    assert (loaded.history, loaded.rest) == (result.history, result.rest)
-    for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
+    loaded = type(result).load(path)
+    assert (loaded.history, loaded.reports) == (result.history, ())
+    for name in [f"{side}_{part}" for side in SIDES for part in parts.split()]:
         assert (getattr(loaded, name) == getattr(result, name)).all()
-    assert known(loaded.student.table).sha256() == sentencepiece.table.sha256()
+    assert getattr(loaded, "rest", None) == getattr(result, "rest", None)
+    assert known(loaded.student.table).sha256() == to_pieces.tables[0].sha256()
     [step] = result.history
     assert sorted(step) == ["options", "stage", "xtok_version"]
+    with safe_open(path, framework="np") as file:
+        metadata = json.loads(file.metadata()["xtok"])
+    assert (metadata["kind"], metadata["format_version"]) == (kind, 1)
 
 
 def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path) -> None:

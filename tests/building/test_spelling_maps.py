@@ -14,7 +14,6 @@ import torch
 from checks import fails, known, works
 from conftest import KINDS, Cli, Load, Tokenizers
 from make import byte_ranks
-from safetensors import safe_open
 
 import xtok
 from xtok.building.spellings import spellings_of_pair
@@ -107,20 +106,6 @@ def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to:
         assert told == [i for i, pieces in enumerate(spellings) if not pieces]
         spelled = [tuple(pieces) for pieces in spellings if pieces]
         assert len({*spelled}) == len(spelled)
-
-
-def test_the_file_comes_back(tmp_path: Path, pair: Pair) -> None:
-    m, path = spellings_of_pair(pair), tmp_path / "a.safetensors"
-    m.save(path)
-    assert path.read_bytes() == to_safetensors(m)
-    loaded = SpellingMap.load(path)
-    for name in ("student_pieces", "student_counts", "teacher_pieces", "teacher_counts"):
-        assert (getattr(loaded, name) == getattr(m, name)).all()
-    assert known(loaded.student.table).sha256() == pair.tables[0].sha256()
-    assert (loaded.history, loaded.reports) == (m.history, ())
-    with safe_open(path, framework="np") as file:
-        metadata = json.loads(file.metadata()["xtok"])
-    assert (metadata["kind"], metadata["format_version"]) == ("spellings", 1)
 
 
 @pytest.mark.real
