@@ -233,21 +233,6 @@ def test_a_near_equivalent_of_what_cannot_be_spelled(commas: tuple[Tokenizer, To
     assert row(multitoken(pair, config), line_break) == []
 
 
-def test_a_relaxed_row_is_no_strict_exact_match_in_a_pt(
-    commas: tuple[Tokenizer, Tokenizer], tmp_path: Path
-) -> None:
-    import torch
-
-    config = BuildConfig(canonicalization="relaxed", scale_trick=False)
-    xtok.build(*commas, config).save(tmp_path / "m.pt")
-    data = torch.load(tmp_path / "m.pt", weights_only=True)
-    assert data["indices"][256].tolist() == [0x2C, -1, -1, -1]
-    assert data["likelihoods"][256].tolist() == [1 - 2**-24, 0, 0, 0]
-    back = ProjectionMap.load(tmp_path / "m.pt")
-    assert back.row_kind[256] == RowKind.RELAXED
-    assert row(back, 256) == [(0x2C, 1.0)]
-
-
 # --special-tokens fuzzy
 
 
