@@ -23,7 +23,6 @@ from make import built, byte_ranks, vocabulary
 from numpy.typing import NDArray
 
 import xtok
-from xtok.building.spellings import spellings_of_pair
 from xtok.cli.console import to_json
 from xtok.cli.page import pictures, render
 from xtok.cli.page.search import SHOWN_BYTES, PageColumns, pack, packed, weight_codes
@@ -31,13 +30,12 @@ from xtok.cli.tables._tables import weight
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError
 from xtok.inspection import distinct
-from xtok.inspection.pair_facts import SharedCounts, SpellingFacts
+from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair, require_table
-from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
@@ -140,7 +138,7 @@ class Elements(HTMLParser):
 # What the page says
 
 
-def test_what_a_plain_map_is_fit_for(plain: PageData) -> None:
+def test_what_a_plain_map_is_fit_for(plain: PageData, pages: dict[str, bytes]) -> None:
     report = plain.report
     levels = [finding.level for finding in report.findings]
     assert 3 <= len(levels) <= 6
@@ -150,6 +148,8 @@ def test_what_a_plain_map_is_fit_for(plain: PageData) -> None:
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
     assert "With text" in report.maps[0].fits[3].why  # what is missing
+    for side in known(report.pair.spellings):
+        assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 
 
 def test_findings_count_what_has_no_counterpart(tmp_path: Path) -> None:
@@ -203,15 +203,6 @@ def test_two_maps_with_text(measured: PageData, text: Path, pages: dict[str, byt
     of_class = [one.starts >= 100 for one in report.evaluation.classes]  # figures of few are grey
     assert Counter(rows) == {b" strong": sum(of_class), b" soft": 2 * of_class.count(False)}
     assert 0 < sum(of_class) < len(of_class)
-
-
-def test_the_page_says_what_is_spelled(
-    plain: PageData, pair: Pair, pages: dict[str, bytes]
-) -> None:
-    for side, found in zip(SIDES, known(plain.report.pair.spellings), strict=True):
-        assert found == SpellingFacts.of(spellings_of_pair(pair), side)
-        told = f"{found.shared:,} shared, {found.spelled:,} spelled"
-        assert told in pages["plain"].decode()
 
 
 def test_sentences_are_spelled_by_both_sides(plain: PageData) -> None:
