@@ -90,8 +90,8 @@ def there(name: str, make: Callable[[str], object]) -> str:
     return name
 
 
-def spellings() -> SpellingMap:
-    return xtok.events("bytes", "bytes", for_loss="csd")
+def spellings(student: str = "bytes") -> SpellingMap:
+    return xtok.events(student, "bytes", for_loss="csd")
 
 
 def tables(name: str) -> str:
@@ -688,6 +688,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
     (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
      "t.reverse.pt is not the teacher's table", TABLES),
+    (lambda: there("o.pt", spellings("null:5").save)
+         and shutil.move("o.reverse.pt", tables("t.reverse.pt")) and SpellingMap.load("t.pt"),
+     "t.pt and t.reverse.pt do not belong together: bytes in bytes, and bytes in null:5", TABLES),
+    (lambda: file(tables("t.reverse.pt"), b"PK\3\4") and SpellingMap.load("t.pt"),
+     "t.reverse.pt is not a whole .pt file: …", MAP),
+    (lambda: file(tables("t.pt"), pt_bytes({"subtoks": torch.ones(2, 8), "lengths": torch.ones(2)}))
+         and SpellingMap.load("t.pt"), "t.pt is not a table that xtok wrote", TABLES),
+    (lambda: there(tables("t.reverse.pt"), of_bytes().save) and SpellingMap.load("t.pt"),
+     "t.reverse.pt is not a table that xtok wrote", TABLES),
     (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
      "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
      "move it away, or give the output another name than t.pt"),

@@ -102,6 +102,8 @@ def test_tests_use_no_private_names_of_the_package() -> None:
                 names = [node.attr]
             elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".setattr"):
                 names = re.findall(r"\w+", " ".join(map(ast.unparse, node.args[:2])))
+            elif isinstance(node, ast.ImportFrom):
+                names = [alias.name for alias in node.names]
             wrong += [f"{path.relative_to(ROOT)}: {x}" for x in names if x in own]
     assert wrong == []
 

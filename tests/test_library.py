@@ -16,21 +16,16 @@ from make import byte_ranks, same
 
 import xtok
 from xtok.building.build import map_of_pair
-from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
 
 PACKAGE = Path(xtok.__file__).parent
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[xtok.Tokenizer, xtok.Tokenizer]:
+def projection(tmp_path: Path) -> ProjectionMap:
     student = byte_ranks(tmp_path / "student.tiktoken", "20", "201", "ab", " ,")
-    return student, byte_ranks(tmp_path / "teacher.tiktoken", "ab", "abc", width=260, digits=1)
-
-
-@pytest.fixture
-def projection(models: tuple[xtok.Tokenizer, xtok.Tokenizer]) -> ProjectionMap:
-    return xtok.build(*models)
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab", "abc", width=260, digits=1)
+    return xtok.build(student, teacher)
 
 
 @pytest.fixture
@@ -39,33 +34,16 @@ def path(projection: ProjectionMap, tmp_path: Path) -> str:
     return str(tmp_path / "m.safetensors")
 
 
-@pytest.fixture
-def of_bytes(tmp_path: Path) -> str:
-    """A map of `bytes` onto itself: models that a name alone loads."""
-    path = tmp_path / "bytes.safetensors"
-    xtok.build("bytes", "bytes").save(path)
-    return str(path)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    (tmp_path / "a.txt").write_text("201 ab, 20", encoding="utf-8")
-    return tmp_path / "a.txt"
-
-
 # A model: its name, its file, or a loaded tokenizer
 
 
 def test_doctor_takes_one_model_or_two(small: Path) -> None:
     model = small / "small.model"
     assert [one.model_id for one in xtok.doctor("bytes").tokenizers] == ["bytes"]
-    assert xtok.doctor("bytes").pair is None
     assert xtok.doctor(model).tokenizers[0].model_id == "small.model"
-    loaded = xtok.load_tokenizer("bytes")
-    assert xtok.doctor(loaded) == xtok.doctor("bytes")
-    found = xtok.doctor("bytes", str(model))
-    assert found.pair is not None
-    assert (found.pair.student, found.pair.teacher) == ("bytes", "small.model")
+    assert xtok.doctor(xtok.load_tokenizer("bytes")) == xtok.doctor("bytes")
+    of_two = xtok.doctor("bytes", str(model)).tokenizers
+    assert [one.model_id for one in of_two] == ["bytes", "small.model"]
 
 
 # A map: its path, or the map itself
@@ -103,15 +81,15 @@ def test_convert_takes_a_map_or_a_path(
         xtok.convert(projection, tmp_path / "out.pt", preserve_last=True)
 
 
-def test_two_maps_may_be_paths(
-    path: str, projection: ProjectionMap, of_bytes: str, text: Path
-) -> None:
-    comparison = xtok.compare(path, projection)
-    assert comparison.rows_that_differ == 0
-    alone = xtok.evaluate(xtok.pair("bytes", "bytes"), of_bytes, [text])
+def test_two_maps_may_be_paths(path: str, projection: ProjectionMap, tmp_path: Path) -> None:
+    assert xtok.compare(path, projection).rows_that_differ == 0
+    of_bytes, text = str(tmp_path / "bytes.safetensors"), tmp_path / "a.txt"
+    text.write_text("201 ab, 20", encoding="utf-8")
+    made, pair = xtok.build("bytes", "bytes"), xtok.pair("bytes", "bytes")
+    made.save(of_bytes)
+    alone = xtok.evaluate(pair, of_bytes, [text])
     assert [m.name for m in alone.measures] == [of_bytes]
-    loaded = ProjectionMap.load(of_bytes)
-    two = xtok.evaluate(xtok.pair("bytes", "bytes"), [of_bytes, loaded], [text])
+    two = xtok.evaluate(pair, [of_bytes, made], [text])
     assert [m.name for m in two.measures] == [of_bytes, "map 2"]
     assert {m.coverage.value for m in two.measures} == {1.0}
 
@@ -133,8 +111,6 @@ def test_ids_and_weights_of_a_row_by_its_token(projection: ProjectionMap) -> Non
     for token in ("201", b"201"):
         for found, expected in zip(projection.row(token), by_id, strict=True):
             np.testing.assert_array_equal(found, expected)
-    with pytest.raises(IndexError, match=r"student id 9999 is not in 0\.\."):
-        projection.row(9999)
 
 
 def test_one_path_is_a_list_of_texts(tmp_path: Path) -> None:
@@ -143,8 +119,6 @@ def test_one_path_is_a_list_of_texts(tmp_path: Path) -> None:
     maps = [xtok.build("bytes", "bytes", texts=texts) for texts in (str(text), text, [text])]
     assert same(maps[0], maps[1])
     assert same(maps[0], maps[2])
-    with pytest.raises(XtokError, match="no file"):
-        xtok.build("bytes", "bytes", texts="no.txt")
 
 
 def test_of_several_ids_the_one_that_the_tokenizer_emits(sentencepiece: xtok.Tokenizer) -> None:

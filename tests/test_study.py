@@ -22,6 +22,8 @@ from tiny_models import save_model
 import xtok
 from xtok.building.build import map_of_pair
 from xtok.building.events import events_of_pair
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator, prepare
 
 TEXTS = Path(__file__).with_name("small_corpus")
@@ -145,9 +147,8 @@ def test_a_pruned_student_is_healed(
     assert alone[-1] != without[-1]
 
 
-def test_a_damaged_map_has_moved_rows(small: Path) -> None:
-    pair = xtok.pair(*(str(small / name) for name in ("small-digits", "small-byte-level")))
-    made = map_of_pair(pair)
+def test_a_damaged_map_has_moved_rows(back: Pair) -> None:
+    made = map_of_pair(back)
     worse = study_data.damaged(made, 0.1)
     worse.check()
     moved = [
@@ -158,9 +159,8 @@ def test_a_damaged_map_has_moved_rows(small: Path) -> None:
     assert sorted(made.weights.tolist()) == sorted(worse.weights.tolist())
 
 
-def test_exchanged_events_are_the_same_sizes(small: Path) -> None:
-    pair = xtok.pair(*(str(small / name) for name in ("small-digits", "small-byte-level")))
-    made = events_of_pair(pair)
+def test_exchanged_events_are_the_same_sizes(back: Pair) -> None:
+    made = events_of_pair(back)
     worse = study_data.exchanged(made)
     worse.check()
     assert np.array_equal(worse.student_event, made.student_event)
@@ -169,14 +169,12 @@ def test_exchanged_events_are_the_same_sizes(small: Path) -> None:
     assert (worse.teacher_event != made.teacher_event).mean() > 0.5
 
 
-def test_chunks_of_whole_words_begin_with_a_space(small: Path) -> None:
-    names = [str(small / name) for name in ("small-digits", "small-byte-level")]
-    pair = xtok.pair(*names)
-    collate = DistillationCollator(*pair.tokenizers, bos=False)
+def test_chunks_of_whole_words_begin_with_a_space(models: list[str], back: Pair) -> None:
+    collate = DistillationCollator(*back.tokenizers, bos=False)
     batch = prepare(collate(["The unbelievable Donaudampfschiff sinks", "a b"]))
     [side] = batch["teachers"]
     teacher = study_data.Teacher(
-        argparse.Namespace(student=names[0], teacher=names[1]),
+        argparse.Namespace(student=models[0], teacher=models[1]),
         study_data.Run("healing", "ce", "none", 1.0, 1.0, 0, 1e-3),
     )
     words = teacher.of_words(batch)["shifted"]
@@ -184,19 +182,18 @@ def test_chunks_of_whole_words_begin_with_a_space(small: Path) -> None:
     for row, ids in enumerate(batch["targets"]):
         chunks = words.student_chunk_id[row]
         valid = words.pair_valid[row].nonzero()[:, 0].tolist()
-        found.append([b"".join(pair.tables[0][i] for i in ids[chunks == k].tolist())
+        found.append([b"".join(back.tables[0][i] for i in ids[chunks == k].tolist())
                       for k in valid])  # fmt: skip
         same = side["shifted"]
         assert torch.equal(chunks >= 0, same.student_chunk_id[row] >= 0)
     assert found == [[b" unbelievable", b" Donaudampfschiff", b" sinks"], [b" b"]]
 
 
-def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(small: Path) -> None:
-    tokenizer = xtok.load_tokenizer(str(small / "small-digits"))
-    collate = DistillationCollator(tokenizer, tokenizer, bos=False)
+def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(digits: Tokenizer) -> None:
+    collate = DistillationCollator(digits, digits, bos=False)
     text = "The unbelievable Donaudampfschiff sinks"
-    ids = tokenizer.encode_batch([text])[0]
-    words = [i for i, token in enumerate(ids) if tokenizer.table[token].startswith(b" ")]
+    ids = digits.encode_batch([text])[0]
+    words = [i for i, token in enumerate(ids) if digits.table[token].startswith(b" ")]
 
     class Model(torch.nn.Module):
         """Knows the text, but for one token."""
@@ -206,7 +203,7 @@ def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(small: Path)
             self.none, self.wrong = torch.nn.Parameter(torch.zeros(1)), wrong
 
         def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
-            logits = torch.zeros(1, len(ids), len(tokenizer.table))
+            logits = torch.zeros(1, len(ids), len(digits.table))
             for place, token in enumerate(ids[1:]):
                 logits[0, place, token] = -1.0 if place + 1 == self.wrong else 1.0
             return SimpleNamespace(logits=logits)

@@ -109,9 +109,6 @@ def test_half_a_pair_of_surrogates_is_kept_unless_it_may_not(tmp_path: Path) -> 
 
 def test_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    for content, problem in (
-        (b'"one"\n"\xf6"\n', "byte 0xf6 at offset 7, in line 2"),
-        ('"one"'.encode("utf-16"), "byte 0xff at offset 0, in line 1"),
-    ):
-        path.write_bytes(content)
-        assert error_of(lambda: values(path)) == f"{path} is not UTF-8: {problem}"
+    path.write_bytes(b'"one"\n"\xf6"\n')
+    problem = "byte 0xf6 at offset 7, in line 2"
+    assert error_of(lambda: values(path)) == f"{path} is not UTF-8: {problem}"

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import known, mutant, within, works
+from checks import fits_80_columns, known, mutant, within, works
 from conftest import Cli, Load
 from make import alignment, token, vocabulary
 from naive_losses import same_in_bfloat16, value_and_gradient
+from safetensors import safe_open
 from torch import Tensor
 
 import xtok
 from xtok import XtokError
-from xtok.building.events import _components, _numbered, events
+from xtok.building.events import connected, events, numbered
 from xtok.cli.tables.quality import print_evaluation
 from xtok.errors import MapFileError
 from xtok.inspection.evaluate import evaluate
@@ -28,7 +29,7 @@ from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
 from xtok.maps.file import to_safetensors
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
 
 
@@ -74,12 +75,12 @@ def test_events_are_numbered_by_their_lowest_token(by_bytes: EventMap) -> None:
 
 def test_what_one_side_alone_has_is_one_event() -> None:
     # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
-    joined = _components(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
+    joined = connected(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
     assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
-    labels, rest = _numbered(joined, 4)
+    labels, rest = numbered(joined, 4)
     assert (labels.tolist(), rest) == ([0, 1, 2, 2, 0, 1, 2], 2)
     # Without teacher 6, the rest joins the last event, so that each event has both sides.
-    labels, rest = _numbered(joined[:6], 4)
+    labels, rest = numbered(joined[:6], 4)
     assert (labels.tolist(), rest) == ([0, 1, 1, 1, 0, 1], 1)
 
 
@@ -163,37 +164,37 @@ def test_llama_3_and_qwen_need_no_text(load_real: Load) -> None:
     assert event_index(result).widths == (128_256, 151_669)
 
 
+FILES = [("event-kl", "events", "event link"), ("csd", "spellings", "pieces counts")]
+
+
+@pytest.mark.parametrize(("loss", "kind", "parts"), FILES)
 def test_the_same_inputs_give_the_same_file_and_it_all_back(
-    sentencepiece: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+    to_pieces: Pair, tmp_path: Path, loss: Any, kind: str, parts: str
 ) -> None:
-    result, again = (events(sentencepiece, byte_level) for _ in range(2))
+    result, again = (xtok.events(*to_pieces.tokenizers, for_loss=loss) for _ in range(2))
     path = tmp_path / "a.safetensors"
     result.save(path)
     assert path.read_bytes() == to_safetensors(again)
-    loaded = EventMap.load(path)
-    assert (loaded.history, loaded.rest) == (result.history, result.rest)
-    for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
+    loaded = type(result).load(path)
+    assert (loaded.history, loaded.reports) == (result.history, ())
+    for name in [f"{side}_{part}" for side in SIDES for part in parts.split()]:
         assert (getattr(loaded, name) == getattr(result, name)).all()
-    assert known(loaded.student.table).sha256() == sentencepiece.table.sha256()
+    assert getattr(loaded, "rest", None) == getattr(result, "rest", None)
+    assert known(loaded.student.table).sha256() == to_pieces.tables[0].sha256()
     [step] = result.history
     assert sorted(step) == ["options", "stage", "xtok_version"]
+    with safe_open(path, framework="np") as file:
+        metadata = json.loads(file.metadata()["xtok"])
+    assert (metadata["kind"], metadata["format_version"]) == (kind, 1)
 
 
-def test_the_commands_read_event_maps(
-    cli: Cli, small: Path, byte_level: Tokenizer, corpus: Path, tmp_path: Path
-) -> None:
+def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
-    sides = ["-s", pair[0], "-t", pair[1]]
-    made = cli("events", *pair, "-o", "e.safetensors")
-    assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
-    event_map = EventMap.load(tmp_path / "e.safetensors")
-    assert verify(event_map, xtok.pair(*pair)).failed == ()
-    assert cli("verify", "e.safetensors", *sides).returncode == 0
+    assert works(cli("events", *pair, "-o", "e.safetensors")).stdout == "e.safetensors\n"
     assert cli("verify", "e.safetensors", "-s", pair[1]).returncode == 3
-    limit = ["--text", corpus, "--max-leak", "0.1"]
-    for words in (["inspect", "e.safetensors"], ["evaluate", "e.safetensors", *sides, *limit]):
-        assert max(map(len, works(cli(*words)).stdout.splitlines())) <= 80
-    missed = cli("evaluate", "e.safetensors", *sides, "--text", corpus, "--max-leak", "0", "--json")
+    line = ["evaluate", "e.safetensors", "-s", pair[0], "-t", pair[1], "--text", corpus]
+    assert fits_80_columns(works(cli(*line, "--max-leak", "0.1")).stdout)
+    missed = cli(*line, "--max-leak", "0", "--json")
     assert missed.returncode == 3
     assert "is above 0" in missed.stderr
     [measure] = json.loads(missed.stdout)["event_measures"]
@@ -248,16 +249,15 @@ def test_mutants_of_event_maps(pair: Pair, tmp_path: Path) -> None:
                 assert failed, number
 
 
-def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
-    pair = [str(small / "small-digits"), str(small / "small-byte-level")]
-    sides = ["-s", pair[0], "-t", pair[1]]
-    assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
-    assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
+def test_what_event_maps_do_not_go_with(cli: Cli, models: list[str]) -> None:
+    sides = ["-s", models[0], "-t", models[1]]
+    works(cli("events", *models, "-o", "e.safetensors", "--quiet"))
+    works(cli("build", *models, "-o", "m.safetensors", "--quiet"))
     for words, message in (
         (["inspect", "e.safetensors", "--worst", "3"], "is an event map: give tokens or --id"),
         (["report", "e.safetensors"], "hint: xtok verify checks it, xtok inspect shows it"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map"),
-        (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
+        (["events", *models, "-o", "e.pt"], "does not end in .safetensors"),
         (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
     ):
         done = cli(*words)

@@ -17,13 +17,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from checks import fails, known, works
+from checks import known, works
 from conftest import Cli, Load
 from make import built, byte_ranks, vocabulary
 from numpy.typing import NDArray
 
 import xtok
-from xtok.building.spellings import spellings_of_pair
 from xtok.cli.console import to_json
 from xtok.cli.page import pictures, render
 from xtok.cli.page.search import SHOWN_BYTES, PageColumns, pack, packed, weight_codes
@@ -31,13 +30,12 @@ from xtok.cli.tables._tables import weight
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError
 from xtok.inspection import distinct
-from xtok.inspection.pair_facts import SharedCounts, SpellingFacts
+from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair, require_table
-from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
@@ -103,8 +101,9 @@ def hostile_map() -> ProjectionMap:
 
 
 @pytest.fixture(scope="session")
-def hostile_page() -> bytes:
-    return render(examine(hostile_map(), names=[NAME]))
+def pages(plain: PageData, measured: PageData) -> dict[str, bytes]:
+    hostile = examine(hostile_map(), names=[NAME])
+    return {"plain": render(plain), "measured": render(measured), "hostile": render(hostile)}
 
 
 class Elements(HTMLParser):
@@ -139,7 +138,7 @@ class Elements(HTMLParser):
 # What the page says
 
 
-def test_what_a_plain_map_is_fit_for(plain: PageData) -> None:
+def test_what_a_plain_map_is_fit_for(plain: PageData, pages: dict[str, bytes]) -> None:
     report = plain.report
     levels = [finding.level for finding in report.findings]
     assert 3 <= len(levels) <= 6
@@ -149,6 +148,8 @@ def test_what_a_plain_map_is_fit_for(plain: PageData) -> None:
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
     assert "With text" in report.maps[0].fits[3].why  # what is missing
+    for side in known(report.pair.spellings):
+        assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 
 
 def test_findings_count_what_has_no_counterpart(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
     assert len(report.findings) >= 3
 
 
-def test_two_maps_with_text(measured: PageData, text: Path) -> None:
+def test_two_maps_with_text(measured: PageData, text: Path, pages: dict[str, bytes]) -> None:
     report = measured.report
     assert [m.name for m in report.maps] == ["a.safetensors", "b.safetensors"]
     assert known(report.comparison).weighted_by_text
@@ -196,15 +197,12 @@ def test_two_maps_with_text(measured: PageData, text: Path) -> None:
     assert report.evaluation is not None
     assert {f.map_number for f in report.findings} <= {None, 1, 2}
     assert not any(m.name in f.text for f in report.findings for m in report.maps)
-    html = render(measured).decode()
-    for part in ("comparison", "quality"):
-        assert f'id="{part}"' in html
-
-
-def test_the_page_says_what_is_spelled(plain: PageData, pair: Pair) -> None:
-    for side, found in zip(SIDES, known(plain.report.pair.spellings), strict=True):
-        assert found == SpellingFacts.of(spellings_of_pair(pair), side)
-        assert f"{found.shared:,} shared, {found.spelled:,} spelled" in render(plain).decode()
+    for part in (b"comparison", b"quality"):
+        assert b'id="%b"' % part in pages["measured"]
+    rows = re.findall(rb'class="n( strong| soft)" data-v="[^-]', pages["measured"])
+    of_class = [one.starts >= 100 for one in report.evaluation.classes]  # figures of few are grey
+    assert Counter(rows) == {b" strong": sum(of_class), b" soft": 2 * of_class.count(False)}
+    assert 0 < sum(of_class) < len(of_class)
 
 
 def test_sentences_are_spelled_by_both_sides(plain: PageData) -> None:
@@ -355,9 +353,9 @@ def test_the_same_inputs_give_the_same_bytes(
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
 
 
-def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> None:
-    elements = Elements(hostile_page)
-    policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page))
+def test_the_policy_allows_this_style_and_script_alone(pages: dict[str, bytes]) -> None:
+    elements = Elements(pages["hostile"])
+    policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', pages["hostile"]))
     data, script = elements.texts["script"]
     of_style, of_script = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -374,17 +372,16 @@ def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> N
     assert json.loads(to_json(examine(hostile_map()).report))["pair"]["student"] == NAME
 
 
-def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: PageData) -> None:
-    elements = Elements(hostile_page)
-    assert {*elements.tags} <= {*Elements(render(plain)).tags}
+def test_a_vocabulary_adds_no_markup(pages: dict[str, bytes]) -> None:
+    elements, html = Elements(pages["hostile"]), pages["hostile"].decode()
+    assert {*elements.tags} <= {*Elements(pages["plain"]).tags}
     assert elements.tags.count("script") == 2
     assert elements.handlers == []
     assert all(link.startswith("#") for link in elements.links)
-    html = hostile_page.decode()
     assert "\u202e" not in html
     assert "x" * (SHOWN_BYTES + 1) not in html
     assert "{{ 7*7 }}" not in html.replace("{{␣7*7␣}}", "")
-    assert len(hostile_page) < 120_000
+    assert len(pages["hostile"]) < 120_000
     for outside in ("http:", "https:", "url(", "@import", "//cdn"):
         assert outside not in html.replace("http-equiv", "").replace(SVG, "")
 
@@ -406,10 +403,6 @@ def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
 
 
 # What cannot be shown
-
-
-def test_models_are_no_maps(cli: Cli, small: Path) -> None:
-    fails(cli("report", small / "small-byte-level"), "small-byte-level", "xtok doctor")
 
 
 def test_what_examine_refuses(
@@ -440,13 +433,6 @@ def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
     assert [weight(w, 3) for w in (0.0005, 0.0004)] == ["0.001", "<0.001"]
 
 
-def test_figures_of_few_places_are_grey(measured: PageData) -> None:
-    rows = re.findall(r'class="n( strong| soft)" data-v="[^-]', render(measured).decode())
-    of_class = [one.starts >= 100 for one in known(measured.report.evaluation).classes]
-    assert Counter(rows) == {" strong": sum(of_class), " soft": 2 * of_class.count(False)}
-    assert 0 < sum(of_class) < len(of_class)
-
-
 # In a browser
 
 
@@ -459,15 +445,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def files(
-    tmp_path_factory: pytest.TempPathFactory, plain: PageData, measured: PageData,
-    hostile_page: bytes,
-) -> dict[str, Path]:  # fmt: skip
+def files(tmp_path_factory: pytest.TempPathFactory, pages: dict[str, bytes]) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    contents = {"plain": render(plain), "measured": render(measured), "hostile": hostile_page}
-    for name, content in contents.items():
+    for name, content in pages.items():
         (folder / f"{name}.html").write_bytes(content)
-    return {name: folder / f"{name}.html" for name in contents}
+    return {name: folder / f"{name}.html" for name in pages}
 
 
 browsing = pytest.mark.xdist_group("browser")
@@ -482,12 +464,20 @@ def texts_of(browser: Browser, selector: str) -> list[str]:
 
 @browsing
 @pytest.mark.parametrize("name", ["plain", "measured", "hostile"])
-def test_the_page_loads_without_an_error_or_a_request(
+def test_a_page_loads_without_an_error_or_a_request_and_fits_the_window(
     browser: Browser, files: dict[str, Path], name: str
 ) -> None:
     browser.open(files[name])
     assert browser.messages == []
     assert browser.requests == [files[name].as_uri()]
+    wide = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth)"
+    for width in (400, 1280):
+        browser.resize(width)
+        browser.open(files[name], "#search=x")
+        assert browser.run("document.documentElement.scrollWidth") == width
+        shades = browser.run(f"{wide}.map((e) => getComputedStyle(e).backgroundAttachment)")
+        assert set(shades) <= {"local, local, scroll, scroll"}  # at an edge that has more behind it
+        assert bool(shades) == (width == 400)
 
 
 @browsing
@@ -565,22 +555,6 @@ def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData
         assert [int(cell.replace(",", "")) for cell in cells] == sort
         header = "document.querySelectorAll('#classes thead th')[2]"
         assert browser.run(f"{header}.getAttribute('aria-sort')") == order
-
-
-@browsing
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("name", ["plain", "measured", "hostile"])
-def test_nothing_is_wider_than_the_window(
-    browser: Browser, files: dict[str, Path], name: str, width: int
-) -> None:
-    browser.resize(width)
-    browser.open(files[name], "#search=x")
-    assert browser.run("document.documentElement.scrollWidth") == width
-    wide = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth)"
-    shades = browser.run(f"{wide}.map((e) => getComputedStyle(e).backgroundAttachment)")
-    assert set(shades) <= {"local, local, scroll, scroll"}  # at an edge that has more behind it
-    assert bool(shades) == (width == 400)
-    browser.resize(1280)
 
 
 @browsing

@@ -68,6 +68,8 @@ MODELS = ["--student-model", "a", "--teacher-model", "b"]
         ("build", ["--data-dir", "d", "--final-output", "x.pt"], {"output": "x.pt"}),
         ("build", ["--prep-top-k", "16"], {"top_k": 4, "prep_top_k": 16}),
         ("build", ["--prep_top_k", "8"], {"prep_top_k": 8}),
+        ("build", ["--student_model", "c", "--teacher_model=d"],
+         {"student_model": "c", "teacher_model": "d"}),
         ("multitoken", ["--num_examples", "50"],
          {"output": "cross_tokenizer_data/", "num_examples": 50}),
         ("generate", ["--keep_top_tokens", "-1"], {"top_k": 10}),
@@ -125,11 +127,6 @@ def test_each_option_makes_a_map_with_and_without_an_output(
     assert len(written) == 1
     if output and name not in ("output_path", "final_output"):
         assert written == {"own.pt"}
-
-
-def test_models_may_be_in_snake_case() -> None:
-    found = parsed("build", "--student_model", "a", "--teacher_model=b")
-    assert (found["student_model"], found["teacher_model"]) == ("a", "b")
 
 
 def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from checks import fails, printed_json, works
 from conftest import Cli
+from make import pt_bytes
 
 import xtok
 from xtok.maps.file import to_safetensors
@@ -64,14 +65,6 @@ def test_every_map_passes_verify_and_comes_back_equal(
         assert to_safetensors(found) == to_safetensors(there)
 
 
-def test_a_pt_is_kept(cli: Cli, small: Path, corpus: Path) -> None:
-    line = "build", small / "small-byte-level", small / "small.model", "--for", "p-kl"
-    for options in (["-o", "a.pt"], ["-o", "b.pt", "--text", corpus]):
-        works(cli(*line, *options))
-        kept = works(cli(*line, *options, "--skip-existing"))
-        assert f"{options[1]} exists, and is kept" in kept.stderr
-
-
 NOTE = "note: Use plain KL: both have the same vocabulary, so no map is needed."
 
 
@@ -98,32 +91,26 @@ def test_of_one_vocabulary_a_file_is_made_and_a_note_says_that_none_is_needed(
 # What -o does not name
 
 
-@pytest.mark.parametrize("make", ["text", "torch", "other", "student", "folder"])
 @pytest.mark.parametrize("line", ["events P --for csd -o pair.pt", "convert m.safetensors pair.pt"])
 def test_a_file_beside_the_output_is_not_overwritten_unless_it_is_of_the_pair(
-    cli: Cli, small: Path, tmp_path: Path, line: str, make: str
+    cli: Cli, small: Path, tmp_path: Path, line: str
 ) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
-    m = xtok.events(*pair, for_loss="csd")
-    m.save(tmp_path / "m.safetensors")
-    beside = tmp_path / "pair.reverse.pt"
-    if make == "text":
-        beside.write_text("mine")
-    elif make == "torch":
-        torch.save({"weight": torch.zeros(3)}, beside)
-    elif make == "other":
-        xtok.events(*pair[::-1], for_loss="csd").save(tmp_path / "x.pt")
-        (tmp_path / "x.reverse.pt").rename(beside)
-    elif make == "student":
-        m.save(tmp_path / "x.pt")
-        (tmp_path / "x.pt").rename(beside)
-    else:
-        beside.mkdir()
-    before = beside.read_bytes() if beside.is_file() else None
+    m, beside = xtok.events(*pair, for_loss="csd"), tmp_path / "pair.reverse.pt"
+    for name in ("m.safetensors", "own.pt"):
+        m.save(tmp_path / name)
+    xtok.events(*pair[::-1], for_loss="csd").save(tmp_path / "other.pt")
+    own, other = ((tmp_path / name).read_bytes() for name in ("own.pt", "other.reverse.pt"))
     words = [w for word in line.split() for w in (pair if word == "P" else [word])]
+    for content in (b"mine", pt_bytes({"weight": torch.zeros(3)}), own, other):
+        beside.write_bytes(content)
+        fails(cli(*words), "pair.reverse.pt")
+        assert not (tmp_path / "pair.pt").exists()
+        assert beside.read_bytes() == content
+    beside.unlink()
+    beside.mkdir()
     fails(cli(*words), "pair.reverse.pt")
     assert not (tmp_path / "pair.pt").exists()
-    assert (beside.read_bytes() if beside.is_file() else None) == before
 
 
 def test_tables_of_the_pair_are_written_again(cli: Cli, small: Path, tmp_path: Path) -> None:

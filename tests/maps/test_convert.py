@@ -12,7 +12,6 @@ from conftest import Cli
 from make import GOOD
 
 from xtok import ProjectionMap, XtokError
-from xtok.errors import OutputError
 from xtok.maps.convert import convert, nemo_overrides
 from xtok.maps.file import to_safetensors
 from xtok.tokenizers.pairs import SIDES, Pair
@@ -55,15 +54,7 @@ def test_a_map_without_tokens_takes_those_of_its_pair(
     assert list(tmp_path.iterdir()) == [path]
 
 
-# What is wrong, and the command
-
-
-def test_what_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "map.csv", tmp_path / "file" / "map.pt"):
-        with pytest.raises(OutputError):
-            convert(GOOD, path)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+# The command
 
 
 def test_the_command(cli: Cli, map_to_digits: ProjectionMap, tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one(tmp_path: 
         student_ids=np.array([0, 1, 2, 3], np.int32),
         teacher_ids=np.array([0, 1, 2, 1], np.int32),
         weights=np.ones(4, np.float32),
+        row_kind=np.array([3, 1, 2, RowKind.RELAXED, 0, 0], np.uint8),
         scale_slot=None,
         top_k=1,
     )

@@ -53,17 +53,11 @@ def test_to_torch_is_the_same_matrix() -> None:
         (tiny_map({2: [(1, 1.0)], 0: [(1, 1.0)]}), "student_ids are not sorted"),
         (tiny_map({0: [(1, 0.5), (1, 0.5)]}), "row 0 is not sorted"),
         (tiny_map({0: [(1, 0.5), (2, 0.3), (1, 0.2)]}), "the same teacher id twice"),
-        (tiny_map({0: [(1, 0.9)]}), "row 0 sums to 0.9, not 1"),
-        (tiny_map({0: [(1, float("nan"))]}), "not all finite"),
-        (tiny_map({0: [(1, 2.0), (2, -1.0)]}), "not all > 0"),
         (tiny_map({0: [(1, 1.0), (2, 0.0)]}), "not all > 0"),
-        (tiny_map({0: [(6, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
         (tiny_map({0: [(-1, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
         (replace(GOOD, student_ids=GOOD.student_ids + 1), r"student_ids are not all in 0\.\.3"),
         (replace(GOOD, weights=GOOD.weights[:4]), "differ in length"),
         (replace(GOOD, row_kind=GOOD.row_kind[:3]), "row_kind is not of shape"),
-        (replace(GOOD, row_kind=np.full(4, 2, np.uint8)), "row_kind is not empty exactly where"),
-        (replace(GOOD, row_kind=np.array([2, 0, 9, 2], np.uint8)), "row_kind are not all in"),
         (replace(GOOD, scale_slot=SLOT[:3]), "scale_slot is not of shape"),
         (replace(GOOD, scale_slot=SLOT * 2), r"scale_slot are not all in 0\.\.1"),
         (replace(GOOD, scale_slot=np.ones(4, np.uint8)), "an empty row has a scale slot"),
@@ -71,6 +65,7 @@ def test_to_torch_is_the_same_matrix() -> None:
     ],
 )
 def test_check_names_what_is_broken(broken: ProjectionMap, message: str) -> None:
+    """The other invariants are in `test_what_is_wrong_is_named` of verify, which has the same."""
     with pytest.raises(ValueError, match=message):
         broken.check()
 

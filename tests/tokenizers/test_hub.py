@@ -25,7 +25,7 @@ from xtok.building.embeddings.checkpoint import Model
 from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
-from xtok.tokenizers.hub import ModelFiles, _reachable
+from xtok.tokenizers.hub import ModelFiles, is_reachable
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 NOWHERE = "http://127.0.0.1:9"
@@ -65,7 +65,7 @@ class Hub:
             self.monkeypatch.setattr(name, value)
         if "transformers" in sys.modules:  # which keeps the URL that it asked first
             self.monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
-        _reachable.cache_clear()
+        is_reachable.cache_clear()
 
     def environment(self, **more: str) -> dict[str, str]:
         """The variables of a process that asks it."""

@@ -97,7 +97,7 @@ def events_of_pair(
     if for_loss == "csd":
         return spellings_of_pair(pair, progress)
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
-    labels, rest = _numbered(_components(s_link, t_link), len(s_link))
+    labels, rest = numbered(connected(s_link, t_link), len(s_link))
     result = EventMap(
         student=pair.sides[0],
         teacher=pair.sides[1],
@@ -133,7 +133,7 @@ def _links(pair: Pair, progress: Progress) -> Ids:
     return links
 
 
-def _components(s_link: Ids, t_link: Ids) -> Ids:
+def connected(s_link: Ids, t_link: Ids) -> Ids:
     """Return the component of each token: student ids, then teacher ids, joined by their links."""
     offset = len(s_link)
     parent = list(range(offset + len(t_link)))
@@ -152,7 +152,7 @@ def _components(s_link: Ids, t_link: Ids) -> Ids:
     return np.array([root(node) for node in range(len(parent))])
 
 
-def _numbered(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
+def numbered(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
     """Put what one side alone has into one event, and number all by their lowest token.
 
     Student tokens, the first `offset`, come before teacher tokens.

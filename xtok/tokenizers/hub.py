@@ -210,11 +210,12 @@ def hub_reachable() -> bool:
 
     The answer holds for a minute, so that many files cost one request.
     """
-    return _reachable(int(time.monotonic() // 60))
+    return is_reachable(int(time.monotonic() // 60))
 
 
 @functools.lru_cache(maxsize=1)
-def _reachable(minute: int) -> bool:
+def is_reachable(minute: int) -> bool:
+    """Whether the hub answers; asked once a minute."""
     from huggingface_hub import constants, get_session
 
     try:

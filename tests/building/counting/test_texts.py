@@ -217,13 +217,10 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
     ],
 )
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
-    for name, before, number in (
-        ("a.jsonl", b'{"text": "x"}\n', 2), ("a.jsonl.gz", b"\n" * 300_000, 300_001)
-    ):  # fmt: skip
-        path = write(tmp_path, name, before + line)
-        error = refused(path)
-        assert error.message == f"{path}, line {number}: {problem}"
-        assert error.parameter == "field"
+    path = write(tmp_path, "a.jsonl", b'{"text": "x"}\n' + line)
+    error = refused(path)
+    assert error.message == f"{path}, line 2: {problem}"
+    assert error.parameter == "field"
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])

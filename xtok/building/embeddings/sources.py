@@ -106,7 +106,7 @@ class SentenceModel:
                 if vectors.dtype == np.float32 and vectors.shape[:-1] == (len(texts),):
                     self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
                     return np.asarray(vectors)
-        vectors = self.compute(texts, progress)
+        vectors = self._computed(texts, progress)
         if np.isfinite(vectors).all():
             try:
                 self._cache.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ class SentenceModel:
                 self.notes.append(f"embeddings are not cached in {self._cache}: {error.strerror}")
         return vectors
 
-    def compute(self, texts: Sequence[str], progress: Progress) -> Vectors:
+    def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Embed batches of texts of like length, on one thread: others may round otherwise."""
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         result: Vectors = np.zeros((len(texts), 0), np.float32)
