@@ -257,11 +257,12 @@ class MultitokenConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scale_trick and self.top_k < 2:
-            raise ValueError(
-                "top_k is 1, and must be at least 2: one of the entries is the scale slot "
-                "(scale_trick)"
-            )
+        for name in ("top_k", "prep_top_k"):
+            if self.scale_trick and getattr(self, name, 2) < 2:
+                raise ValueError(
+                    f"{name} is 1, and must be at least 2: one of the entries is the scale slot "
+                    "(scale_trick)"
+                )
 
     @property
     def options(self) -> dict[str, Any]:

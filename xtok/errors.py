@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 
 class XtokError(Exception):
@@ -48,6 +48,14 @@ class XtokError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process raise it: a `DataLoader`'s worker, or a node of Ray."""
+        return _error_of, (type(self), self.message, self._hint, self.parameter)
+
+
+def _error_of(kind: type[XtokError], message: str, hint: str, parameter: str) -> XtokError:
+    return kind(message, hint=hint, parameter=parameter)
 
 
 class TokenizerError(XtokError):

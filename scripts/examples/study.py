@@ -234,7 +234,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     """Train one student; append its line: bits of each document after some steps."""
     torch.manual_seed(run.seed)
     pair, steps = sides(args.student, args.teacher), round(args.steps * run.length)
-    collate = collator(args)
+    collate = collator(args, own=run.artefact == OWN)
     texts = texts_read(args, run)[: None if run.setting == "scarce" else steps * args.batch_size]
     groups = unseen(args)
     model = distill.load_model(args.student, pair.tokenizers[0]).to(args.device)

@@ -70,10 +70,14 @@ def begins_with_bos(model: str) -> bool:
     return bool(AutoTokenizer.from_pretrained(model)("").input_ids)
 
 
-def collator(args: argparse.Namespace) -> DistillationCollator:
-    """Return what makes batches; texts begin as the student's tokenizer begins them."""
-    pair = sides(args.student, args.teacher)
-    return DistillationCollator(*pair.tokenizers, bos=begins_with_bos(args.student))
+def collator(args: argparse.Namespace, *, own: bool = False) -> DistillationCollator:
+    """Return what makes batches; texts begin as the student's tokenizer begins them.
+
+    The teacher's side is that of the teacher with the student's tokenizer if it is its `own`.
+    """
+    student, teacher = sides(args.student, args.teacher).tokenizers
+    bos = begins_with_bos(args.student)
+    return DistillationCollator(student, student if own else teacher, bos=bos)
 
 
 @cache

@@ -135,6 +135,26 @@ def test_event_kl_in_bfloat16_and_of_a_view() -> None:
     same_in_bfloat16(loss, logits, expected, exact, 4e-3)
 
 
+@pytest.mark.parametrize("low", [-50.0, -100.0, -1e4, torch.finfo(torch.float32).min])
+def test_an_improbable_event_of_several_tokens_counts(low: float) -> None:
+    """As one of a single token does: sums in float32 have nothing below exp(-87)."""
+    index, of_student, _ = small_index()
+    teacher = torch.zeros(1, 1, 6)
+    aligned = alignment([[1]], [[1]])
+    logits = torch.zeros(1, 1, 7)
+    logits[..., of_student[:, 1] > 0] = low
+    exact = logits.double().requires_grad_()
+    ours, theirs = logits.clone().requires_grad_(), torch.tensor([2.0, 2.0, 1.0, 1.0]).double() / 6
+    loss = event_kl(ours, teacher, index, aligned)
+    events_of = torch.stack([exact.log_softmax(-1)[0, 0, of_student[:, e] > 0].logsumexp(0)
+                             for e in range(4)])  # fmt: skip
+    expected = (theirs * (theirs.log() - events_of)).sum()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    loss.backward()
+    share = float(known(ours.grad)[0, 0, of_student[:, 1] > 0].sum())
+    assert share == pytest.approx(-2 / 6, abs=1e-4)
+
+
 def test_event_kl_bad_input() -> None:
     index, _, _ = small_index()
     aligned = alignment([[1, 2]], [[1, 2]])

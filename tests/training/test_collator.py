@@ -259,7 +259,9 @@ def test_stored_predictions() -> None:
         [[0, 0, 0], [6, 0, 0], [7, 0, 0], [0, 0, 0]],
     ]
     assert stored.top_logprobs[0, :2].tolist() == [[none] * 3, [-0.5, -1.5, none]]
-    assert stored.rest_logprob.tolist() == [[none, -1.75, none, none], [none, -1.5, -1.0, none]]
+    lacking = stored.rest_logprob[0, 3].item()  # null: what the candidates lack of a sum of 1
+    assert lacking == pytest.approx(float((1 - stored.top_logprobs[0, 3].exp().sum()).log()))
+    assert stored.rest_logprob.tolist() == [[none, -1.75, none, lacking], [none, -1.5, -1.0, none]]
     assert stored.valid.tolist() == [[False, True, False, True], [False, True, False, False]]
     assert (stored.top_ids.dtype, stored.top_logprobs.dtype) == (torch.int64, torch.float32)
     cut = TopKCollator(max_length=2)(STORED)

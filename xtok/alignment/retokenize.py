@@ -16,7 +16,8 @@ class Retokenizer:
     bytes that are not characters yet. Text has the ids that the teacher's library gives in the
     middle of a longer text, its normalizer included; bytes that are not characters are spelled byte
     for byte. A control token becomes the teacher's of the same role; one without a counterpart is
-    left out, and so is an id that stands for nothing.
+    left out, and so is an id that stands for nothing. If both sides are one vocabulary, ids stay as
+    they are.
 
     >>> xtok.Retokenizer(xtok.pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
@@ -29,7 +30,7 @@ class Retokenizer:
     def __init__(self, pair: Pair, *, exact: bool = False) -> None:
         self.student, self.teacher = pair.tokenizers
         self._exact = exact
-        self._roles = pair.equal_roles
+        self._roles, self._is_same = pair.equal_roles, pair.is_same and not exact
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the teacher's ids of each row.
@@ -38,6 +39,8 @@ class Retokenizer:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
             ValueError: for an id that the student does not have.
         """
+        if self._is_same:
+            return [self._same(row) for row in rows]
         split = [self._parts(row) for row in rows]
         ids_of = self._spelled({part for parts in split for part in parts})
         return [[token_id for part in parts for token_id in ids_of[part]] for parts in split]
@@ -70,8 +73,7 @@ class Retokenizer:
                     parts.append(part.encode("utf-8", "surrogateescape") if place % 2 else part)
 
         for token_id in row:
-            if not 0 <= token_id < len(tokens):
-                raise ValueError(f"student id {token_id} is not in 0..{len(tokens) - 1}")
+            self._check(token_id)
             counterpart = self._roles.get(token_id)
             if counterpart is None:
                 pending.append(tokens[token_id])
@@ -80,6 +82,17 @@ class Retokenizer:
                 parts.append(counterpart)
         end_stretch()
         return parts
+
+    def _same(self, row: Sequence[int]) -> list[int]:
+        """Return a row's ids, but for those beyond a narrower teacher, which stand for nothing."""
+        for token_id in row:
+            self._check(token_id)
+        return [i for i in row if i < len(self.teacher.table)]
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < len(self.student.table):
+            largest = len(self.student.table) - 1
+            raise ValueError(f"student id {token_id} is not in 0..{largest}")
 
     def _has_all(self, text: str, ids: list[int]) -> bool:
         """Whether the library's ids are of all of a text, as its normalizer leaves it."""

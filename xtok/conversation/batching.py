@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,8 @@ PaddingSide = Literal["left", "right"]
 
 def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:
     """Stack arrays `[T_i, …]` into `[B, T, …]`, filled up to the longest; T is at least 1."""
+    if padding_side not in get_args(PaddingSide):
+        raise ValueError(f"padding_side is {padding_side!r}, and must be left or right")
     arrays = [np.asarray(row) for row in rows]
     longest = max(1, *map(len, arrays))
     padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), fill, np.result_type(*arrays))

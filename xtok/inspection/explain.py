@@ -66,6 +66,8 @@ def explain(
         tokens = [tokens]
     ids = [i for token in tokens for i in m.student_ids_of(token)]
     matching = None
+    if worst is not None and worst < 1:
+        raise ValueError(f"worst is {worst}, and must be at least 1")
     if worst or token_class or kind:
         by_weight = _worst_first(m, token_class, kind)
         matching = len(by_weight)

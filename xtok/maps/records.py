@@ -39,5 +39,8 @@ class InvariantError(ValueError):
     """A map that breaks one of the `INVARIANTS` of its class, whose name is `invariant`."""
 
     def __init__(self, invariant: str, message: str) -> None:
-        super().__init__(message)
-        self.invariant = invariant
+        super().__init__(invariant, message)  # both, so that other processes can raise it
+        self.invariant, self.message = invariant, message
+
+    def __str__(self) -> str:
+        return self.message

@@ -6,7 +6,6 @@ messages show at most `SHOWN` characters of it. `printable` is for any other tex
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from itertools import islice
@@ -42,6 +41,15 @@ def _escaped(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
+def text_bytes(text: str) -> bytes:
+    r"""Return a text's UTF-8; bytes that Python could not decode, as `\udc80`, as they were.
+
+    Other halves of surrogate pairs are U+FFFD.
+    """
+    kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text)
+    return kept.encode("utf-8", "surrogateescape")
+
+
 def unescape(text: str) -> bytes:
     r"""Return the bytes that `escape` shows as `text`; a lone backslash stands for itself.
 
@@ -52,9 +60,9 @@ def unescape(text: str) -> bytes:
     end = 0
     for match in _ESCAPED.finditer(text):
         byte = bytes.fromhex(match[1]) if match[1] else _BYTES_OF_ESCAPES[match[2]]
-        pieces += [os.fsencode(text[end : match.start()]), byte]
+        pieces += [text_bytes(text[end : match.start()]), byte]
         end = match.end()
-    return b"".join([*pieces, os.fsencode(text[end:])])
+    return b"".join([*pieces, text_bytes(text[end:])])
 
 
 def shortened(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
+import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError, XtokError
-from xtok.tokenizers.display import escape, quoted, shortened, unescape
+from xtok.tokenizers.display import escape, quoted, shortened, text_bytes, unescape
 
 MAX_NAME = 1 << 10
 """Bytes of the longest name of a special token; those in use stay below 100."""
@@ -150,7 +150,7 @@ class TokenTable:
         >>> table.ids_of("a"), table.ids_of(r"\xe4"), table.ids_of(b"\xe4"), table.ids_of("the")
         ([97], [228], [228], [])
         """
-        spellings = {token} if isinstance(token, bytes) else {os.fsencode(token), unescape(token)}
+        spellings = {token} if isinstance(token, bytes) else {text_bytes(token), unescape(token)}
         tokens = self.tokens()
         ids = [i for i in self.text_ids.tolist() if tokens[i] in spellings]
         return ids + [i for i, name in self.control_names.items() if name == token]
@@ -239,12 +239,13 @@ class Vocabulary:
             XtokError: if there is no such token or id, or the tokens are not known.
         """
         if not isinstance(token, str | bytes):
+            token = operator.index(token)
             if not 0 <= token < self.vocab_size:
                 raise XtokError(
                     f"{self.model_id} has no id {token}: its ids are 0 to {self.vocab_size - 1}",
                     hint="give another id, or the token itself",
                 )
-            return [int(token)]
+            return [token]
         if self.table is None:
             raise XtokError(
                 f"the map carries no tokens of {self.model_id}: xtok did not write it",

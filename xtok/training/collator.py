@@ -218,6 +218,9 @@ class DistillationCollator:
         The teacher's side has `realized_logprob`, `[B, T]`, of the token at that place; `prepare`
         shifts it. Tokens without a log-probability are in no chunk that counts.
         """
+        if len(self.teachers) > 1:
+            count = len(self.teachers)
+            raise ValueError(f"rows of log-probabilities are of one teacher, and there are {count}")
         [teacher], [aligner] = self.teachers, self.aligners
         of_teacher = [_said(row) for row in rows]
         theirs = [row for row, _ in of_teacher]
@@ -365,14 +368,16 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
     """Add what losses take, shifted to the predicting positions, and move a batch to a device.
 
-    Each side has `targets`, its labels of the next position; each teacher also `shifted`, its
-    alignment as `shift_to_predictions` gives it; one with `realized_logprob`
-    also `teacher_logprobs`, of the tokens that positions predict. What is `stored` stays as it is.
+    Each side has `targets`, its labels of the next position, -100 where padding would predict it;
+    each teacher also `shifted`, its alignment as `shift_to_predictions` gives it; one with
+    `realized_logprob` also `teacher_logprobs`, of the tokens that positions predict. What is
+    `stored` stays as it is.
     """
     whole, *teachers = ({**side} for side in (batch, *batch["teachers"]))
     for side in (whole, *teachers):
         if "labels" in side:
-            side["targets"] = predicted(side["labels"])
+            targets = predicted(side["labels"])
+            side["targets"] = targets.masked_fill(side["attention_mask"] == 0, IGNORED)
         if "alignment" in side:
             side["shifted"] = shift_to_predictions(side["alignment"])
         if "realized_logprob" in side:

@@ -202,6 +202,12 @@ def _artefact(
         what = "stored predictions" if row.is_stored else "a model as its teacher"
         hint = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
         raise XtokError(f"{name} needs {what}", hint=hint)
+    if pair is not None and name == "same-tokenizer" and not pair.is_same:
+        student, teacher = pair.student.model_id, pair.teacher.model_id
+        raise XtokError(
+            f"same-tokenizer needs one tokenizer, and those of {student} and {teacher} differ",
+            hint="use event-kl, which takes what `xtok events STUDENT TEACHER` writes",
+        )
     if row.artefact is None or pair is None:
         return None
     if isinstance(source, ProjectionModule) and source.learnable:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from xtok._lib.known import candidates_of_row, without_null
+from xtok.training.losses.boundaries import ROUNDING
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
 
 
@@ -32,8 +33,9 @@ class TopKCollator:
     A row is a mapping of lists, as a row of the Parquet file that `xtok project` writes. Row i of
     the predictions is of token i, so that of the first token is empty. `input_ids` are the
     student's, `topk_ids` and `topk_logprobs` have a list of candidates for each, `rest_logprob` the
-    logarithm of what these leave; None where they have all. Tokens count that have candidates,
-    unless `valid` or `loss_mask` says otherwise; without `loss_mask` all are targets.
+    logarithm of what these leave; where it is None, all that they lack of a sum of 1. Tokens count
+    that have candidates, unless `valid` or `loss_mask` says otherwise; without `loss_mask` all are
+    targets.
 
     The batch is that of a `DistillationCollator`, with one teacher, of which it has `stored`.
     """
@@ -50,12 +52,15 @@ class TopKCollator:
         """Return the batch of the rows.
 
         Raises:
-            ValueError: if there are no rows, or columns of a row differ in length; for predictions
-                of a first token, which are those of a file of the next tokens; and for candidates
-                that occur twice, or are not probabilities.
+            ValueError: if there are no rows, or columns of a row are missing or differ in length;
+                for predictions of a first token, which are those of a file of the next tokens; and
+                for candidates that occur twice, or are not probabilities.
         """
         if not rows:
             raise ValueError("a batch needs samples")
+        for row in rows:
+            if missing := [name for name in _NEEDED if row.get(name) is None]:
+                raise ValueError(f"a row has no {missing[0]}")
         width = max((len(ids) for row in rows for ids in row["topk_ids"]), default=0)
         columns = [self._columns(row, max(1, width)) for row in rows]
         fills: dict[str, float] = {"input_ids": self.pad_id, "labels": IGNORED}
@@ -73,7 +78,14 @@ class TopKCollator:
         counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         is_target = flags(columns, "loss_mask", len(ids))
-        rest = [-np.inf if value is None else value for value in columns["rest_logprob"]]
+        left = 1 - np.exp(top_logprobs, dtype=np.float64).sum(1)
+        is_all = (left <= ROUNDING) | (counts == 0)
+        least = np.log(left, out=np.full(len(ids), -np.inf), where=~is_all)
+        given = columns.get("rest_logprob", [None] * len(ids))
+        rest = [
+            other if value is None else value
+            for value, other in zip(given, least.tolist(), strict=True)
+        ]
         return {
             "input_ids": ids,
             "attention_mask": np.ones(len(ids), np.int64),
@@ -85,6 +97,7 @@ class TopKCollator:
         }
 
 
+_NEEDED = ("input_ids", "topk_ids", "topk_logprobs")
 _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 

@@ -246,6 +246,10 @@ def test_groups_are_a_field(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", lines)
     [batch] = read_batches(shards(path), TextColumns(group="lang"))
     assert batch.groups == ["null", "de"]
+    columns = {"text": ["x", "y", "z"], "lang": [None, True, False]}
+    path = write_parquet(tmp_path / "a.parquet", columns)
+    [batch] = read_batches(shards(path), TextColumns(group="lang"))
+    assert batch.groups == ["null", "true", "false"]  # as a line of JSON would have them
 
 
 def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:

@@ -158,7 +158,12 @@ def _json_document(place: LinePlace, value: Any, columns: TextColumns) -> tuple[
         raise XtokError(f"{place}: {problem}", hint=_OBJECTS, parameter="field")
     text = value[columns.text].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     group = value.get(columns.group, "")
-    return text, group if isinstance(group, str) else json.dumps(group)
+    return text, _group(group)
+
+
+def _group(value: Any) -> str:
+    """Return a group's name: the same, whatever the format of the file."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object", type(None): "null"}
@@ -208,7 +213,7 @@ def _parquet_documents(shard: Shard, of: TextColumns) -> Iterator[tuple[str, str
             ) from error
         for text, group in zip(columns[0], columns[-1], strict=True):
             if isinstance(text, str):
-                yield text, str(group)
+                yield text, _group(group)
             elif text is not None:
                 raise XtokError(
                     f"{shard.path}: the column {of.text!r} holds no text",

@@ -78,7 +78,7 @@ def generate(
         TokenizerError: if a tokenizer is.
         XtokError: if `top_k` is more than the teacher's tokens.
     """
-    config = config or GenerateConfig()
+    config = GenerateConfig.or_default(config)
     _check_device(config.device)
     source = None
     if embedding_model not in (None, OWN, SPELLING):  # a mistake shows before tokenizers take time

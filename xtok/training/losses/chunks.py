@@ -82,8 +82,9 @@ def kept_of(
     """Return what is made `of` some objects and an alignment, which lives as long as it does.
 
     So a step counts its chunks once: what counts them, and the loss, take the same objects, which
-    must not change in place meanwhile.
+    must not change in place meanwhile. An alignment with another tensor is another one.
     """
+    of = *of, *vars(alignment).values()
     kept = _KEPT.setdefault(alignment, {})
     objects, made = kept.get(key, ((None,) * len(of), None))
     if made is None or any(old is not new for old, new in zip(objects, of, strict=True)):

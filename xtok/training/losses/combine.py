@@ -24,11 +24,16 @@ def select_teacher(
         teacher_labels: int64 `[B, T]` each, the ids that the positions predict; -100 where a
             position does not count.
         per_token: compare the mean over tokens.
+
+    Raises:
+        ValueError: for a teacher without a position that counts.
     """
-    scores = []
+    scores: list[float] = []
     with torch.no_grad():
         for logits, labels in zip(teacher_logits, teacher_labels, strict=True):
             inside = labels >= 0
+            if not bool(inside.any()):
+                raise ValueError(f"teacher {len(scores)} has no position that counts")
             rows = logits[inside].to(work_dtype(logits))
             reduction = "mean" if per_token else "sum"
             score = torch.nn.functional.cross_entropy(rows, labels[inside], reduction=reduction)
@@ -80,6 +85,6 @@ def teacher_weights(weights: Sequence[float] | None, count: int) -> list[float]:
         ValueError: for weights that do not fit.
     """
     shares = [1.0] * count if weights is None else list(weights)
-    if len(shares) != count or any(weight < 0 for weight in shares):
+    if len(shares) != count or not all(weight >= 0 for weight in shares):
         raise ValueError(f"{shares} are not {count} weights of 0 or above, one per teacher")
     return shares

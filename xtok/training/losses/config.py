@@ -25,6 +25,8 @@ def _check(config: Any, above_0: tuple[str, ...], at_least_0: tuple[str, ...] = 
             raise ValueError(f"{name} is {value!r}, and must be {words}")
     for field in fields(config):
         value = getattr(config, field.name)
+        if str(field.type).startswith("int") and isinstance(value, float):
+            raise ValueError(f"{field.name} is {value!r}, and must be a whole number")
         if field.type == "bool" and not isinstance(value, bool):
             raise ValueError(f"{field.name} is {value!r}, and must be True or False")
 

@@ -17,6 +17,9 @@ from xtok.training.losses.hidden import AnyLogits, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
+LOWEST = -700.0
+"""Log-probabilities below this count as this in sums over events: float64 has their exponential."""
+
 
 class EventIndex(NamedTuple):
     """An event map on a device, as `event_kl` takes it; int64 tensors.
@@ -147,20 +150,24 @@ def plan_event_kl(
     return Plan(parts, chunks.total, dtype, config.temperature, teacher=teacher)
 
 
+def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Return the log of sums of probabilities, `[n, count]`, by the events' `numbers`."""
+    sums = torch.zeros((len(log_p), count), dtype=torch.float64, device=log_p.device)
+    p = log_p.to(sums.dtype, copy=True).exp_()
+    sums.scatter_add_(1, numbers.expand(len(p), -1), p)
+    return sums.clamp_(min=torch.finfo(sums.dtype).tiny).log_().to(log_p.dtype)
+
+
 def _shared_out(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
     """Return log t `[n, V_student]` for the student's log p and the teacher's log q."""
     log_t = log_q.index_select(1, events.partner)
     if len(events.student_tokens):
-        ours = log_p.index_select(1, events.student_tokens)
-        theirs = log_q.index_select(1, events.teacher_tokens)
-        sums = [
-            torch.zeros((len(part), events.num_sums), dtype=part.dtype, device=part.device)
-            .scatter_add_(1, numbers.expand(len(part), -1), part.exp())
-            .clamp_(min=torch.finfo(part.dtype).tiny)
-            .log_()
-            for part, numbers in ((ours, events.student_sums), (theirs, events.teacher_sums))
-        ]
-        ratio = sums[1].sub_(sums[0])
+        ours, theirs = (
+            log.index_select(1, tokens).clamp_(min=LOWEST)
+            for log, tokens in ((log_p, events.student_tokens), (log_q, events.teacher_tokens))
+        )
+        ratio = _log_sums(theirs, events.teacher_sums, events.num_sums)
+        ratio -= _log_sums(ours, events.student_sums, events.num_sums)
         log_t.index_copy_(
             1, events.student_tokens, ours + ratio.index_select(1, events.student_sums)
         )

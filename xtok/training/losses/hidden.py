@@ -111,7 +111,7 @@ class HiddenLogits:
     def gradients(self) -> Gradients:
         """Return zeros for the gradients that are wanted."""
         dtype = work_dtype(self)
-        to_hidden = _zeros(self.hidden, self.hidden.dtype)
+        to_hidden = _zeros(self.hidden, _kept_in(self.hidden.dtype))
         return to_hidden, _zeros(self.weight, dtype), _zeros(self.bias, dtype)
 
     def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
@@ -130,14 +130,18 @@ class HiddenLogits:
             back *= self.scale
         if to_bias is not None:
             to_bias += back.sum(0)
+        scale: Tensor | float = 1.0
+        if self.dtype == torch.float16:  # which has nothing below 6e-8: the largest becomes 1
+            scale = back.abs().amax().clamp_(min=1e-30).reciprocal_().log2_().floor_().exp2_()
+            back *= scale
         with torch.autocast(self.device.type, enabled=False):
             back = back.to(self.dtype)
             if to_hidden is not None:
-                to_hidden[positions] = (back @ self._head).to(to_hidden.dtype)
+                to_hidden[positions] = ((back @ self._head).to(to_hidden.dtype)) / scale
             if to_weight is not None and to_weight.dtype == self.dtype:
                 to_weight.addmm_(back.t(), self._rows(positions))
             elif to_weight is not None:
-                to_weight += back.t() @ self._rows(positions)
+                to_weight += (back.t() @ self._rows(positions)).to(to_weight.dtype) / scale
 
     def culprit(self) -> str | None:
         """Return what is NaN or infinite, if anything is."""
@@ -177,7 +181,7 @@ class WholeLogits:
 
     def gradients(self) -> Gradients:
         """Return zeros for the gradient, if it is wanted."""
-        return (_zeros(self.logits, self.dtype),)
+        return (_zeros(self.logits, _kept_in(self.dtype)),)
 
     def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
         """Write the gradient of a block of logits."""
@@ -225,6 +229,11 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     log_probs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
     fill = torch.nan_to_num if log_probs.requires_grad else torch.nan_to_num_
     return fill(log_probs, nan=torch.nan, posinf=torch.inf, neginf=FLOOR)
+
+
+def _kept_in(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which a gradient waits for `backward`, and the factor of a GradScaler."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def _zeros(like: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -211,8 +211,7 @@ LOSSES: dict[LossName, NamedLoss] = {
         prepared=partial(_pairs, threshold=H_KL_THRESHOLD),
     ),
     "same-tokenizer": NamedLoss(
-        plan=plan_same_tokenizer_kl, config=SameTokenizerConfig,
-        arguments=lambda batch, side: {"mask": batch["targets"] >= 0}, count=count_targets,
+        plan=plan_same_tokenizer_kl, config=SameTokenizerConfig, count=_starts,
     ),
     "topk-kl": NamedLoss(
         plan=plan_topk_kl, is_stored=True,

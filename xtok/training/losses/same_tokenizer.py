@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from xtok.training.losses.boundaries import kl
-from xtok.training.losses.chunks import top_columns
-from xtok.training.losses.config import SameTokenizerConfig
-from xtok.training.losses.hidden import AnyLogits, as_logits, log_probabilities
+from xtok.training.losses.boundaries import first_positions, kl
+from xtok.training.losses.chunks import chunks_of, top_columns
+from xtok.training.losses.config import ChunkLossConfig, SameTokenizerConfig
+from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
@@ -26,6 +28,10 @@ def same_tokenizer_kl(
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
+    Position t of a row is compared with position t: both sides must have the same ids and padding.
+    The loss `same-tokenizer` of `make_loss` compares aligned tokens instead, so that sides may be
+    padded, cut and rendered differently.
+
     Args:
         student_logits: `[B, T, V]`, a tensor or `HiddenLogits`; computed in float32 under any
             autocast (float64 if they are).
@@ -40,19 +46,6 @@ def same_tokenizer_kl(
     Raises:
         ValueError: for shapes that do not fit, and logits of NaN or +∞.
     """
-    return one_pass(
-        student_logits, [plan_same_tokenizer_kl(student_logits, teacher_logits, mask, config)]
-    )[0]
-
-
-def plan_same_tokenizer_kl(
-    student_logits: AnyLogits,
-    teacher_logits: AnyLogits,
-    mask: Tensor,
-    config: SameTokenizerConfig | None = None,
-) -> Plan:
-    """Return what `same_tokenizer_kl` compares where the mask is not 0."""
-    config = config or SameTokenizerConfig()
     student, teacher = as_logits(student_logits), as_logits(teacher_logits)
     if not student.shape[:-1] == teacher.shape[:-1] == mask.shape:
         raise ValueError(
@@ -60,6 +53,36 @@ def plan_same_tokenizer_kl(
             f"{list(teacher.shape)} and mask {list(mask.shape)} do not fit"
         )
     rows, places = (mask != 0).nonzero(as_tuple=True)
+    plan = _plan(student, teacher, ((rows, places), (rows, places)), config)
+    return one_pass(student_logits, [plan])[0]
+
+
+def plan_same_tokenizer_kl(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    alignment: Any,
+    config: SameTokenizerConfig | None = None,
+) -> Plan:
+    """Return what `same_tokenizer_kl` compares where chunks begin, as `event_kl` does."""
+    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
+    chunks = chunks_of(
+        alignment, student, teacher, (0, 0), ChunkLossConfig(), None, starts_only=True
+    )
+    ours, theirs = (
+        first_positions(numbers, chunks.total) for numbers in (chunks.student, chunks.teacher)
+    )
+    return _plan(student, teacher, (ours, theirs), config)
+
+
+def _plan(
+    student: Logits,
+    teacher: Logits,
+    positions: tuple[Positions, Positions],
+    config: SameTokenizerConfig | None,
+) -> Plan:
+    """Return the KL between both sides' logits at n positions of each."""
+    config = config or SameTokenizerConfig()
+    ours, (rows, places) = positions
     dtype, width = work_dtype(student, teacher), min(student.shape[-1], teacher.shape[-1])
     columns = None
     if config.top_k is not None and config.top_k < width and len(rows):
@@ -80,5 +103,5 @@ def plan_same_tokenizer_kl(
         back = of_columns.new_zeros(len(of_columns), width)
         return lost, back.index_copy_(1, columns, of_columns)
 
-    parts = [Part((rows, places), compare, teacher.shape[-1])] if len(rows) else []
+    parts = [Part(ours, compare, teacher.shape[-1])] if len(rows) else []
     return Plan(parts, len(rows), dtype, config.temperature, teacher=teacher)

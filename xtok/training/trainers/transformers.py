@@ -48,7 +48,8 @@ class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
 
     Raises:
         XtokError: if a map is missing or of other tokenizers, or for several GPUs in one process.
-        ValueError: if numbers of teachers, losses and maps do not fit.
+        ValueError: if numbers of teachers, losses and maps do not fit, and for label smoothing,
+            which the loss does not have.
     """
 
     def __init__(
@@ -66,6 +67,9 @@ class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         self.hidden_states = hidden_states
+        if args.label_smoothing_factor:
+            given = args.label_smoothing_factor
+            raise ValueError(f"label_smoothing_factor is {given}, and the loss has no smoothing")
         args.remove_unused_columns = False
         super().__init__(model, args, data_collator, **kwargs)
         require_one_device(args)

@@ -1,0 +1,63 @@
+"""Values that no function takes: an error that names them, not another result."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251  # as between processes
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import xtok
+from xtok import BuildConfig, SortCutConfig, XtokError, losses
+from xtok.conversation.batching import collate
+from xtok.errors import TokenizerError
+from xtok.maps.records import InvariantError
+from xtok.training.topk_collator import TopKCollator
+
+LOGITS, NONE = torch.zeros(1, 2, 5), torch.full((1, 2), -100)
+SCORED = {"input_ids": [97, 98], "realized_logprob": [None, -1.0]}
+
+
+def bytes_map() -> xtok.ProjectionMap:
+    return xtok.build("bytes", "bytes")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: BuildConfig(prep_top_k=1), ValueError, "^prep_top_k is 1, and must be"),
+        (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5, and must be a whole"),  # type: ignore[arg-type]
+        (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0, and must be at"),
+        (lambda: bytes_map()[97.9], TypeError, "'float' object"),  # type: ignore[index]
+        (lambda: xtok.vocab("bytes", "\ud800"), XtokError, "has no token"),
+        (lambda: collate([{"ids": [1]}], pad_id=0, padding_side="Left"),  # type: ignore[arg-type]
+         ValueError, "padding_side is 'Left', and must be left or right"),
+        (lambda: xtok.generate(xtok.pair("bytes", "bytes"), "spelling", SortCutConfig()),  # type: ignore[arg-type]
+         TypeError, "must be a GenerateConfig"),
+        (lambda: losses.select_teacher([LOGITS] * 2, [NONE + 101, NONE]), ValueError,
+         "teacher 1 has no position"),
+        (lambda: losses.sum_teachers([LOGITS.sum()], [float("nan")]), ValueError, "nan"),
+        (lambda: xtok.DistillationCollator("bytes", ["bytes"] * 2)([SCORED]), ValueError,
+         "are of one teacher, and there are 2"),
+        (lambda: TopKCollator()([{"input_ids": [5]}]), ValueError, "a row has no topk_ids"),
+    ],
+)  # fmt: skip
+def test_values(call: Callable[[], object], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_bytes_that_python_cannot_decode_are_a_token() -> None:
+    """A command line's argument that is no UTF-8."""
+    assert xtok.vocab("bytes", "\udce4").tokens[0].id == 0xE4
+
+
+def test_another_process_raises_the_same_error() -> None:
+    """As a worker of a DataLoader, whose errors are pickled."""
+    error = TokenizerError("no width", hint="give {option}", parameter="vocab_size").at("a.model")
+    copy = pickle.loads(pickle.dumps(error.renamed("width")))
+    assert (type(copy), str(copy)) == (TokenizerError, "a.model: no width (give width=)")
+    assert copy.hint_with("--width") == "give --width"
+    broken = pickle.loads(pickle.dumps(InvariantError("ids", "row 0 is not sorted")))
+    assert (broken.invariant, str(broken)) == ("ids", "row 0 is not sorted")

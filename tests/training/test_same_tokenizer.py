@@ -1,0 +1,86 @@
+"""A teacher that is the student: no loss compares anything but the same prediction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny_model
+
+import xtok
+from xtok import losses
+from xtok.tokenizers import Tokenizer
+from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.heads import logits_of
+from xtok.training.objective import make_objective
+
+PROMPT, ANSWER = "How many steps are there?", " There are 201."
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_model_is_its_own_teacher(digits: Tokenizer, side: str) -> None:
+    """Padded on any side, and where the student wrote other tokens than the tokenizer would."""
+    bytes_of = [digits.table.canonical_ids()[bytes([byte])] for byte in ANSWER.encode()]
+    begin = list(digits.table.roles["bos"][:1])
+    whole, first, other = (digits.encode(x).ids.tolist() for x in (PROMPT + ANSWER, PROMPT, "Why?"))
+    rows = [[*begin, *whole], [*begin, *other, *bytes_of]]
+    prompts = [1 + len(first), 1 + len(other)]
+    width = max(map(len, rows)) + 1
+    ids, mask = torch.zeros((2, 2, width), dtype=torch.int64)
+    labels = torch.full_like(ids, -100)
+    for row, (of_row, start) in enumerate(zip(rows, prompts, strict=True)):
+        place = width - len(of_row) if side == "left" else 0
+        ids[row, place : place + len(of_row)] = torch.tensor(of_row)
+        mask[row, place : place + len(of_row)] = 1
+        labels[row, place + start : place + len(of_row)] = torch.tensor(of_row[start:])
+    batch = prepare(DistillationCollator(digits, digits).from_student_ids(ids, mask, labels))
+    [teacher] = batch["teachers"]
+    model = tiny_model(len(digits.table), seed=0, sharp=0.5).eval()
+    loss = losses.make_loss("same-tokenizer")
+    assert loss.count(batch, teacher) == int((labels >= 0).sum())
+    given = logits_of(model, batch), logits_of(model, teacher), batch, teacher
+    assert float(loss(*given).detach()) == pytest.approx(0, abs=1e-6)
+
+
+def test_two_templates_cut_at_one_length(digits: Tokenizer) -> None:
+    """Only what both sides still have is compared."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROMPT * 3}]
+    collate = DistillationCollator(
+        digits, digits, student_template="chatml", teacher_templates=["plain"], max_length=40
+    )
+    batch = prepare(collate([chat]))
+    [side] = batch["teachers"]
+    loss = losses.make_loss("same-tokenizer")
+    pairs = losses.count_chunks(side["shifted"], starts_only=True)
+    assert 0 < loss.count(batch, side) == pairs < int((batch["targets"] >= 0).sum())
+    # Logits that say what comes next are the same at the same text, and at no other.
+    ours, theirs = (
+        torch.nn.functional.one_hot(of["targets"].clamp(min=0), len(digits.table)).float() * 9
+        for of in (batch, side)
+    )
+    assert float(loss(ours, theirs, batch, side)) == pytest.approx(0, abs=1e-6)
+
+
+def test_padding_predicts_no_target(digits: Tokenizer) -> None:
+    ids = torch.tensor([[0, 0, 5, 6, 7]])
+    collate = DistillationCollator(digits, digits)
+    batch = prepare(collate.from_student_ids(ids, (ids > 0).long(), ids.where(ids > 0, -100)))
+    assert batch["targets"].tolist() == [[-100, -100, 6, 7, -100]]
+
+
+def test_an_alignment_whose_chunks_are_chosen_again_is_counted_again(
+    digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    batch = prepare(DistillationCollator(digits, byte_level)([PROMPT]))
+    aligned: Any = batch["teachers"][0]["shifted"]
+    before = losses.count_chunks(aligned)
+    aligned.pair_valid = aligned.pair_valid & (aligned.pair_valid.cumsum(1) == 1)
+    assert losses.count_chunks(aligned) == 1 < before
+
+
+def test_other_tokenizers_are_refused(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    wide = xtok.load_tokenizer("bytes", vocab_size=300)
+    make_objective([xtok.pair("bytes", wide)], "same-tokenizer")
+    with pytest.raises(xtok.XtokError, match="same-tokenizer needs one tokenizer"):
+        make_objective([xtok.pair(digits, byte_level)], "same-tokenizer")
