@@ -220,7 +220,6 @@ def test_stretches_of_a_folder_are_without_its_prefix(
 @pytest.mark.parametrize(
     "layout",
     [
-        spm("spiece.model", "LlamaTokenizer", "llama"),
         spm("other.model", "T5Tokenizer", "t5"),
         ({"vocab.txt": "vocab.txt"}, {"config": {"model_type": "llama", "vocab_size": 80}}),
     ],
