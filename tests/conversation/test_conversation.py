@@ -107,8 +107,6 @@ def test_chatml_exactly(byte_level: Tokenizer) -> None:
         "<|im_start|>user\nagain<|im_end|>\n"
         "<|im_start|>assistant\n201<|im_end|>\n"
     )
-    check(found, CHAT, byte_level)
-    assert targets(found) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
     assert contents(found) == [m["content"] for m in CHAT]
     whole = [s.whole for s in found.message_spans]
     assert "".join(shown(found, w.tokens) for w in whole if w) == found.text
