@@ -212,8 +212,7 @@ def test_contents_are_where_they_are(byte_level: Tokenizer, texts: list[str], na
 
 
 def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "hf"
-    shutil.copytree(small / "small-byte-level", folder)
+    folder = copied(small / "small-byte-level", tmp_path / "hf")
     template = (
         "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
         "{% if tools is none %} none{% endif %}{{ style }}"

@@ -411,8 +411,7 @@ def test_real_llama_4(load_real: Load) -> None:
 
 def test_a_revision_and_a_pattern_stand_behind_the_name(small: Path, tmp_path: Path) -> None:
     assert "org/no at revision refs/pr/1" in not_loaded("org/no@refs/pr/1", offline=True)
-    folder = tmp_path / "with@sign"
-    shutil.copytree(small / "small-byte-level", folder)
+    folder = copied(small / "small-byte-level", tmp_path / "with@sign")
     assert load_tokenizer(folder).vocabulary.model_id == "with@sign"
     assert "takes no @main" in not_loaded(f"{folder}@main")
     long = "|".join(["[a-z]+"] * 90) + r"|\s+|."  # longer than a file's name may be
