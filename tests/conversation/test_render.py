@@ -110,6 +110,7 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
+        ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: not JSON: "),
         ("a.jsonl", lines(CHAT, CHAT[0]), "a.jsonl, line 2: no messages, but: role, content"),
         ("a.jsonl", lines(CHAT, []), "a.jsonl, line 2: it has no messages"),
         ("a.jsonl", lines(CHAT, 3), "a.jsonl, line 2: its messages are not a list"),
@@ -117,6 +118,7 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
         ("a.json", "[[], []]", "a.json, conversation 0: it has no messages"),
         ("a.json", lines(CHAT) + "x", "a.json, line 2: not JSON: "),
         ("a.json", "[" * 100_000, "a.json, line 1: not JSON: "),
+        ("a.json", b'[\n{"role": "\xff"}]', "a.json is not UTF-8: byte 0xff at offset 12"),
         ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are not a list"),
         ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "kwargs are not an object"),
         ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], "a.json cannot be read: "),

@@ -78,9 +78,10 @@ def test_a_sentencepiece_file_encodes_as_its_library(
     small: Path, tmp_path: Path, strips: bool
 ) -> None:
     path = sentencepiece_with(
-        small / "small.model", tmp_path / "a.model",
+        small / "small.model",
+        tmp_path / "a.model",
         lambda proto: setattr(proto.normalizer_spec, "remove_extra_whitespaces", strips),
-    )  # fmt: skip
+    )
     tokenizer, library = load_tokenizer(path), SentencePieceProcessor(model_file=str(path))
     for text in texts(tokenizer, names=False):
         check(tokenizer, library.encode, text)
