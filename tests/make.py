@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save, save_file
+from sentencepiece import SentencePieceTrainer, sentencepiece_model_pb2
+from small_tokenizers import CORPUS
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -110,7 +112,10 @@ def hf_folder_of_ranks(ranks: Path, pattern: str, folder: Path, normalizer: str 
 
 
 def tekken_file(path: Path, small: Path, **changed: Any) -> Path:
-    """The small rank file in Mistral's form, with 30 special tokens before it."""
+    """The small rank file in Mistral's form, with 30 special tokens before it.
+
+    Changes of its config are single values, all others are whole parts.
+    """
     lines = (small / "small.tiktoken").read_text().split("\n")[:-1]
     vocab = [
         {"rank": int(rank), "token_bytes": token, "token_str": None}
@@ -119,9 +124,27 @@ def tekken_file(path: Path, small: Path, **changed: Any) -> Path:
     config = {
         "pattern": r"\p{N}{1,3}|[^\p{N}]+", "num_vocab_tokens": len(vocab),
         "default_vocab_size": len(vocab) - 100 + 30, "default_num_special_tokens": 30,
-        "version": "v3",
+        "version": "v3", **changed.pop("config", {}),
     }  # fmt: skip
     path.write_text(json.dumps({"config": config, "vocab": vocab, **changed}))
+    return path
+
+
+def unigram_model(**options: Any) -> bytes:
+    """Train a small Unigram model of SentencePiece."""
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter("".join(CORPUS).splitlines()), model_writer=model,
+        model_type="unigram", vocab_size=600, num_threads=1, minloglevel=2, **options,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+def sentencepiece_with(source: Path, path: Path, change: Callable[[Any], object]) -> Path:
+    """Write a SentencePiece file that differs from another by a change of its model."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(source.read_bytes())
+    change(proto)
+    path.write_bytes(proto.SerializeToString())
     return path
 
 

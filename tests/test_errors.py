@@ -372,6 +372,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "@ is for a repo's revision, or the split pattern of a tiktoken file"),
     (lambda: load_tokenizer(f"{file('a.tiktoken', 'YWI= 0')}@x"),
      "a.tiktoken lacks 256 of the 256 single bytes", AGAIN),
+    (lambda: load_tokenizer(
+        file("a.tiktoken", b"AAA 0\n" + Path("small/small.tiktoken").read_bytes()) + "@x"),
+     "line 1 of a.tiktoken is not a base64 token and a rank", AGAIN),
     (lambda: load_tokenizer(f"tekken:{file('tekken.json', '{}')}"),
      "tekken.json is not a tekken file: KeyError('config')", AGAIN),
     (lambda: load_tokenizer("bytes:1"), "bytes:1 is not a tokenizer: bytes takes no argument",

@@ -72,12 +72,11 @@ def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks:
     assert without.sequence(prompt, answer) == [*chain(*of_ranks)]
 
 
-def test_ids_beyond_the_tokenizer(small: Path, sentencepiece: Tokenizer) -> None:
+def test_ids_beyond_the_tokenizer(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     """The model's width is 1,280, its tokenizer has 1,200 ids: the others stand for nothing."""
-    wide = xtok.load_tokenizer(str(small / "small-byte-level"))
-    hello = wide.segment(b"Hello")
-    retokenize = Retokenizer(xtok.pair(wide, sentencepiece))
-    assert len(wide.table) == 1280
+    hello = byte_level.segment(b"Hello")
+    retokenize = Retokenizer(xtok.pair(byte_level, sentencepiece))
+    assert len(byte_level.table) == 1280
     assert retokenize([[*hello, 1279]]) == retokenize([hello])
     with pytest.raises(ValueError, match=r"^student id 1280 is not in 0\.\.1279$"):
         retokenize([[*hello, 1280]])
@@ -150,11 +149,10 @@ def test_turns_in_between_are_no_targets(digits: Tokenizer, byte_level: Tokenize
     assert bool(side["alignment"].pair_is_correct.all())
 
 
-def test_what_stands_for_nothing_has_no_chunk(small: Path, digits: Tokenizer) -> None:
-    wide = xtok.load_tokenizer(str(small / "small-byte-level"))
-    hello = wide.segment(b"Hello")
+def test_what_stands_for_nothing_has_no_chunk(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    hello = byte_level.segment(b"Hello")
     ids = torch.tensor([[*hello, 1279, *hello]])
-    collator = DistillationCollator(wide, digits, bos=False)
+    collator = DistillationCollator(byte_level, digits, bos=False)
     [side] = collator.from_student_ids(ids, torch.ones_like(ids), ids)["teachers"]
     has_chunk = (side["alignment"].student_chunk_id >= 0)[0].tolist()
     assert has_chunk == [*[True] * len(hello), False, *[True] * len(hello)]

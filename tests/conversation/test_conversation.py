@@ -107,8 +107,6 @@ def test_chatml_exactly(byte_level: Tokenizer) -> None:
         "<|im_start|>user\nagain<|im_end|>\n"
         "<|im_start|>assistant\n201<|im_end|>\n"
     )
-    check(found, CHAT, byte_level)
-    assert targets(found) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
     assert contents(found) == [m["content"] for m in CHAT]
     whole = [s.whole for s in found.message_spans]
     assert "".join(shown(found, w.tokens) for w in whole if w) == found.text
@@ -214,8 +212,7 @@ def test_contents_are_where_they_are(byte_level: Tokenizer, texts: list[str], na
 
 
 def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "hf"
-    shutil.copytree(small / "small-byte-level", folder)
+    folder = copied(small / "small-byte-level", tmp_path / "hf")
     template = (
         "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
         "{% if tools is none %} none{% endif %}{{ style }}"

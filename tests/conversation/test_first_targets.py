@@ -49,6 +49,14 @@ CHATS: list[list[dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def library(small: Path) -> Any:
+    """The byte-level folder, as Transformers has it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
+
+
 def or_none(call: Callable[[], Conversation]) -> Conversation | None:
     """A conversation, or None if the template does not take the messages."""
     try:
@@ -115,11 +123,9 @@ PHI = """\
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
 
 
-def test_a_control_token_that_takes_white_space(small: Path, tmp_path: Path) -> None:
+def test_a_control_token_that_takes_white_space(library: Any, tmp_path: Path) -> None:
     from tokenizers import AddedToken
-    from transformers import AutoTokenizer
 
-    library: Any = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
     names = ["<|user|>", "<|assistant|>", "<|end|>"]
     library.add_special_tokens(
         {"additional_special_tokens": [AddedToken(n, rstrip=True, special=True) for n in names]}
@@ -150,10 +156,7 @@ BLOCKS = """\
 
 
 @pytest.mark.parametrize("trains", [(), (1,), (3,), (1, 3)])
-def test_rows_without_a_block(small: Path, byte_level: Tokenizer, trains: tuple[int, ...]) -> None:
-    from transformers import AutoTokenizer
-
-    library: Any = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
+def test_rows_without_a_block(library: Any, byte_level: Tokenizer, trains: tuple[int, ...]) -> None:
     messages = [USER, answer("one"), AGAIN, answer("two")]
     messages = [{**m, "train": i in trains} for i, m in enumerate(messages)]
     options = {"return_dict": True, "return_assistant_tokens_mask": True}
@@ -202,11 +205,8 @@ SHOWS = (
 
 @pytest.mark.parametrize("message", NULLS)
 def test_null_keys_are_left_out_as_in_transformers(
-    small: Path, byte_level: Tokenizer, message: dict[str, Any], tmp_path: Path
+    library: Any, byte_level: Tokenizer, message: dict[str, Any], tmp_path: Path
 ) -> None:
-    from transformers import AutoTokenizer
-
-    library: Any = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
     messages = [USER, message]
     expected = library.apply_chat_template(messages, chat_template=SHOWS, tokenize=False)
     assert render(byte_level, messages, template=SHOWS).text == expected

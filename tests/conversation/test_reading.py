@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +115,7 @@ def proved(tokenizer: Tokenizer, ids: Any, found: ReadBack) -> None:
 
 
 Family = Callable[[str], Tokenizer]
-TRL = find_spec("trl")
-TEMPLATES = Path(TRL.origin or "").parent / "chat_templates" if TRL else Path()
+TEMPLATES = {path.stem: path.parent for path in chat_families.of_trl()}
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +125,10 @@ def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
 
     def make(name: str) -> Tokenizer:
         folder = tmp_path_factory.mktemp(name)
-        chat_families.write(name, small / "small-byte-level", folder, TEMPLATES)
+        chat_families.write(name, small / "small-byte-level", folder, TEMPLATES[name])
         return load_tokenizer(folder)
 
     return make
-
-
-def of_trl() -> list[str]:
-    """The names of TRL's templates."""
-    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
 ALL = dict.fromkeys(CASES, READ)
@@ -144,7 +137,7 @@ NO_CALLS = dict.fromkeys(list(CASES)[-2:], NONE)
 OWN_TOOLS = dict.fromkeys(list(CASES)[-3:], NONE)
 NO_THINKING = {"thinking": NOT_WRITTEN}
 OUTCOMES: dict[str, dict[str, str]] = {
-    **dict.fromkeys(of_trl(), ALL | NO_THINKING | NO_TOOLS),
+    **dict.fromkeys(TEMPLATES, ALL | NO_THINKING | NO_TOOLS),
     "deepseekv3_training": ALL | NO_THINKING | {"tools": NOT_WRITTEN},
     **dict.fromkeys(["gemma", "gemma_training"], ALL | NO_THINKING | NO_TOOLS
                     | {"a system message": NOT_WRITTEN}),
@@ -162,19 +155,19 @@ OUTCOMES: dict[str, dict[str, str]] = {
                     ALL | NO_THINKING | OWN_TOOLS),
     **dict.fromkeys(["diffusion_gemma", "diffusion_gemma_training", "gemma4_v5", "gptoss",
                      "gptoss_training", "muse_glimmer", "muse_glimmer_training",
-                     *(name for name in of_trl() if name.startswith("nemotron"))],
+                     *(name for name in TEMPLATES if name.startswith("nemotron"))],
                     ALL | OWN_TOOLS),
     **dict.fromkeys(["llama3_1", "llama3_2", "qwen2_5", "qwen2_5_training", "qwen3_instruct_2507",
                      "qwen3_instruct_2507_training", "qwen3_vl", "qwen3_vl_training"],
                     ALL | NO_THINKING),
     **dict.fromkeys(["glm4moe", "glm4moe_training", "qwen3", "qwen3_training",
-                     *(name for name in of_trl() if name.startswith(("qwen3_5", "qwen3_6",
+                     *(name for name in TEMPLATES if name.startswith(("qwen3_5", "qwen3_6",
                                                                      "qwen3_8")))], ALL),
 }  # fmt: skip
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", of_trl())
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_conversations_of_real_templates(name: str, family: Family) -> None:
     tokenizer = family(name)
     assert {case: outcome(tokenizer, case) for case in CASES} == OUTCOMES[name]

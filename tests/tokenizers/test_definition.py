@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make import built, copied, tekken_file, word_piece
-from sentencepiece import sentencepiece_model_pb2
+from make import built, copied, sentencepiece_with, tekken_file, word_piece
 from small_tokenizers import CORPUS
 
 import xtok
@@ -23,7 +22,7 @@ from xtok.teachers.checkpoint import identity_of
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
 Document = dict[str, Any]
-Change = Callable[[Document], object]
+Change = Callable[[Any], object]
 MARKED = [" <think> a<think>b <|im_end|> a<|im_end|>b <|im_start|>", "ﬁ cafe\u0301 ÀB  x1234 a\n"]
 TEXTS = [*(text[:1500] for text in CORPUS), *MARKED, ""]
 EVERY = 9  # of the merges, one is removed
@@ -212,13 +211,8 @@ def test_what_is_kept_says_why_not(small: Path, digits: Tokenizer, tmp_path: Pat
     assert "an earlier version made it" in replaced
 
 
-def models_of_sentencepiece(path: Path) -> Iterator[bytes]:
+def changes_of_sentencepiece() -> Iterator[Change]:
     """Change one thing each of a model: the normalizer, or the score or type of a piece."""
-
-    def changed(change: Callable[[Any], object]) -> bytes:
-        proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
-        change(proto)
-        return bytes(proto.SerializeToString())
 
     def normalizes(name: str, proto: Any) -> None:
         setattr(proto.normalizer_spec, name, not getattr(proto.normalizer_spec, name))
@@ -227,10 +221,10 @@ def models_of_sentencepiece(path: Path) -> Iterator[bytes]:
         proto.pieces[place].score = -1e6
 
     for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
-        yield changed(partial(normalizes, name))
+        yield partial(normalizes, name)
     for place in range(262, 500, 5):
-        yield changed(partial(never, place))
-    yield changed(lambda p: setattr(p.pieces[300], "type", 5))
+        yield partial(never, place)
+    yield lambda proto: setattr(proto.pieces[300], "type", 5)
 
 
 def test_every_change_of_a_sentencepiece_model(
@@ -238,9 +232,9 @@ def test_every_change_of_a_sentencepiece_model(
 ) -> None:
     kept, path = Kept(sentencepiece, digits), tmp_path / "small.model"
     count = 0
-    for data in models_of_sentencepiece(small / "small.model"):
-        path.write_bytes(data)
-        count += kept.differs(load_tokenizer(path))
+    for change in changes_of_sentencepiece():
+        changed = sentencepiece_with(small / "small.model", path, change)
+        count += kept.differs(load_tokenizer(changed))
     assert count >= 15
 
 
@@ -249,11 +243,8 @@ def test_another_pattern(kind: str, small: Path, digits: Tokenizer, tmp_path: Pa
     def load(pattern: str) -> Tokenizer:
         if kind == "tiktoken":
             return load_tokenizer(f"{small / 'small.tiktoken'}@{pattern}")
-        path = tekken_file(tmp_path / "tekken.json", small)
-        document = json.loads(path.read_text())
-        document["config"]["pattern"] = pattern
-        path.write_text(json.dumps(document))
-        return load_tokenizer(path)
+        path = tmp_path / "tekken.json"
+        return load_tokenizer(tekken_file(path, small, config={"pattern": pattern}))
 
     patterns = [r"\p{N}{1,3}|[^\p{N}]+", r"\p{N}|[^\p{N}]+", r" ?\S+|\s", r"\w+|\W", r"(?s:.)"]
     kept = Kept(load(patterns[0]), digits)

@@ -13,8 +13,8 @@ import tiktoken
 from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import Library, check, pieces_for, qwen_like, texts
-from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from make import Library, check, pieces_for, qwen_like, sentencepiece_with, texts
+from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from xtok import DistillationCollator
@@ -73,19 +73,22 @@ def test_bounds_of_ids_between_spaces_of_several_bytes() -> None:
     assert found.bounds.tolist() == [0, 3, 8, 9]
 
 
-def test_a_sentencepiece_file_encodes_as_its_library(small: Path, tmp_path: Path) -> None:
-    for strips in (False, True):
-        proto = sentencepiece_model_pb2.ModelProto.FromString((small / "small.model").read_bytes())
-        proto.normalizer_spec.remove_extra_whitespaces = strips
-        path = tmp_path / f"{strips}.model"
-        path.write_bytes(proto.SerializeToString())
-        tokenizer, library = load_tokenizer(path), SentencePieceProcessor(model_file=str(path))
-        for text in texts(tokenizer, names=False):
-            check(tokenizer, library.encode, text)
-        [inst] = tokenizer.table.ids_of("[INST]")
-        start, end = library.encode("the text"), tokenizer.library_ids([" the text"])[0]
-        ids = tokenizer.encode("the text[INST] the text").ids.tolist()
-        assert ids == [*start, inst, *end]
+@pytest.mark.parametrize("strips", [False, True])
+def test_a_sentencepiece_file_encodes_as_its_library(
+    small: Path, tmp_path: Path, strips: bool
+) -> None:
+    path = sentencepiece_with(
+        small / "small.model",
+        tmp_path / "a.model",
+        lambda proto: setattr(proto.normalizer_spec, "remove_extra_whitespaces", strips),
+    )
+    tokenizer, library = load_tokenizer(path), SentencePieceProcessor(model_file=str(path))
+    for text in texts(tokenizer, names=False):
+        check(tokenizer, library.encode, text)
+    [inst] = tokenizer.table.ids_of("[INST]")
+    start, end = library.encode("the text"), tokenizer.library_ids([" the text"])[0]
+    ids = tokenizer.encode("the text[INST] the text").ids.tolist()
+    assert ids == [*start, inst, *end]
 
 
 @pytest.mark.real

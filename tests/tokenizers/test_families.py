@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from make import table_of, tekken_file
+from make import copied, table_of, tekken_file
 from small_tokenizers import CORPUS
 
 from xtok.errors import TokenizerError
@@ -106,10 +106,7 @@ def test_tokenizers_without_a_fast_one(
 
 def test_a_width_that_the_config_does_not_have(small: Path, tmp_path: Path) -> None:
     """The default of the model type is not what the config says."""
-    folder = tmp_path / "m"
-    folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((small / "small-byte-level" / name).read_bytes())
+    folder = copied(small / "small-byte-level", tmp_path / "m", generation_config=None)
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     vocabulary = load_tokenizer(folder).vocabulary
     assert (vocabulary.vocab_size, vocabulary.width_source) == (50257, "model type")

@@ -15,7 +15,7 @@ from checks import not_loaded
 from conftest import REAL, Load
 from hypothesis import given
 from hypothesis import strategies as st
-from make import copied, saved, spelled, table_of, tekken_file, word_piece
+from make import copied, saved, spelled, table_of, tekken_file, unigram_model, word_piece
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
@@ -48,6 +48,7 @@ def test_a_tekken_file(small: Path, tmp_path: Path) -> None:
     assert table[30] == b"\x00" or len(table[30]) == 1
     for sample in SAMPLES:
         assert b"".join(spelled(tokenizer, sample)) == sample
+    assert "takes no @x" in not_loaded(f"{tokenizer.location}@x")
 
 
 def test_a_tekken_file_that_lists_its_special_tokens(small: Path, tmp_path: Path) -> None:
@@ -62,44 +63,41 @@ def test_a_tekken_file_that_lists_its_special_tokens(small: Path, tmp_path: Path
     assert table.control_names[2] == "<SPECIAL_2>"
 
 
-def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
-    path = tekken_file(tmp_path / "tekken.json", small)
-    assert "takes no @x" in not_loaded(f"{path}@x")
-    document = json.loads(path.read_text())
-    document["vocab"][300]["token_bytes"] = "YW="
-    path.write_text(json.dumps(document))
-    assert "entry 300 of the vocab of" in not_loaded(path)
-    document["vocab"] = document["vocab"][:100]
-    path.write_text(json.dumps(document))
-    assert "lacks 156 of the 256 single bytes" in not_loaded(path)
-    path.write_text("{}")
-    assert "is not a tekken file" in not_loaded(f"tekken:{path}")
-    assert "is JSON, but neither a tokenizer.json nor a tekken file" in not_loaded(path)
-    path.write_text('{"config": {"pattern": ' + "[" * 100_000)
-    assert "is not a tekken file" in not_loaded(path)
+def config(**values: object) -> dict[str, Any]:
+    return {"config": values}
+
+
+def special(*tokens: tuple[int, object]) -> dict[str, Any]:
+    return {"special_tokens": [{"rank": rank, "token_str": name} for rank, name in tokens]}
+
+
+NO_TEKKEN = "tekken.json is not a tekken file"
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("damage", "problem"),
     [
-        *({"default_num_special_tokens": n} for n in (float("inf"), -1, 10**9)),
-        *({"default_vocab_size": n} for n in (10, 2_000)),
-        *({"pattern": pattern} for pattern in ("", "(")),
+        (lambda vocab: vocab[300].update(token_bytes="YW="), "entry 300 of the vocab of"),
+        (lambda vocab: vocab.__delitem__(slice(100, None)), "lacks 156 of the 256 single bytes"),
+        ("{}", "is JSON, but neither a tokenizer.json nor a tekken file"),
+        ('{"config": {"pattern": ' + "[" * 100_000, NO_TEKKEN),
+        *((config(default_num_special_tokens=n), NO_TEKKEN) for n in (float("inf"), -1, 10**9)),
+        *((config(default_vocab_size=n), NO_TEKKEN) for n in (10, 2_000)),
+        *((config(pattern=pattern), NO_TEKKEN) for pattern in ("", "(")),
+        *((special((1, "<s>"), token), NO_TEKKEN)
+          for token in ((0, 5), (0, "\ud800"), (30, "x"), (-1, "x"), (1, "twice"))),
     ],
-)
-def test_a_tekken_config_that_does_not_fit(small: Path, tmp_path: Path, changed: Any) -> None:
-    path = tekken_file(tmp_path / "tekken.json", small)
-    document = json.loads(path.read_text())
-    document["config"] |= changed
-    path.write_text(json.dumps(document))
-    assert f"{path} is not a tekken file" in not_loaded(path)
-
-
-def test_special_tokens_of_a_tekken_file_that_are_none(small: Path, tmp_path: Path) -> None:
-    for i, name in ((0, 5), (0, "\ud800"), (30, "x"), (-1, "x"), (1, "twice")):
-        listed = [{"rank": 1, "token_str": "<s>"}, {"rank": i, "token_str": name}]
-        path = tekken_file(tmp_path / "tekken.json", small, special_tokens=listed)
-        assert f"{path} is not a tekken file" in not_loaded(path)
+)  # fmt: skip
+def test_damaged_tekken_files(small: Path, tmp_path: Path, damage: Any, problem: str) -> None:
+    changed = damage if isinstance(damage, dict) else {}
+    path = tekken_file(tmp_path / "tekken.json", small, **changed)
+    if callable(damage):
+        document = json.loads(path.read_text())
+        damage(document["vocab"])
+        path.write_text(json.dumps(document))
+    elif isinstance(damage, str):
+        path.write_text(damage)
+    assert problem in not_loaded(path)
 
 
 # Tiktoken
@@ -152,10 +150,7 @@ def test_a_text_that_is_too_much_for_the_pattern(small: Path, tmp_path: Path) ->
     [array] = tokenizer.library_arrays([many])
     assert array.tolist() == tokenizer.library_ids([many])[0] == tokenizer.segment(many.encode())
     assert tokenizer.encode(many).ids.tolist() == array.tolist()
-    listed = json.loads(tekken_file(tmp_path / "tekken.json", small).read_text())
-    listed["config"]["pattern"] = pattern
-    (tmp_path / "tekken.json").write_text(json.dumps(listed))
-    tekken = load_tokenizer(tmp_path / "tekken.json")
+    tekken = load_tokenizer(tekken_file(tmp_path / "t.json", small, config={"pattern": pattern}))
     assert tekken.segment(many.encode()) == [i + 30 for i in array.tolist()]
 
 
@@ -319,18 +314,8 @@ def test_a_unigram_folder(tmp_path: Path) -> None:
 
 
 def test_a_sentencepiece_file_with_a_charsmap_says_so(small: Path, tmp_path: Path) -> None:
-    import io
-
-    import sentencepiece
-    from small_tokenizers import CORPUS
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter("".join(CORPUS).splitlines()), model_writer=model,
-        model_type="unigram", vocab_size=600, byte_fallback=True, num_threads=1, minloglevel=2,
-    )  # fmt: skip
     path = tmp_path / "unigram.model"
-    path.write_bytes(model.getvalue())
+    path.write_bytes(unigram_model(byte_fallback=True))
     tokenizer = load_tokenizer(str(path))
     assert list(dict(tokenizer.text_changes)) == ["nmt_nfkc"]
     assert not load_tokenizer(str(small / "small.model")).text_changes
@@ -371,13 +356,6 @@ def test_null() -> None:
 
 
 # Bad input
-
-
-def test_a_rank_file_whose_first_line_is_broken(small: Path, tmp_path: Path) -> None:
-    lines = (small / "small.tiktoken").read_text().split("\n")
-    path = tmp_path / "broken.tiktoken"
-    path.write_text("\n".join(["AAA 0", *lines[1:]]))
-    assert not_loaded(f"{path}@x") == f"line 1 of {path} is not a base64 token and a rank"
 
 
 def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,8 +411,7 @@ def test_real_llama_4(load_real: Load) -> None:
 
 def test_a_revision_and_a_pattern_stand_behind_the_name(small: Path, tmp_path: Path) -> None:
     assert "org/no at revision refs/pr/1" in not_loaded("org/no@refs/pr/1", offline=True)
-    folder = tmp_path / "with@sign"
-    shutil.copytree(small / "small-byte-level", folder)
+    folder = copied(small / "small-byte-level", tmp_path / "with@sign")
     assert load_tokenizer(folder).vocabulary.model_id == "with@sign"
     assert "takes no @main" in not_loaded(f"{folder}@main")
     long = "|".join(["[a-z]+"] * 90) + r"|\s+|."  # longer than a file's name may be

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
-from make import copied, texts
+from make import copied, texts, unigram_model
 from small_tokenizers import CORPUS, byte_level_bpe
 from transformers import AutoTokenizer
 
@@ -43,13 +41,7 @@ def vocabularies(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(small / "small.model", folder / "bpe")
     t5: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     for name, options in {"unigram": {}, "t5": t5, "bytes": {**t5, "byte_fallback": True}}.items():
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter("".join(CORPUS).splitlines()), model_writer=model,
-            model_type="unigram", vocab_size=600, num_threads=1, minloglevel=2,
-            character_coverage=0.98, **options,
-        )  # fmt: skip
-        (folder / name).write_bytes(model.getvalue())
+        (folder / name).write_bytes(unigram_model(character_coverage=0.98, **options))
     model = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())["model"]
     vocab = {**model["vocab"], "<|endoftext|>": 1194, "<s>": 1195, "</s>": 1196}
     (folder / "vocab.json").write_text(json.dumps(vocab))
@@ -228,7 +220,6 @@ def test_stretches_of_a_folder_are_without_its_prefix(
 @pytest.mark.parametrize(
     "layout",
     [
-        spm("spiece.model", "LlamaTokenizer", "llama"),
         spm("other.model", "T5Tokenizer", "t5"),
         ({"vocab.txt": "vocab.txt"}, {"config": {"model_type": "llama", "vocab_size": 80}}),
     ],

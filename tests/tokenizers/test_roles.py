@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from xtok.tokenizers.roles import find_roles, match_roles, slot_candidates
 from xtok.tokenizers.table import TokenEntry, TokenTable, TokenType, decode_vocabulary, match_bytes
 
@@ -40,35 +42,30 @@ def test_declared_ids_without_a_control_token_are_ignored() -> None:
     assert table_of("<s>", eos=[7]).roles == {"bos": (0,)}
 
 
-def test_the_end_of_a_turn_is_matched_before_the_end_of_the_text() -> None:
-    assert match_roles(LLAMA, QWEN) == {1: 0, 4: 2}
-    assert match_roles(QWEN, LLAMA) == {0: 1, 2: 4}
-
-
-def test_several_tokens_of_a_role_pair_by_name_then_by_id() -> None:
-    student = table_of("[control_1]", "[control_9]", "[control_2]", "[control_3]")
-    assert match_roles(student, MISTRAL) == {0: 3, 1: 4}
-
-
-def test_every_end_of_text_may_share_one() -> None:
-    student = table_of("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", eos=[0, 1, 2])
-    assert match_roles(student, MISTRAL) == {0: 1, 1: 1, 2: 1}
-
-
-def test_the_end_of_a_turn_is_the_end_of_text_where_there_is_no_other() -> None:
-    assert match_roles(LLAMA, MISTRAL) == {0: 0, 1: 1, 2: 3, 4: 1}
-    assert match_roles(MISTRAL, LLAMA) == {0: 0, 1: 1, 3: 2}
-
-
-def test_tokens_without_a_role_pair_by_name() -> None:
-    student, teacher = table_of("<|a|>", "<|b|>"), table_of("<|x|>", "<|b|>")
-    assert match_roles(student, teacher) == {1: 1}
-
-
-def test_a_control_token_may_pair_with_text_of_the_same_role() -> None:
-    student = table_of("<think>")
-    assert match_roles(student, table_of(text=("<think>",))) == {0: 0}
-    assert match_roles(table_of(text=("<think>",)), student) == {}
+@pytest.mark.parametrize(
+    ("student", "teacher", "expected"),
+    [
+        # The end of a turn matches before the end of the text, or is that where there is no other.
+        (LLAMA, QWEN, {1: 0, 4: 2}),
+        (QWEN, LLAMA, {0: 1, 2: 4}),
+        (LLAMA, MISTRAL, {0: 0, 1: 1, 2: 3, 4: 1}),
+        (MISTRAL, LLAMA, {0: 0, 1: 1, 3: 2}),
+        # Several tokens of a role pair by name, then by id; every end of text may share one.
+        (table_of("[control_1]", "[control_9]", "[control_2]", "[control_3]"), MISTRAL,
+         {0: 3, 1: 4}),
+        (table_of("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", eos=[0, 1, 2]), MISTRAL,
+         {0: 1, 1: 1, 2: 1}),
+        # Tokens without a role pair by name.
+        (table_of("<|a|>", "<|b|>"), table_of("<|x|>", "<|b|>"), {1: 1}),
+        # A control token may pair with text of the same role, and no text with it.
+        (table_of("<think>"), table_of(text=("<think>",)), {0: 0}),
+        (table_of(text=("<think>",)), table_of("<think>"), {}),
+    ],
+)  # fmt: skip
+def test_tokens_of_one_role_pair(
+    student: TokenTable, teacher: TokenTable, expected: dict[int, int]
+) -> None:
+    assert match_roles(student, teacher) == expected
 
 
 def test_every_table_maps_onto_itself() -> None:

@@ -36,10 +36,6 @@ def test_table_holds_the_bytes_of_every_id() -> None:
         table[-1]
 
 
-def test_ids_that_decode_to_nothing_are_reported() -> None:
-    assert decode_vocabulary([TokenEntry(0, TokenType.NORMAL, b"")], width=1)[1] == (0,)
-
-
 def test_forms_and_ignored_ids() -> None:
     rows = [
         TokenEntry(0, TokenType.CONTROL, b"<s>", b"?"),
