@@ -120,6 +120,12 @@ def killed(code: str, stop: str, args: list[str], folder: Path) -> Done:
     return run_python(KILLED.format(code=code), stop, *args, cwd=folder)
 
 
+def on_a_full_disk(size: int, args: list[str], folder: Path) -> Done:
+    """Run `xtok` where the system's own limit on a file's size stands for the disk."""
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+    return run_python(f"{code}from xtok.__main__ import program; program()", *args, cwd=folder)
+
+
 def mutant(data: bytes, chance: random.Random) -> bytes:
     """Cut a file, flip bits, write a huge or negative number, or repeat or drop a part."""
     place = chance.randrange(len(data))

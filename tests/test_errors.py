@@ -27,6 +27,7 @@ from make import FOREIGN, GOOD, TINY, edited, pt_bytes, with_layer
 from numpy.typing import NDArray
 from pyarrow.parquet import write_table
 from safetensors.torch import save as safetensors
+from stored_teachers import predicted, write_distillkit
 from tiny_models import tiny_model
 
 import xtok
@@ -251,6 +252,15 @@ def checked(path: str) -> object:
     return [found.check(one, bytes_pair().teacher) for one in rows]
 
 
+def compressed(config: str | None) -> object:
+    """Check compressed rows of DistillKit's with this config, or without one."""
+    rows = [{"id": "a", **predicted(b"abc", 256, 8)}]
+    path = write_distillkit(Path("a.parquet"), rows, compressed=True, d=256)
+    about = path.with_name("compression_config.yaml")
+    about.unlink() if config is None else about.write_text(config)
+    return checked(str(path))
+
+
 def vllm(*rows: object, ids: object = (97, 98)) -> object:
     return {"prompt_token_ids": ids and [*ids], "prompt_logprobs": [*rows]}  # type: ignore[misc]
 
@@ -267,6 +277,8 @@ ROW_0 = "give rows that predict token i from the tokens before it; row 0 is empt
 REMAKE = "make the cache again, or fetch it again"
 AS_GIVEN = "store rows as the server gave them, with the ids that it was asked for"
 FOOTER = "correct the footer, or remove it"
+VERSION = "write it as this version of xtok does"
+CONFIG = "make the cache again, or fetch it again with its compression_config.yaml"
 FIRST = "it has a prediction, and nothing predicts a first token: row i is of token i, not of the"
 CACHES = (
     "give Parquet with the columns input_ids, topk_ids, topk_logprobs, or DistillKit's (input_ids, "
@@ -784,6 +796,18 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.parquet, row 0, position 2: its probabilities sum to 1.724", REST),
     (lambda: cache_of(rest_logprob=[None, -0.1, None]),
      "a.parquet, row 0, position 1: its probabilities and the rest sum to 1.511", REST),
+    (lambda: cache_of(rest_logprob=[None, -50.0, None]),
+     "a.parquet, row 0, position 1: its probabilities and the rest sum to 0.6065", REST),
+    (lambda: cache_of(rest_logprob=[None, 3.0, None]),
+     "a.parquet, row 0, position 1: the log-probability 3 of the rest is of a probability above 1",
+     NO_LOGITS),
+    (lambda: cache_of(rest_logprob=[None, math.inf, None]),
+     "a.parquet, row 0, position 1: inf is not a log-probability of the rest", NO_LOGITS),
+    (lambda: cache_of(realized_logprob=[None, 3.0, None]),
+     "a.parquet, row 0, position 1: the log-probability 3 of its own token is of a probability "
+     "above 1", NO_LOGITS),
+    (lambda: cache_of(realized_logprob=[None, math.inf, None]),
+     "a.parquet, row 0, position 1: inf is not a log-probability of its own token", NO_LOGITS),
     (lambda: cache_of(topk_ids=[[], [98], [99, 99]]),
      "a.parquet, row 0, position 2: the candidate 99 occurs twice", "store each candidate once"),
     (lambda: cache_of(topk_ids=[[], [7], [99, 98]], realized_logprob=[None, -0.1, -1.0]),
@@ -807,6 +831,11 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: cache_of(input_ids=[97, 2**40, 99]),
      "a.parquet, row 0, position 1: 1099511627776 among its input_ids is outside "
      "-2147483648..2147483647", REMAKE),
+    (lambda: cache_of(input_ids=[97, 1.5, 99]),
+     "a.parquet, row 0: its input_ids are double, not integers", REMAKE),
+    (lambda: cache_of(topk_ids=[[], [2**32 + 98], [99, 98]]),
+     "a.parquet, row 0, position 1: 4294967394 among its topk_ids is outside "
+     "-2147483648..2147483647", REMAKE),
     (lambda: cache_of({"k": "1"}),
      "a.parquet, row 0, position 2: a row has 2 candidates, and the footer has k=1", FOOTER),
     (lambda: cache_of({"k": "x"}), "a.parquet: its footer has k=x, which is not a number", FOOTER),
@@ -816,7 +845,26 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.parquet, row 0, position 1: its probabilities sum to 0.6065, and the footer has "
      "normalized=topk", FOOTER),
     (lambda: cache_of({"log_base": "2"}), "a.parquet: its footer has log_base=2, and e is read",
-     "write it as this version of xtok does"),
+     VERSION),
+    (lambda: cache_of({"convention": "N"}), "a.parquet: its footer has convention=N, and T is read",
+     VERSION),
+    (lambda: cache_of({"format_version": "99"}),
+     "a.parquet: its footer has format_version=99, and 1 is read", VERSION),
+    (lambda: compressed("d: 512\n"),
+     "compression_config.yaml: not a config of DistillKit's: it does not tell d, k and exact_k",
+     CONFIG),
+    (lambda: compressed(None),
+     "a.parquet: its rows are compressed, and there is no compression_config.yaml", CONFIG),
+    (lambda: checked(file("a.parquet")), "a.parquet: the file is empty",
+     "give a cache that has rows"),
+    (lambda: checked(file("a.parquet", b"PAR1")), "the cache a.parquet cannot be read: …",
+     READABLE),
+    (lambda: checked(file("a.jsonl.gz", gzip.compress(b'{"prompt_logprobs": []}\n')[:-9])),
+     "the cache a.jsonl.gz cannot be read: …", READABLE),
+    (lambda: checked(file("a.jsonl", "{\n")), "a.jsonl, line 1: not JSON: …",
+     "give one JSON object per line"),
+    (lambda: open_cache(Path(file("a.jsonl", '{"prompt_logprobs": []}\n')), "neutral"),
+     "a.jsonl: the file is not Parquet, so it is not a neutral cache", CACHES),
     (lambda: open_cache(parquet(input_ids=[[97]], logprobs=[[0.5]])),
      "a.parquet: not a cache of a known format; its columns are: input_ids, logprobs", CACHES),
     (lambda: answers({"text": "a"}),
@@ -826,9 +874,11 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 1, position 1: its prompt_logprobs are not vLLM's", VLLM),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=None)),
      "a.jsonl, line 1: no prompt_token_ids for 2 rows", VLLM),
-    (lambda: answers(vllm(None, {"7": {"logprob": -1}})),
-     "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
+    (lambda: answers(vllm(None, {"98": {"logprob": -1}}, {"7": {"logprob": -1}}, ids=b"abc")),
+     "a.jsonl, line 1, position 2: the log-probability of its own token, 99, is not the "
      "candidate's, or missing", AS_GIVEN),
+    (lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-1.0, 98], [-20.0, 98]]])),
+     "a.jsonl, line 1, position 1: the candidate 98 occurs twice", "store each candidate once"),
     (lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
      "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
      "candidate's, or missing", AS_GIVEN),
@@ -848,6 +898,11 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the text"),
     (lambda: projected(xtok.ProjectConfig(source="vllm")),
      "a.parquet: the file is Parquet, so it is not a vllm cache", CACHES),
+    (lambda: xtok.project(there("pipe.jsonl", os.mkfifo), bytes_pair(), "out.parquet"),
+     "pipe.jsonl is not a regular file", "write it to a file first: it is read more than once"),
+    (lambda: instead("pyarrow", lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.parquet")),
+     "a.parquet needs the package pyarrow, which is not installed",
+     "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
     (lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.txt"),
      "the output a.txt does not end in .parquet", "name it a.parquet"),
     # Training

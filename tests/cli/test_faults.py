@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import fails, is_printable, works
+from checks import fails, is_printable, on_a_full_disk, works
 from conftest import ROOT, Cli
 from forked import Forks
-from make import TINY, copied, run_python, two_files
+from make import TINY, copied, two_files
 
 import xtok
 from xtok._lib.io import STALE_AFTER
@@ -123,13 +123,11 @@ def test_a_folder_that_cannot_be_listed_can_be_written(
 
 
 def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path) -> None:
-    """The system's own limit on a file's size stands for the disk: the write ends half-way."""
+    """The write ends half-way."""
     target = tmp_path / "map.safetensors"
     TINY.save(target)
     old = target.read_bytes()
-    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
-    code += "from xtok.__main__ import program; program()"
-    done = run_python(code, "build", *two_files(small), "--output", target)
+    done = on_a_full_disk(9000, ["build", *two_files(small), "--output", str(target)], tmp_path)
     fails(done, f"{target} cannot be written: File too large", "check the free space")
     assert target.read_bytes() == old
     assert os.listdir(tmp_path) == [target.name]

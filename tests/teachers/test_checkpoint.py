@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +14,7 @@ from typing import Any
 
 import pytest
 import stored_teachers as teachers
+from checks import Done, killed, on_a_full_disk, works
 from conftest import Cli
 from stored_teachers import Row
 
@@ -306,96 +303,76 @@ def test_parts_behind_a_link(run: Run, whole: bytes, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def command(models: list[str], back_map: Path, stored: list[Row], tmp_path: Path) -> list[str]:
-    """Project a cache of many parts."""
-    large = teachers.write_neutral(tmp_path / "large.parquet", stored * 60)
-    return ["project", str(large), *models, "--map", str(back_map), "-o", "out.parquet"]
+def command(models: list[str], back_map: Path, cache_file: Path) -> list[str]:
+    """Project a cache of three parts."""
+    return ["project", str(cache_file), *models, "--map", str(back_map), "-o", "out.parquet"]
 
 
-@pytest.fixture
-def goes_on(
-    cli: Cli, command: list[str], back: Pair, back_map: Path, tmp_path: Path
-) -> Callable[[], str]:
-    """Run the command again; the output is that of a run in one go. Return what was noted."""
-
-    def check() -> str:
-        done = cli(*command)
-        assert (done.returncode, done.stdout) == (0, "out.parquet\n"), done.stderr
-        whole = tmp_path / "whole.parquet"
-        xtok.project(tmp_path / "large.parquet", back, whole, back_map=back_map)
-        assert (tmp_path / "out.parquet").read_bytes() == whole.read_bytes()
-        assert names(tmp_path) == {"large.parquet", "out.parquet", "whole.parquet"}
-        return done.stderr
-
-    return check
-
-
-def started(command: list[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "xtok", *command], cwd=folder, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, **options,
-    )  # fmt: skip
-
-
-@contextmanager
-def running(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process; the block begins when it has made some parts."""
-    with started(command, folder) as process:
-        try:
-            while not (folder / "out.parquet.checkpoint" / "000002.part").exists():
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.01)
-            yield process
-        finally:
-            process.kill()
+# Sends the signal when the third part is written and about to get its name.
+IN_THE_THIRD_PART = """
+from pathlib import Path
+replace = Path.replace
+def replacing(self, target):
+    if Path(target).name == "000002.part":
+        os.kill(os.getpid(), stop)
+    return replace(self, target)
+Path.replace = replacing
+"""
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
 def test_a_killed_process_goes_on(
-    how: str, command: list[str], goes_on: Callable[[], str], tmp_path: Path
+    how: str, cli: Cli, command: list[str], whole: bytes, tmp_path: Path
 ) -> None:
-    number = signal.Signals[how]
-    with running(command, tmp_path) as process:
-        process.send_signal(number)
-        _, told = process.communicate()
-    kept = len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")])
-    assert 3 <= kept < 180
+    done = killed(IN_THE_THIRD_PART, how, command, tmp_path)
+    assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 2
     assert not (tmp_path / "out.parquet").exists()
+    number = signal.Signals[how]
     if how == "SIGKILL":
-        assert process.returncode == -number
+        assert done.returncode == -number
     else:
         word = "interrupted" if how == "SIGINT" else "terminated"
-        assert process.returncode == 128 + number
-        assert told.splitlines()[-1] == (
-            f"{word}: {kept} parts are kept; run the same command again to resume"
+        assert done.returncode == 128 + number
+        assert done.stderr.splitlines()[-1] == (
+            f"{word}: 2 parts are kept; run the same command again to resume"
         )
-    assert f"note: resuming from {kept} parts in out.parquet.checkpoint\n" in goes_on()
+    note = "note: resuming from 2 parts in out.parquet.checkpoint\n"
+    goes_on(cli(*command), note, whole, tmp_path)
 
 
-def test_two_runs_of_one_output(cli: Cli, command: list[str], tmp_path: Path) -> None:
-    with running(command, tmp_path) as process:
-        process.send_signal(signal.SIGSTOP)
+def goes_on(done: Done, note: str, whole: bytes, folder: Path) -> None:
+    """Check a command that was run again: the output is that of a run in one go."""
+    assert works(done).stdout == "out.parquet\n"
+    assert note in done.stderr
+    assert (folder / "out.parquet").read_bytes() == whole
+    assert names(folder) == {"a.parquet", "out.parquet", "whole.parquet"}
+
+
+def test_two_runs_of_one_output(
+    cli: Cli, command: list[str], run: Run, whole: bytes, tmp_path: Path
+) -> None:
+    """Of the second, while the first has all parts but no output."""
+
+    def again() -> None:
         done = cli(*command, "-q")
         assert done.returncode == 1
         assert done.stderr == (
             "error: another run writes out.parquet: it works in out.parquet.checkpoint\n"
             "hint: wait until it has ended, or give another output\n"
         )
-        process.send_signal(signal.SIGCONT)
-        told, _ = process.communicate()
-    assert (process.returncode, told) == (0, "out.parquet\n")
+
+    run(tmp_path / "out.parquet", text_progress=lambda *_: at_the_end(again))
+    assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
-def test_a_full_disk(command: list[str], goes_on: Callable[[], str], tmp_path: Path) -> None:
+def test_a_full_disk(cli: Cli, command: list[str], whole: bytes, tmp_path: Path) -> None:
     """One line says so; nothing is half-written, and what is done is kept."""
-    sizes = 60_000, 60_000  # more than a part, less than the output
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, sizes)
-    with started(command, tmp_path, preexec_fn=limit) as process:
-        _, told = process.communicate()
-    assert process.returncode == 1
-    assert "out.parquet cannot be written: " in told
-    assert told.count("error: ") == told.count("hint: ") == 1
+    size = len(whole) - 1000  # more than a part, less than the output
+    done = on_a_full_disk(size, command, tmp_path)
+    assert done.returncode == 1
+    assert "out.parquet cannot be written: " in done.stderr
+    assert done.stderr.count("error: ") == done.stderr.count("hint: ") == 1
     assert not (tmp_path / "out.parquet").exists()
     assert not [*tmp_path.rglob("*.tmp")]
-    assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 180
-    goes_on()
+    assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 3
+    goes_on(cli(*command), "note: resuming from 3 parts in ", whole, tmp_path)

@@ -22,7 +22,6 @@ from xtok._lib.opening import parquet_file
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers import files
-from xtok.teachers.formats.caches import find_caches
 from xtok.tokenizers import Tokenizer, pairs
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
@@ -107,18 +106,6 @@ def test_mistakes(cli: Cli, models: list[str], cache_file: Path, tmp_path: Path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
 
 
-def test_without_pyarrow(
-    stored: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This is found before a model is loaded."""
-    path = teachers.write_lines(tmp_path / "a.jsonl", [teachers.vllm_answer(r) for r in stored])
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(XtokError, match="pyarrow") as error:
-        find_caches(path, tmp_path / "out.parquet", ProjectConfig())
-    assert error.value.hint.endswith("in a clone of xtok: pip install -e '.[parquet]'")
-    assert [*tmp_path.iterdir()] == [path]
-
-
 @pytest.mark.usefixtures("cache_file")
 def test_maps_of_another_direction(cli: Cli, small: Path, tmp_path: Path) -> None:
     """The error names the map, and its hint the options and models as they were typed."""
@@ -183,14 +170,6 @@ def test_names_that_are_not_utf8(
         assert projected.paths == (str(made[to]),)
     assert parquet_file(made["neutral"]).metadata.num_rows == 6
     assert made["vllm"].read_bytes().count(b"\n") == 6
-
-
-def test_a_pipe(cli: Cli, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    done = cli("project", "pipe.jsonl", "no-model", "no-model", "-o", "out.parquet")
-    hint = "write it to a file first: it is read more than once"
-    assert done.returncode == 1
-    assert done.stderr == f"error: pipe.jsonl is not a regular file\nhint: {hint}\n"
 
 
 @pytest.mark.parametrize("to", ["axolotl", "distillkit"])

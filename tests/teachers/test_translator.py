@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Load
-from naive_projecting import Small, map_of
+from naive_projecting import Small, map_of, small
 
 import xtok
 from xtok._lib.ragged import offsets_of
@@ -46,8 +46,11 @@ def translator(pair: Pair) -> Translator:
     return Translator(pair, back_map, num_threads=1)
 
 
-def check(of: Translator, ids: Sequence[int]) -> list[int]:
-    """Check that all values are finite, and their sum the teacher's; return the teacher's ids."""
+def check(of: Translator, ids: Sequence[int]) -> tuple[list[int], list[float], list[float]]:
+    """Check that all values are finite, and their sum the teacher's.
+
+    Return the teacher's ids, the values of all tokens but the first, and the teacher's own.
+    """
     text = of.of_student(ids)
     teacher_ids: list[int] = text.teacher_ids.tolist()
     answer = said(teacher_ids, len(of.teacher.table))
@@ -58,7 +61,7 @@ def check(of: Translator, ids: Sequence[int]) -> list[int]:
     begin = int(np.searchsorted(ends, len(of.student.table[ids[0]]))) + 1  # behind the first token
     told = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
     assert values.sum(dtype=np.float64) == pytest.approx(told, abs=1e-4 * len(ids))
-    return teacher_ids
+    return teacher_ids, values.tolist(), answer.topk.realized_logprob[1:].tolist()
 
 
 def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -> None:
@@ -106,7 +109,18 @@ def test_a_control_token_whose_counterpart_is_text() -> None:
     )
     pair = xtok.pair(student, teacher)
     assert pair.equal_roles[5] == 3
-    assert check(translator(pair), [1, 2, 5, 1, 2]) == [1, 2, 3, 1, 2]
+    assert check(translator(pair), [1, 2, 5, 1, 2])[0] == [1, 2, 3, 1, 2]
+
+
+def test_a_control_token_without_a_counterpart() -> None:
+    """It is spelled by its name, and has the value that this has as text."""
+    tokens = [b"a", b"b", b"<", b">"]
+    student = Tokenizer(Calls([*tokens, b"<ab>"], TokenType.CONTROL), model_id="small")
+    pair = xtok.pair(student, small(tokens))
+    assert 5 not in pair.equal_roles
+    teacher_ids, values, told = check(translator(pair), [1, 2, 5, 1, 2])
+    assert teacher_ids == [1, 2, 3, 1, 2, 4, 1, 2]
+    assert values == pytest.approx([told[0], sum(told[1:5]), *told[5:]], abs=1e-5)
 
 
 @pytest.mark.real

@@ -308,56 +308,12 @@ def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: P
     assert ("shifted" in message) == (place == "row 0")
 
 
-def test_servers_rows_have_the_texts_own_tokens(
-    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
-) -> None:
-    """One row without it is enough to refuse an answer."""
-    answer = teachers.vllm_answer(rows[0])
-    del answer["choices"][0]["prompt_logprobs"][5][str(rows[0]["input_ids"][5])]
-    path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
-    with pytest.raises(XtokError, match=r"a.jsonl, line 1, position 5: "):
-        read(path, byte_level)
-
-
-CUT = gzip.compress(b'{"prompt_logprobs": []}\n', mtime=0)[:-9]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("a.jsonl", b'{"a": 1}\n', ""), ("a.jsonl", b"{\n", ", line 1"),
-        ("a.jsonl", b'{"prompt_logprobs": [null, {"x": 1}]}\n', ", line 1, position 1"),
-        ("a.jsonl", b'{"meta_info": {}}\n', ", line 1"), ("a.jsonl.gz", CUT, " cannot be read"),
-        ("a.parquet", b"PAR1", " cannot be read"), ("a.parquet", b"", ""),
-        ("a.parquet", None, " cannot be read"),  # its end is whole, a row group before it is not
-    ],
-    ids=range(8),
-)  # fmt: skip
-def test_bad_files(
-    name: str, content: bytes | None, place: str, rows: list[Row], byte_level: Tokenizer,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    path = tmp_path / name
-    if content is None:
-        content = teachers.write_neutral(path, rows).read_bytes()
-        content = content[:3000] + b"\xff" * 200 + content[3200:]
-    path.write_bytes(content)
-    assert f"{path}{place}: " in refused(path, byte_level, byte_level).message
-
-
-def test_other_parquet(tmp_path: Path, rows: list[Row]) -> None:
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "packed_indices": [1]}), path)
-    with pytest.raises(XtokError, match="text, packed_indices"):
-        open_cache(path)
-    teachers.write_distillkit(path, rows, compressed=True, d=512)
-    config = tmp_path / "compression_config.yaml"
-    config.write_text("d: 512\n")
-    with pytest.raises(XtokError, match=r"compression_config.yaml: .*exact_k"):
-        open_cache(path)
-    config.unlink()
-    with pytest.raises(XtokError, match=r"compression_config.yaml"):
-        open_cache(path)
+def test_a_damaged_row_group(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
+    """In a file whose end is whole."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    data = path.read_bytes()
+    path.write_bytes(data[:3000] + b"\xff" * 200 + data[3200:])
+    assert f"{path} cannot be read: " in refused(path, byte_level, byte_level).message
 
 
 def renormalized(rows: list[Row]) -> list[Row]:

@@ -275,41 +275,6 @@ def told(path: Path, tokenizer: Tokenizer) -> str:
     return error.value.message.removeprefix(str(path))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("input_ids", 2**32 + 5), ("input_ids", None), ("input_ids", 1.5), ("topk_ids", 2**32 + 5),
-        ("rest_logprob", 3.0), ("rest_logprob", math.inf), ("rest_logprob", -0.01),
-        ("rest_logprob", -50.0), ("realized_logprob", math.inf), ("realized_logprob", 3.0),
-    ],
-)  # fmt: skip
-def test_values(
-    name: str, value: Any, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
-) -> None:
-    given = {name: [row[name] for row in rows] for name in rows[0]}
-    columns: dict[str, Any] = copy.deepcopy(given)
-    columns.setdefault(name, [[None] * len(row["input_ids"]) for row in rows])
-    place = columns[name][1]
-    if name == "topk_ids":
-        place[3][0] = value
-    else:
-        place[3] = value
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    where = ", row 0: " if value == 1.5 else ", row 1, position 3: "  # of another type are all
-    assert told(path, byte_level).startswith(where)
-
-
-@pytest.mark.parametrize(("key", "value"), [("convention", "N"), ("format_version", "99")])
-def test_footers(
-    key: str, value: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
-) -> None:
-    """What a cache says of itself is not passed over."""
-    about: dict[str, Any] = {key: value}
-    path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
-    assert f"{key}={value}" in told(path, byte_level)
-
-
 def scored(row: str, ids: str) -> str:
     return f'{{"prompt_logprobs": [null{row}], "prompt_token_ids": {ids}}}'
 
@@ -340,24 +305,6 @@ def test_lines(
     assert word in found
     path.write_text(f"{line}\n")
     assert told(path, byte_level).startswith((found.replace("4", "1", 1), ": no Parquet"))
-
-
-def test_a_candidate_that_stands_twice(
-    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
-) -> None:
-    answer = copy.deepcopy(teachers.sglang_answer(rows[0]))
-    top = answer["meta_info"]["input_top_logprobs"][3]
-    top.append([-20.0, top[0][1], None])
-    path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
-    assert told(path, byte_level) == f", line 1, position 3: the candidate {top[0][1]} occurs twice"
-
-
-def test_other_formats(rows: list[Row], tmp_path: Path) -> None:
-    path = teachers.write_lines(tmp_path / "a.jsonl", [{"prompt_logprobs": []}])
-    with pytest.raises(XtokError, match="neutral"):
-        open_cache(path, "neutral")
-    with pytest.raises(XtokError, match="vllm"):
-        open_cache(teachers.write_neutral(path, rows), "vllm")
 
 
 def test_long_lines(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
