@@ -16,8 +16,8 @@ class Retokenizer:
     bytes that are not characters yet. Text has the ids that the teacher's library gives in the
     middle of a longer text, its normalizer included; bytes that are not characters are spelled byte
     for byte. A control token becomes the teacher's of the same role; one without a counterpart is
-    left out, and so is an id that stands for nothing. If both sides are one vocabulary, ids stay as
-    they are.
+    left out, and so is an id that stands for nothing. If both sides are one tokenizer, normalizer
+    included, ids stay as they are.
 
     >>> xtok.Retokenizer(xtok.pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
@@ -30,7 +30,9 @@ class Retokenizer:
     def __init__(self, pair: Pair, *, exact: bool = False) -> None:
         self.student, self.teacher = pair.tokenizers
         self._exact = exact
-        self._roles, self._is_same = pair.equal_roles, pair.is_same and not exact
+        self._roles = pair.equal_roles
+        same = pair.is_same and self.student.definition_sha256 == self.teacher.definition_sha256
+        self._is_same = same and not exact
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the teacher's ids of each row.
