@@ -19,7 +19,7 @@ IMPOSSIBLE = -1e3
 STAND_IN = -9999.0
 """What JSON's null, SGLang's for −∞, is read as."""
 
-ROUNDING = 0.01
+STORED_ROUNDING = 0.01
 """What half precision may add to a sum of probabilities, and to a log-probability."""
 
 NEXT = "nothing predicts a first token: row i is of token i, not of the next"
@@ -93,15 +93,15 @@ def candidates_of_row(
         kept[first] = False
     row_of = np.repeat(np.arange(len(counts)), counts)[kept]
     ids, logprobs = ids[kept], logprobs[kept]
-    if not (logprobs <= ROUNDING).all():
-        wrong = logprobs[~(logprobs <= ROUNDING)][0]
+    if not (logprobs <= STORED_ROUNDING).all():
+        wrong = logprobs[~(logprobs <= STORED_ROUNDING)][0]
         raise ValueError(f"topk_logprobs has {wrong:.4g}, which is not a log-probability")
     keys = np.sort(row_of << 32 | ids)
     if (keys[1:] == keys[:-1]).any():
         twice = int(keys[1:][keys[1:] == keys[:-1]][0])
         raise ValueError(f"topk_ids has {twice & 0xFFFFFFFF} twice for token {twice >> 32}")
     sums = np.bincount(row_of, np.exp(logprobs, dtype=np.float64), len(counts))
-    if len(sums) and sums.max() > 1 + ROUNDING:
+    if len(sums) and sums.max() > 1 + STORED_ROUNDING:
         raise ValueError(
             f"the candidates of token {sums.argmax()} have probabilities that sum to "
             f"{sums.max():.4g}"

@@ -70,7 +70,7 @@ def build(
         config: the options; the defaults if None.
         for_loss: take the options that suit a loss, instead of `config`.
         texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
-            included; or what was counted on them, as `stages.counted.wanted_by` asks for it.
+            included; or what was counted on them, as `building.counted.wanted_by` asks for it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         initial: with texts, a map of this pair to smooth towards instead.
         progress: called for each pass over a vocabulary.

@@ -35,7 +35,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     projection = as_map(projection)
     config = SortCutConfig.or_default(config)
     result, counts = cut_rows(projection, config)
-    is_counted = "texts" in (projection.recipe or ())  # then `build` cuts before it pins exact rows
+    is_counted = "texts" in (projection.recipe or ())  # then exact rows come after the cut
     recipe = None if is_counted else with_options(projection, top_k=config.top_k)
     report = StageReport("sort-cut", counts, _weight_notes(result))
     return replace(result, reports=(*result.reports, report), recipe=recipe)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
 from xtok._lib.shards import SourceFile
 from xtok.building.counting.counts import pair_edges
-from xtok.building.counting.measures import entropy_of, kept_of, share_of
+from xtok.building.counting.measures import entropy_kept, entropy_of, share_of
 from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.counting.smoothing import weights_at
@@ -265,7 +265,7 @@ def _of_events(
                 teacher_bits=entropy_of(of_tokens[1], counts),
                 student_token_bits=entropy_of(s, counts),
                 teacher_token_bits=entropy_of(t, counts),
-                kept=kept_of(of_tokens, (s, t), counts),
+                kept=entropy_kept(of_tokens, (s, t), counts),
             )
             for name, of_tokens in events.items()
         ]

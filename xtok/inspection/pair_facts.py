@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.building.counting.measures import entropy_of, kept_of, share_of
+from xtok.building.counting.measures import entropy_kept, entropy_of, share_of
 from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.tokenizers.classes import num_digits
 from xtok.tokenizers.pairs import Pair
@@ -203,7 +203,7 @@ def _event_facts(events: EventMap, text: PairText | None) -> EventFacts:
     return EventFacts(
         num_events=events.num_events,
         leak=share_of(amounts, a != b),
-        kept=kept_of((a, b), (s, t), amounts),
+        kept=entropy_kept((a, b), (s, t), amounts),
     )
 
 

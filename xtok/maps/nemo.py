@@ -45,7 +45,7 @@ _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
 _LOWERED = "lowered_rows"
 """The tensor under `xtok` that lists the rows whose first weight was written so, int64."""
 
-_ROUNDING = 1e-6
+_ROW_SUM_ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
 
 
@@ -340,7 +340,7 @@ def _side(place: int, entries: PtEntries) -> dict[str, Any]:
 
 
 def _in_order(
-    edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROUNDING
+    edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROW_SUM_ROUNDING
 ) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
     """Add up duplicates, drop zero weights, normalize and sort; count what had to be done.
 

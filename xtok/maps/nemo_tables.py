@@ -27,7 +27,7 @@ Tensors = Mapping[str, NDArray[Any]]
 N_MAX = 8
 """How many pieces of a spelling a row holds: the draft's default."""
 
-_AGAIN = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
+_AGAIN_HINT = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
 
 
 def are_tables(loaded: Any) -> bool:
@@ -124,28 +124,30 @@ def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArra
     student = _read(loaded, source)
     if student.side != "student":
         first = source.with_name(source.name.replace(".reverse.", "."))
-        hint = f"the names of the two files are swapped; {_AGAIN}"
+        hint = f"the names of the two files are swapped; {_AGAIN_HINT}"
         if first != source:
             hint = f"give the student's, {first}; the teacher's is found next to it"
         raise MapFileError(f"{source} is the teacher's table", hint=hint)
     if other is None:
         raise MapFileError(
             f"{beside} is missing, the teacher's table that goes with {source}",
-            hint=f"keep both files in one folder; {_AGAIN}",
+            hint=f"keep both files in one folder; {_AGAIN_HINT}",
         )
     teacher = _read(other, beside)
     if teacher.side != "teacher":
-        raise MapFileError(f"{beside} is not the teacher's table", hint=_AGAIN)
+        raise MapFileError(f"{beside} is not the teacher's table", hint=_AGAIN_HINT)
     if student.metadata != teacher.metadata:
         pairs = f"{student.pair}, and {teacher.pair}"
-        raise MapFileError(f"{source} and {beside} do not belong together: {pairs}", hint=_AGAIN)
+        raise MapFileError(
+            f"{source} and {beside} do not belong together: {pairs}", hint=_AGAIN_HINT
+        )
     return {**student.tensors, **teacher.tensors}, student.metadata
 
 
 def _read(loaded: Any, source: Path) -> _Table:
     own = loaded.get("xtok") if are_tables(loaded) else None
     if not isinstance(own, dict):
-        raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN)
+        raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN_HINT)
     tensors, metadata = own_tensors(own, source.stat().st_size)
     side = own["side"]
     require(isinstance(side, str) and side in SIDES, "the side")
@@ -167,7 +169,7 @@ def _read(loaded: Any, source: Path) -> _Table:
         and _is(loaded["lengths"], counts[: sizes[0]].astype(np.int64))
         and _is(loaded["subtoks"], _padded(pieces, counts)[: sizes[0]])
     ):
-        raise MapFileError(f"{source} was changed since xtok wrote it", hint=_AGAIN)
+        raise MapFileError(f"{source} was changed since xtok wrote it", hint=_AGAIN_HINT)
     return _Table(side, f"{src['model_id']} in {dst['model_id']}", tensors, metadata)
 
 

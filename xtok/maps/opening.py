@@ -23,7 +23,7 @@ MALFORMED = (
 )  # fmt: skip
 """What reading a damaged file can raise."""
 
-_NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+_NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
 _OF_TRAINING = ("weights", "order", "sums", "tensors")
 """The invariants that training breaks, and `normalize` restores."""
@@ -59,7 +59,9 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
             is_zip, is_json = start[:2] == b"PK", start[8:] == b"{"
             is_pt = is_zip or (source.suffix == ".pt" and not is_json)
             if not (is_pt or is_json or source.suffix == ".safetensors"):
-                raise MapFileError(f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP)
+                raise MapFileError(
+                    f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP_HINT
+                )
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield source, is_pt
                 return
@@ -70,7 +72,7 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
                 copy.flush()
                 yield Path(copy.name), is_pt
     except OSError as error:
-        hint = _NO_MAP
+        hint = _NO_MAP_HINT
         if source.is_dir():
             hint += ", xtok doctor compares them"
         message = f"the map {source} cannot be read: {error.strerror or error}"
@@ -102,7 +104,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
             json.loads(file.read(size), object_pairs_hook=unique_keys)
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         message = f"{source} is not a whole safetensors file: {error}"
-        hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP
+        hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP_HINT
         raise MapFileError(message, hint=hint) from error
     for tensor in tensors.values():
         tensor.flags.writeable = False

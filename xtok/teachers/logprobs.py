@@ -21,7 +21,7 @@ from xtok.tokenizers.display import escape
 
 Credit: TypeAlias = Literal["uniform", "student", "prefix"]
 
-ROUNDING = 1e-4
+SOFTMAX_ROUNDING = 1e-4
 """How far above 0 a log-probability may be: what a log-softmax in float32 rounds to."""
 
 SHOWN_AROUND = 24
@@ -152,7 +152,7 @@ def _logprobs(name: str, values: Any, side: Sequences, *, ndim: int = 1) -> NDAr
     """Return log-probabilities `[tokens]`; what is missing is checked where it counts."""
     flat = side.values(name, values, np.float64, ndim=ndim)
     with np.errstate(invalid="ignore"):
-        wrong = np.argwhere(flat > ROUNDING)
+        wrong = np.argwhere(flat > SOFTMAX_ROUNDING)
     if len(wrong):
         first = tuple(wrong[0].tolist())
         raise ValueError(

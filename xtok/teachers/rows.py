@@ -23,7 +23,7 @@ from xtok.tokenizers.pairs import Pair
 if TYPE_CHECKING:
     from xtok.teachers.translator import Translator
 
-_OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
+_OTHER_TEXT_HINT = "leave out its text and messages: then the ids tell the text"
 
 
 def project_rows(translator: Translator, rows: Documents, top_k: int) -> Documents:
@@ -98,7 +98,7 @@ def _text_in(
     raise cache_error(
         place,
         f"its ids do not spell its text: they differ from byte {differs} on",
-        f"give the teacher that made these ids, or {_OTHER_TEXT}",
+        f"give the teacher that made these ids, or {_OTHER_TEXT_HINT}",
     )
 
 
@@ -129,7 +129,7 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], chat: ChatRecord) -
     """Render a conversation on both sides; the teacher's ids may be cut off."""
     ours, theirs = _rendered(chat, translator.pair, translator.templates)
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
-        hints = [f"give the teacher that made these ids, or {_OTHER_TEXT}", *_on_date(theirs)]
+        hints = [f"give the teacher that made these ids, or {_OTHER_TEXT_HINT}", *_on_date(theirs)]
         raise cache_error(
             chat.place,
             "its ids are not those of its messages by the teacher's template",

@@ -86,7 +86,7 @@ class Backend(ABC):
         return ()
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
+        """Return the roles (of `tokenizers.roles.ROLES`) that the tokenizer's own files declare."""
         return {}
 
     def special_names(self) -> Mapping[str, str]:

@@ -29,7 +29,7 @@ from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.pairs import Pair
-from xtok.training.losses.boundaries import ROUNDING
+from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
 from xtok.training.topk_collator import StoredTopK
 
@@ -345,7 +345,7 @@ def _said(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
     realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
         raise ValueError(f"realized_logprob begins with a value, and {NEXT}")
-    if (wrong := realized > ROUNDING).any():
+    if (wrong := realized > BFLOAT16_ROUNDING).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
     is_target = flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])

@@ -28,7 +28,9 @@ PROBES = 0.0, 64.0, 1024.0
 0: hidden states as they are. The others show a factor or a softcap, however small the logits are.
 """
 
-WHOLE = "train with whole logits: hidden_states=False of a trainer, --logits of the examples"
+WHOLE_LOGITS_HINT = (
+    "train with whole logits: hidden_states=False of a trainer, --logits of the examples"
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,9 @@ def find_heads(
         if problem is None:
             heads[number] = find_head(model, side["input_ids"])
         elif wanted:
-            raise XtokError(f"{names[number]} needs whole logits: {problem}", hint=WHOLE)
+            raise XtokError(
+                f"{names[number]} needs whole logits: {problem}", hint=WHOLE_LOGITS_HINT
+            )
         else:
             notes.append(f"{names[number]} makes whole logits: {problem}")
     without = [name for name, head in zip(names, heads, strict=True) if head]
@@ -188,7 +192,7 @@ def find_head(model: Any, ids: Tensor) -> Head:
     raise XtokError(
         f"the logits of {_name(model)} are not its head times its hidden states, with what its "
         f"configuration says of {', '.join((*SCALES, *SOFTCAPS))}",
-        hint=WHOLE,
+        hint=WHOLE_LOGITS_HINT,
     )
 
 
@@ -197,7 +201,7 @@ def _check_positions(model: Any, hidden: Tensor | HiddenLogits, ids: Tensor) -> 
     if hidden.shape[:2] != ids.shape:
         raise XtokError(
             f"{_name(model)} has hidden states {list(hidden.shape[:2])} for ids {list(ids.shape)}",
-            hint=WHOLE,
+            hint=WHOLE_LOGITS_HINT,
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from xtok._lib.known import candidates_of_row, without_null
-from xtok.training.losses.boundaries import ROUNDING
+from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
 
 
@@ -79,7 +79,7 @@ class TopKCollator:
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         is_target = flags(columns, "loss_mask", len(ids))
         left = 1 - np.exp(top_logprobs, dtype=np.float64).sum(1)
-        is_all = (left <= ROUNDING) | (counts == 0)
+        is_all = (left <= BFLOAT16_ROUNDING) | (counts == 0)
         least = np.log(left, out=np.full(len(ids), -np.inf), where=~is_all)
         given = columns.get("rest_logprob", [None] * len(ids))
         rest = [

@@ -21,7 +21,7 @@ def share_of(counts: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
     return float(counts[chosen].sum() / (counts.sum() or 1))
 
 
-def kept_of(
+def entropy_kept(
     events: tuple[NDArray[Any], NDArray[Any]],
     tokens: tuple[NDArray[Any], NDArray[Any]],
     counts: NDArray[Any],

@@ -117,7 +117,7 @@ def synthetic_edges(
 
     Args:
         pair: the two tokenizers, with their own tables.
-        target: what is counted, as in `MultitokenConfig`.
+        target: what is counted, as in `BuildConfig`.
         num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000,
             or 150,000 where less than half of all tokens are both sides'.
         seed: the same seed gives the same edges.

@@ -32,10 +32,14 @@ LITTLE_TEXT = 1_000_000
 
 _BLOCK = 1 << 17
 _ROWS_AT_ONCE = 16  # of Parquet, which may hold one long text a million times
-_TEXT_FILES = "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
-_TEXT_FILES += "'corpus/*.jsonl.gz'"
-_OBJECTS = "give one JSON object per line, and the name of its text field with {option}; plain "
-_OBJECTS += "text needs a name that ends in .txt"
+_TEXT_FILES_HINT = (
+    "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
+)
+_TEXT_FILES_HINT += "'corpus/*.jsonl.gz'"
+_OBJECTS_HINT = (
+    "give one JSON object per line, and the name of its text field with {option}; plain "
+)
+_OBJECTS_HINT += "text needs a name that ends in .txt"
 
 
 class TextColumns(NamedTuple):
@@ -56,7 +60,7 @@ class Batch(NamedTuple):
 
 def find_texts(patterns: Paths) -> list[Path]:
     """Return text files as `find_files` does."""
-    return find_files(patterns, _TEXT_FILES)
+    return find_files(patterns, _TEXT_FILES_HINT)
 
 
 def little_text(num_bytes: int) -> list[str]:
@@ -118,7 +122,9 @@ def _documents(shard: Shard, columns: TextColumns) -> Iterator[tuple[str, str, i
             for text, group in _parquet_documents(shard, columns):
                 yield from ((part, group, 0) for part in _parts(text))
         else:
-            rows = json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=_OBJECTS, parameter="field")
+            rows = json_lines(
+                shard, max_bytes=MAX_LINE_BYTES, hint=_OBJECTS_HINT, parameter="field"
+            )
             for place, value, read in rows:
                 text, group = _json_document(place, value, columns)
                 yield from ((part, group, read - shard.start) for part in _parts(text))
@@ -155,7 +161,7 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, str, int]]:
 def _json_document(place: LinePlace, value: Any, columns: TextColumns) -> tuple[str, str]:
     """Return the text and the group of a line of JSON."""
     if problem := _problem_of(value, columns):
-        raise XtokError(f"{place}: {problem}", hint=_OBJECTS, parameter="field")
+        raise XtokError(f"{place}: {problem}", hint=_OBJECTS_HINT, parameter="field")
     text = value[columns.text].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     group = value.get(columns.group, "")
     return text, _group(group)

@@ -62,12 +62,12 @@ def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
     name, path = "", model.find(_FILE, required=True) if model.find(_INDEX) is None else None
     if path is None and (shards := model.json(_INDEX).get("weight_map")):
         if not isinstance(shards, dict):
-            raise EmbeddingError(f"the {_INDEX} of {model} is damaged", hint=_FETCH)
+            raise EmbeddingError(f"the {_INDEX} of {model} is damaged", hint=_FETCH_HINT)
         name = _choose(shards, model)
         path = model.find(str(shards[name]), required=True)
         if path is None:
             raise EmbeddingError(
-                f"{model} lacks {shards[name]}, which its {_INDEX} names", hint=_FETCH
+                f"{model} lacks {shards[name]}, which its {_INDEX} names", hint=_FETCH_HINT
             )
     if path is None:
         raise EmbeddingError(
@@ -80,7 +80,7 @@ def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
             tensor = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise EmbeddingError(
-            f"{path} is not a whole safetensors file: {error}", hint=_FETCH
+            f"{path} is not a whole safetensors file: {error}", hint=_FETCH_HINT
         ) from error
     floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     if tensor.ndim != 2 or tensor.dtype not in floats:
@@ -91,7 +91,7 @@ def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
     return name, np.asarray(tensor.float().numpy())
 
 
-_FETCH = "the checkpoint is damaged: fetch it again"
+_FETCH_HINT = "the checkpoint is damaged: fetch it again"
 
 
 def _choose(names: Collection[str], model: Model) -> str:

@@ -29,7 +29,7 @@ FORMATS = (
 )
 """What errors say of the formats that are read."""
 
-_ASK_AGAIN = "ask the server for this text again, or leave out the line"
+_ASK_AGAIN_HINT = "ask the server for this text again, or leave out the line"
 
 
 class _Answer(NamedTuple):
@@ -95,7 +95,7 @@ def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
             yield from _answers(one, place)
         return
     if not isinstance(value, dict):
-        raise cache_error(place, f"{json.dumps(value)} is not an answer", _ASK_AGAIN)
+        raise cache_error(place, f"{json.dumps(value)} is not an answer", _ASK_AGAIN_HINT)
     _require_no_error(value, place)
     choices = value.get("choices")
     choices = choices if isinstance(choices, list) else []
@@ -123,7 +123,7 @@ def _require_no_error(value: Mapping[str, Any], place: LinePlace) -> None:
     error = value.get("error", value if value.get("object") == "error" else None)
     if error and not {"choices", "meta_info", "prompt_logprobs"} & value.keys():
         message = error.get("message", error) if isinstance(error, dict) else error
-        raise cache_error(place, f"the server answered: {message!s:.300}", _ASK_AGAIN)
+        raise cache_error(place, f"the server answered: {message!s:.300}", _ASK_AGAIN_HINT)
 
 
 def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> dict[str, str | None]:
@@ -139,7 +139,7 @@ def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> di
             for name, value in others.items()
         }
     except RecursionError as error:
-        raise cache_error(place, "its fields are nested too deeply", _ASK_AGAIN) from error
+        raise cache_error(place, "its fields are nested too deeply", _ASK_AGAIN_HINT) from error
 
 
 def _joined(answers: Sequence[_Answer]) -> Documents:

@@ -19,10 +19,10 @@ from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.columns import Target
-from xtok.teachers.formats.topk import AGAIN, Documents, cache_error, masses
+from xtok.teachers.formats.topk import AGAIN_HINT, Documents, cache_error, masses
 from xtok.tokenizers.table import Vocabulary
 
-CANDIDATES = 1 << 20
+CANDIDATES_PER_BLOCK = 1 << 20
 """Candidates of the rows that are worked on at a time, about: 8 MB of them."""
 
 _COLUMNS: Mapping[CacheKind, Sequence[tuple[str, ...]]] = {
@@ -42,7 +42,7 @@ PROJECTED = "xtok project"
 """The source of a cache that `project` wrote."""
 
 
-_CACHES = (
+_CACHES_HINT = (
     "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
     "glob in quotes: 'cache/*.parquet'"
 )
@@ -66,7 +66,7 @@ def find_caches(
             pyarrow is not installed.
     """
     target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
-    paths = find_files(teacher_topk, _CACHES)
+    paths = find_files(teacher_topk, _CACHES_HINT)
     for path in paths:
         if not path.is_file():
             hint = "write it to a file first: it is read more than once"
@@ -194,7 +194,7 @@ def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -
     """Tell a format of Parquet from the names of its columns."""
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise cache_error(path, f"two of its columns have the name {twice}", AGAIN)
+        raise cache_error(path, f"two of its columns have the name {twice}", AGAIN_HINT)
     for known in [kind] if kind else _COLUMNS:
         if any({*columns} <= {*names} for columns in _COLUMNS[known]):
             return known
@@ -204,7 +204,7 @@ def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -
 
 
 def read_cache(
-    cache: Cache, shard: Shard, candidates: int = CANDIDATES
+    cache: Cache, shard: Shard, candidates: int = CANDIDATES_PER_BLOCK
 ) -> Iterator[tuple[Documents, int]]:
     """Read a shard of a cache, rows of about so many candidates at a time; nothing is checked.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known import NEXT, ROUNDING, is_of_nothing, own_logprobs
+from xtok._lib.known import NEXT, STORED_ROUNDING, is_of_nothing, own_logprobs
 from xtok.teachers.formats.topk import (
     Documents,
     TopK,
@@ -18,11 +18,11 @@ from xtok.teachers.formats.topk import (
 )
 from xtok.tokenizers.table import TokenType, Vocabulary
 
-_WHOSE = "give the model that made these ids"
+_WHOSE_HINT = "give the model that made these ids"
 
-_SHIFTED = "give rows that predict token i from the tokens before it; row 0 is empty"
+_SHIFTED_HINT = "give rows that predict token i from the tokens before it; row 0 is empty"
 
-_TRUE = "store natural log-probabilities at temperature 1"
+_TRUE_HINT = "store natural log-probabilities at temperature 1"
 
 _ENOUGH = 32
 """Rows from which on statistics decide."""
@@ -80,7 +80,7 @@ def check_predictions(
     candidate = _logprobs_of(topk, row_of, 0)
     firsts = firsts_of(topk.bounds)
     told, own = (own_logprobs(values, firsts) for values in (topk.realized_logprob, candidate))
-    differs = np.abs(told - own) > ROUNDING
+    differs = np.abs(told - own) > STORED_ROUNDING
     if is_projected or (not is_answer and 2 * differs.sum() < (~np.isnan(told)).sum()):
         differs[:] = False
     if is_answer:
@@ -116,7 +116,7 @@ def _without_first_rows(given: Documents, topk: TopK, firsts: NDArray[np.int64])
         if is_told or not is_of_nothing(
             int(topk.token_ids[first]), topk.ids[row], topk.logprobs[row]
         ):
-            raise cache_error(given.place(first), f"it has a prediction, and {NEXT}", _SHIFTED)
+            raise cache_error(given.place(first), f"it has a prediction, and {NEXT}", _SHIFTED_HINT)
     is_first = np.zeros(len(topk.token_ids), np.bool_)
     is_first[firsts] = True
     return with_candidates(topk, ~is_first[rows_of(starts)])
@@ -135,7 +135,7 @@ def _check_ids(
             given.place(index if row_of is None else int(row_of[index])),
             f"the id {ids[index]} is outside the vocabulary of {vocabulary.model_id}, "
             f"0..{vocabulary.vocab_size - 1}",
-            _WHOSE,
+            _WHOSE_HINT,
         )
 
 
@@ -148,18 +148,18 @@ def _check_used(given: Documents, vocabulary: Vocabulary) -> None:
         raise cache_error(
             given.place(index),
             f"the id {given.topk.token_ids[index]} stands for nothing in {vocabulary.model_id}",
-            _WHOSE,
+            _WHOSE_HINT,
         )
 
 
 def _check_values(given: Documents, row_of: NDArray[np.int64]) -> None:
     """Raise an error for invalid log-probabilities; the rest may be −inf, and both others NaN."""
     topk = given.topk
-    wrong = ~(topk.logprobs <= ROUNDING) | np.isneginf(topk.logprobs)
+    wrong = ~(topk.logprobs <= STORED_ROUNDING) | np.isneginf(topk.logprobs)
     _check(given, wrong, topk.logprobs, "a candidate", row_of)
     realized = topk.realized_logprob
-    _check(given, (realized > ROUNDING) | np.isneginf(realized), realized, "its own token")
-    _check(given, topk.rest_logprob > ROUNDING, topk.rest_logprob, "the rest")
+    _check(given, (realized > STORED_ROUNDING) | np.isneginf(realized), realized, "its own token")
+    _check(given, topk.rest_logprob > STORED_ROUNDING, topk.rest_logprob, "the rest")
 
 
 def _check(
@@ -179,7 +179,7 @@ def _check(
     raise cache_error(
         given.place(index if row_of is None else int(row_of[index])),
         problem,
-        f"{_TRUE}, not logits, and leave out what has none",
+        f"{_TRUE_HINT}, not logits, and leave out what has none",
     )
 
 
@@ -188,23 +188,23 @@ def _check_sums(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None
     rest = np.exp(topk.rest_logprob, dtype=np.float64)
     is_told = topk.valid & ~np.isnan(rest)
     sums = sums + np.where(is_told, rest, 0)
-    wrong = (sums > 1 + ROUNDING) | (is_told & (sums < 1 - ROUNDING))
+    wrong = (sums > 1 + STORED_ROUNDING) | (is_told & (sums < 1 - STORED_ROUNDING))
     if wrong.any():
         index = int(np.argmax(wrong))
         raise cache_error(
             given.place(index),
             f"its probabilities{' and the rest' * bool(is_told[index])} sum to {sums[index]:.4g}",
-            f"{_TRUE}; the rest is log(1 - their sum)",
+            f"{_TRUE_HINT}; the rest is log(1 - their sum)",
         )
 
 
 def _check_own(given: Documents, topk: TopK, sums: NDArray[np.float64]) -> None:
     """Raise an error where a text's own token, not a candidate, has more than they leave."""
-    wrong = topk.valid & (sums > 1 + ROUNDING)
+    wrong = topk.valid & (sums > 1 + STORED_ROUNDING)
     if wrong.any():
         index = int(np.argmax(wrong))
         problem = f"its candidates and its own token, which is none, sum to {sums[index]:.4g}"
-        raise cache_error(given.place(index), problem, _TRUE)
+        raise cache_error(given.place(index), problem, _TRUE_HINT)
 
 
 def _sorted(given: Documents, row_of: NDArray[np.int64]) -> TopK:
@@ -269,7 +269,7 @@ def _check_places(
             given.places[0],
             f"its rows are shifted by one: {shares[best]:.0%} hold the {other} token, and "
             f"{shares[0]:.0%} their own",
-            _SHIFTED,
+            _SHIFTED_HINT,
         )
     if differs.any():
         index = int(np.argmax(differs))

@@ -10,16 +10,23 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.teachers.formats.flat_values import Bounds, flat_lists, place_of
-from xtok.teachers.formats.topk import AGAIN, PER_TOKEN, Documents, TopK, cache_error, candidates_of
+from xtok.teachers.formats.topk import (
+    AGAIN_HINT,
+    PER_TOKEN,
+    Documents,
+    TopK,
+    cache_error,
+    candidates_of,
+)
 
 PAD = -1e4
 """What fills a row for readers that want rows of one width, and make NaN of −inf."""
 
-CANDIDATES = (
+CANDIDATE_COLUMNS = (
     *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit's
     *PER_TOKEN,
 )
-"""Columns of a value or a list per token, which a student has its own of."""
+"""Columns that are computed anew for the student, and never copied from the teacher."""
 
 
 class CacheColumns:
@@ -90,7 +97,7 @@ class CacheColumns:
             index = int(differs[0])
             sizes = [int(bounds[index + 1] - bounds[index]) for bounds in (a, b)]
             problem = f"{sizes[0]} {what[0]}, and {sizes[1]} {what[1]}"
-            raise cache_error((place or self.places.__getitem__)(index), problem, AGAIN)
+            raise cache_error((place or self.places.__getitem__)(index), problem, AGAIN_HINT)
 
     def documents(self, topk: TopK) -> Documents:
         """Return predictions with the columns that are carried through, and the loss mask."""
@@ -104,7 +111,7 @@ class CacheColumns:
         import pyarrow
 
         names = self.batch.schema.names
-        others = self.batch.select([name for name in names if name not in CANDIDATES])
+        others = self.batch.select([name for name in names if name not in CANDIDATE_COLUMNS])
         if "text" in others.schema.names:
             kind = others.schema.field("text").type
             if str(kind) not in ("string", "large_string", "null"):
@@ -117,7 +124,7 @@ class CacheColumns:
                 try:
                     others.slice(i, 1).validate(full=True)
                 except pyarrow.ArrowInvalid as error:
-                    raise cache_error(place, f"it is damaged: {error}", AGAIN) from error
+                    raise cache_error(place, f"it is damaged: {error}", AGAIN_HINT) from error
             raise
         return dict(zip(others.schema.names, others.columns, strict=True))
 

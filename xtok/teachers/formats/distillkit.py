@@ -32,7 +32,7 @@ CONFIG = "compression_config.yaml"
 _FLOATS = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8"}
 _TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # others are powers
 _MAX_POWER = 16
-_AGAIN = "make the cache again, or fetch it again with its compression_config.yaml"
+_AGAIN_HINT = "make the cache again, or fetch it again with its compression_config.yaml"
 
 Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """Rows of bytes: where each begins, and the bytes."""
@@ -123,12 +123,12 @@ def compression_of(path: Path) -> Compression:
     """
     config = path.with_name(CONFIG)
     if not config.exists():
-        raise cache_error(path, f"its rows are compressed, and there is no {config}", _AGAIN)
+        raise cache_error(path, f"its rows are compressed, and there is no {config}", _AGAIN_HINT)
     yaml = need("yaml", config)
     try:
         return _compression(**yaml.safe_load(config.read_text(encoding="utf-8")))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError, OSError) as error:
-        raise cache_error(config, f"not a config of DistillKit's: {error}", _AGAIN) from error
+        raise cache_error(config, f"not a config of DistillKit's: {error}", _AGAIN_HINT) from error
 
 
 def _compression(**fields: Any) -> Compression:
@@ -220,12 +220,12 @@ class _Bytes:
         self.place, num_rows = place, len(starts) - 1
         width = len(data) // max(1, num_rows)
         if (np.diff(starts) != width).any():
-            raise cache_error(place, "its compressed rows are of different lengths", _AGAIN)
+            raise cache_error(place, "its compressed rows are of different lengths", _AGAIN_HINT)
         self.rest = data.reshape(num_rows, width)
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
         if self.rest.shape[1] < num_bytes:
-            raise cache_error(self.place, f"its rows are shorter than {CONFIG} says", _AGAIN)
+            raise cache_error(self.place, f"its rows are shorter than {CONFIG} says", _AGAIN_HINT)
         taken, self.rest = self.rest[:, :num_bytes], self.rest[:, num_bytes:]
         return taken
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.known import without_null
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
-from xtok.teachers.formats.topk import AGAIN, TopK, cache_error
+from xtok.teachers.formats.topk import AGAIN_HINT, TopK, cache_error
 
 Bounds = NDArray[np.int64]
 """Where each list begins in what lists hold, and where the last one ends."""
@@ -60,7 +60,7 @@ def flat_lists(
         ):
             kind = f"{'lists of ' * len(levels)}{array.type}"
             problem = f"its {name} are {kind}, not {'lists of ' * depth}numbers"
-            raise cache_error(places[0], problem, AGAIN)
+            raise cache_error(places[0], problem, AGAIN_HINT)
         sizes = pyarrow.compute.list_value_length(array).fill_null(0)
         levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
         array = array.flatten()
@@ -114,7 +114,7 @@ def _json_numbers(
         array = arrow.array(values)
     except (arrow.ArrowException, OverflowError, ValueError, TypeError) as error:
         raise cache_error(
-            place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN
+            place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN_HINT
         ) from error
     return flat_numbers(array, name, dtype, [place], bounds)
 
@@ -148,10 +148,14 @@ def flat_numbers(
     if dtype is np.float32:
         is_number |= types.is_floating(array.type)
     if not (is_number or types.is_null(array.type)):
-        raise cache_error(places[0], f"its {name} are {array.type}, not {_words(dtype)}", AGAIN)
+        raise cache_error(
+            places[0], f"its {name} are {array.type}, not {_words(dtype)}", AGAIN_HINT
+        )
     if array.null_count and not optional:
         index = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise cache_error(place_of(index, places, bounds), f"a null is among its {name}", AGAIN)
+        raise cache_error(
+            place_of(index, places, bounds), f"a null is among its {name}", AGAIN_HINT
+        )
     values = array.to_numpy(zero_copy_only=False)
     if dtype is np.float32:
         with np.errstate(over="ignore"):  # what is infinite then is refused as such
@@ -161,7 +165,7 @@ def flat_numbers(
     if is_wrong.any():
         index = int(np.argmax(is_wrong))
         problem = f"{values[index]} among its {name} is outside {limits[0]}..{limits[1]}"
-        raise cache_error(place_of(index, places, bounds), problem, AGAIN)
+        raise cache_error(place_of(index, places, bounds), problem, AGAIN_HINT)
     return np.asarray(values.astype(dtype, copy=False))
 
 

@@ -17,9 +17,9 @@ PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
-"""Columns of a value per token, which a student has its own of."""
+"""Columns of a value per token: the student's are computed anew, and never copied."""
 
-AGAIN = "make the cache again, or fetch it again"
+AGAIN_HINT = "make the cache again, or fetch it again"
 
 
 class TopK(NamedTuple):

@@ -28,7 +28,7 @@ Kind: TypeAlias = Literal["vllm", "sglang"]
 
 _FORMATS: dict[Kind, ModuleType] = {"vllm": vllm, "sglang": sglang}
 
-CANDIDATES = 64
+DEFAULT_CANDIDATES = 64
 FEWEST = 20
 """Candidates of a token that the values of tokens inside a chunk need; vLLM's own limit."""
 
@@ -86,7 +86,7 @@ class TeacherServer:
     kind: Kind
     model: str
     max_model_len: int | None = None
-    candidates = CANDIDATES
+    candidates = DEFAULT_CANDIDATES
 
     def __init__(
         self, url: str, tokenizer: Tokenizer, *, api_key: str | None = None, concurrency: int = 64
@@ -266,7 +266,7 @@ class TeacherServer:
     async def _choose(self, candidates: int | None, note: Note) -> None:
         """Tell vLLM from SGLang, and find out how many candidates it gives."""
         some = [*range(min(8, len(self.tokenizer.table)))]  # ids that all vocabularies have
-        wanted = CANDIDATES if candidates is None else candidates
+        wanted = DEFAULT_CANDIDATES if candidates is None else candidates
         problem = ""
         for self.kind in ("vllm", "sglang"):
             try:
@@ -285,9 +285,9 @@ class TeacherServer:
         if given < FEWEST or candidates is not None:
             raise XtokError(
                 f"{self._gives(given)}, and {wanted} are needed",
-                hint=self._format.MORE.format(max(wanted, CANDIDATES)),
+                hint=self._format.MORE.format(max(wanted, DEFAULT_CANDIDATES)),
             )
-        note(f"{self._gives(given)}: {self._format.MORE.format(CANDIDATES)} for more")
+        note(f"{self._gives(given)}: {self._format.MORE.format(DEFAULT_CANDIDATES)} for more")
 
     def _gives(self, candidates: int) -> str:
         return f"the server at {self.url} gives {candidates} candidates per token"

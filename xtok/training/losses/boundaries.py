@@ -7,7 +7,7 @@ from torch import Tensor
 
 from xtok.training.losses.hidden import Positions
 
-ROUNDING = 1e-3
+BFLOAT16_ROUNDING = 1e-3
 """How far above 1 the probabilities of a position may sum: what bfloat16 servers round to."""
 
 
@@ -72,5 +72,5 @@ def check_candidates(
     for sums in (of_candidates, of_candidates + rest_logprob.exp()):
         if bool(torch.isnan(sums).any()):
             raise ValueError("top_logprobs are NaN at a position that is compared")
-        if len(sums) and float(sums.max()) > 1 + ROUNDING:
+        if len(sums) and float(sums.max()) > 1 + BFLOAT16_ROUNDING:
             raise ValueError(f"top_logprobs sum to a probability of {float(sums.max()):.4g}")

@@ -70,13 +70,13 @@ def number_chunks(
     require_shifted(alignment)
     device = device or torch.as_tensor(alignment.pair_valid).device
     key = exactly, starts_only, device
-    chunks: Chunks = kept_of(
+    chunks: Chunks = kept_with(
         alignment, key, (mask,), lambda: _numbered(alignment, exactly, starts_only, mask, device)
     )
     return chunks
 
 
-def kept_of(
+def kept_with(
     alignment: ShiftedAlignment, key: Any, of: Sequence[Any], make: Callable[[], Any]
 ) -> Any:
     """Return what is made `of` some objects and an alignment, which lives as long as it does.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, places_of, tokens_in
-from xtok.training.losses.chunks import Chunks, chunks_of, kept_of, number_chunks, require
+from xtok.training.losses.chunks import Chunks, chunks_of, kept_with, number_chunks, require
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.gathered import PositionTokens, gather_logprobs, gradient_part
 from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
@@ -149,7 +149,7 @@ def _events(
         )  # fmt: skip
         return ours, theirs, index.events(ours, theirs)
 
-    found: tuple[ChunkTokens, ChunkTokens, Events] = kept_of(
+    found: tuple[ChunkTokens, ChunkTokens, Events] = kept_with(
         alignment, "events", (index, chunks, *targets), make
     )
     return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import ROUNDING
+from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
 from xtok.training.losses.hidden import FLOOR, Logits, Positions, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Rows
 from xtok.training.sparse import block_length
@@ -32,7 +32,7 @@ def check_stored(logprobs: Tensor, positions: Positions) -> None:
 
 
 def _is_wrong(own: Tensor) -> Tensor:
-    return ~(own <= ROUNDING) | torch.isneginf(own)
+    return ~(own <= BFLOAT16_ROUNDING) | torch.isneginf(own)
 
 
 class PositionTokens(NamedTuple):
