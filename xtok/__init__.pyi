@@ -41,8 +41,8 @@ from .maps.convert import convert as convert
 from .maps.events import EventMap as EventMap
 from .maps.projection_map import ProjectionMap as ProjectionMap
 from .maps.spellings import SpellingMap as SpellingMap
-from .teachers.files import project as project
 from .teachers.logprobs import project_logprobs as project_logprobs
+from .teachers.project import project as project
 from .teachers.serving import serve as serve
 from .tokenizers import Tokenizer as Tokenizer
 from .tokenizers import load_tokenizer as load_tokenizer

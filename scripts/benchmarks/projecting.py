@@ -30,7 +30,7 @@ from xtok.maps.edges import Edges
 from xtok.maps.making import map_of_edges
 from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.formats.topk import TopK
-from xtok.teachers.project import Projector
+from xtok.teachers.projector import Projector
 from xtok.tokenizers import Tokenizer
 
 STUDENTS = ("smollm2", "llama3", "qwen")

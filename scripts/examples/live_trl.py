@@ -49,7 +49,7 @@ OF_RUN = (
 
 # The command with equal shares: nothing is known of how the teacher goes on inside a chunk.
 EQUAL = """
-import numpy, xtok.teachers.project as project
+import numpy, xtok.teachers.projector as project
 project.prefix_weights = lambda aligner, student, *_: numpy.ones(len(student.ids))
 from xtok.__main__ import program
 program()

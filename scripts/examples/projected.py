@@ -12,7 +12,7 @@ from torch import Tensor
 from xtok._lib.ragged import offsets_of
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats.topk import TopK
-from xtok.teachers.project import Projector
+from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl

@@ -21,7 +21,7 @@ from stored_teachers import Row
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers.files import Projected
+from xtok.teachers.project import Projected
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair

@@ -18,7 +18,7 @@ from test_project import flat
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.teachers.logprobs import ProjectedLogprobs
-from xtok.teachers.project import Projector
+from xtok.teachers.projector import Projector
 from xtok.tokenizers import Tokenizer
 
 LETTERS = [b"a", b"b"]

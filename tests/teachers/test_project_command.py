@@ -21,7 +21,7 @@ import xtok
 from xtok._lib.opening import parquet_file
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers import files
+from xtok.teachers import project
 from xtok.tokenizers import Tokenizer, pairs
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
@@ -182,12 +182,12 @@ def test_row_groups_of_bounded_size(
     config = ProjectConfig(top_k=16, to=to)
     paths = tmp_path / "one.parquet", tmp_path / "some.parquet"
     xtok.project(path, back, paths[0], config, back_map=back_map)
-    monkeypatch.setattr(files, "CANDIDATES_PER_GROUP", 1000)  # a text has some 40 tokens
+    monkeypatch.setattr(project, "CANDIDATES_PER_GROUP", 1000)  # a text has some 40 tokens
     xtok.project(path, back, paths[1], config, back_map=back_map)
     assert [pyarrow.parquet.read_metadata(path).num_row_groups for path in paths] == [1, 3]
     one, some = map(pyarrow.parquet.read_table, paths)
     assert one.equals(some)
-    monkeypatch.setattr(files, "MAX_LIST_LENGTH", 500)
+    monkeypatch.setattr(project, "MAX_LIST_LENGTH", 500)
     with pytest.raises(XtokError, match="47 tokens"):
         xtok.project(path, back, paths[1], config, back_map=back_map)
 

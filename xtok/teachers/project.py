@@ -1,434 +1,430 @@
-"""A teacher's predictions over its own tokens, as predictions over a student's."""
+"""`project`: files of a teacher's predictions in, a file of a student's out."""
 
 from __future__ import annotations
 
-import string
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xtok._lib.io import atomic_output, write
+from xtok._lib.opening import need
+from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok._lib.ragged import offsets_of
-from xtok._lib.threads import available_cores
-from xtok.alignment.aligner import TokenAligner
-from xtok.alignment.sequences import FlatIds
-from xtok.maps.projection_map import ProjectionMap
-from xtok.teachers.credit import chunk_sums, prefix_weights, shares
-from xtok.teachers.formats.topk import TopK, chosen_rows
-from xtok.teachers.kernels import (
-    ID_BITS,
-    ROOT,
-    PrefixTable,
-    ProjectedRows,
-    TeacherArrays,
-    add_hashes,
-    add_stems,
-    find_seams,
-    project_rows,
+from xtok.building.build import map_of_pair
+from xtok.config import ProjectConfig
+from xtok.errors import OutputError, XtokError
+from xtok.maps import file as mapfile
+from xtok.maps.map_like import MapLike
+from xtok.teachers.back_map import BACK_MAP, bind_back_map
+from xtok.teachers.checkpoint import (
+    PartSummary,
+    ProjectJob,
+    Totals,
+    Worker,
+    folder_of,
+    holding,
+    identity_of,
+    make_part,
+    one_schema,
+    tables_of,
 )
+from xtok.teachers.formats import distillkit, neutral
+from xtok.teachers.formats.caches import (
+    PROJECTED,
+    WRITERS,
+    Cache,
+    FoundCaches,
+    find_caches,
+    open_cache,
+    read_cache,
+)
+from xtok.teachers.formats.checks import is_renormalized
+from xtok.teachers.formats.columns import Target
+from xtok.teachers.formats.topk import Documents, cache_error
+from xtok.teachers.rows import notes_on, project_documents
+from xtok.teachers.shared_text import Templates
+from xtok.teachers.translator import Translator
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.table import TokenTable, TokenType, utf8_runs
+from xtok.tokenizers.roles import slot_candidates
 
-_ROWS_AT_ONCE = 1 << 16
-_CANDIDATES_AT_ONCE = 1 << 22  # 34 MB of them
-_LEAST_ROOM = 1 << 18
-_MAX_STEMS = 1 << 23
-"""Beyond this many byte strings, 300 MB, they are forgotten and recomputed."""
+if TYPE_CHECKING:
+    from xtok.teachers.ray import TokenizerSource
+
+_FIRST_LOOK = 1 << 16
+"""Candidates of each file that are checked before any work."""
+
+CANDIDATES_PER_GROUP = 1 << 20
+"""Candidates of a row group whose rows are padded to one width: some 40 MB while it is made."""
+
+MAX_LIST_LENGTH = (1 << 31) - 1
+"""What a list of Arrow holds at most."""
+
+_PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
+"""Dictionaries of ids and log-probabilities make files no smaller, and take half the time."""
 
 
-class Projector:
-    """Turns predictions of a teacher into predictions of a student, for a pair and a map.
+@dataclass(frozen=True, kw_only=True)
+class Projected:
+    """What `project` did: the file that it wrote, and what the predictions in it are worth."""
 
-    Where both sides begin a token at one byte, the teacher's candidates go through the map. The one
-    that the text really has goes along the path: its bytes and each candidate at the next place are
-    spelled by the student, and so on while a token of the student's may still grow over them. Where
-    the student's token begins inside the teacher's, the candidates that go on as the text did count
-    by what is left of them, spelled as after the bytes before it; hardly those that the student
-    would not split there. What is not known is spread evenly over the teacher's other tokens, and
-    counts by how many of those go on as the text did.
+    paths: tuple[str, ...]
+    student: str
+    teacher: str
+    documents: int
+    teacher_tokens: int
+    student_tokens: int
+    first_tokens: int  # of them those that begin a text, which nothing predicts
+    targets: int  # student tokens with a prediction
+    mean_rest: float | None  # of them; None where the teacher's candidates were renormalized
+    teacher_bits_per_byte: float | None  # of the text
+    teacher_is_bound: bool  # whether that is at least so much: some tokens were not candidates
+    notes: tuple[str, ...] = ()
 
-    The same text, once with longer tokens of the teacher's, once with longer ones of the student's.
-    `place` is the teacher's token in which a student's begins, `inside` how many bytes in:
+    @property
+    def sentences(self) -> list[str]:
+        """The report for people, a line each."""
+        tokens = self.student_tokens - self.first_tokens
+        rest = "not known" if self.mean_rest is None else f"{self.mean_rest:.1%}"
+        lines = [
+            f"{self.documents:,} documents; {self.targets:,} of {tokens:,} student tokens have a "
+            f"target ({self.targets / max(1, tokens):.1%}), not counting {self.first_tokens:,} "
+            f"that begin a text; mean rest: {rest}"
+        ]
+        if self.teacher_bits_per_byte is not None:
+            least = "at least " * self.teacher_is_bound
+            lines.append(
+                f"bits per byte of this text, by the teacher: {least}"
+                f"{self.teacher_bits_per_byte:.3f}"
+            )
+        return lines
 
-        teacher   |201| lamps|        |2|01| lamps|
-        student   |2|01| lamps|       |201| lamps|
-        place      0 0  1              0    2
-        inside     0 1  0              0    0
 
-    Left, at `01`: of the teacher's candidates for `201`, those count that begin with `2`: `201` as
-    `01`, `20` as `0`; what follows `2` alone is not known. Right, at `201`: the candidate `3` goes
-    through the map, and `2` along the path: `2` and each candidate for `01`.
+def project(
+    teacher_topk: str | Path | Sequence[str | Path] | FoundCaches,
+    pair: Pair,
+    output: str | Path,
+    config: ProjectConfig | None = None,
+    *,
+    back_map: MapLike | None = None,
+    student_template: str | Path | None = None,
+    teacher_template: str | Path | None = None,
+    sources: Sequence[TokenizerSource] = (),
+    address: str | None = "auto",
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+    note: Note = silent_note,
+) -> Projected:
+    """Turn stored predictions of a teacher into predictions of a student, on the same text.
 
-    Everything unknown goes to the rest: cut candidates, unspellable ones, and continuations nobody
-    asked for. Of two equal tokenizers, predictions stay what they are.
-
-    What the student makes of the bytes that teacher tokens spell is kept: a projector gets faster
-    with what it has seen. One call at a time; it uses several threads itself.
+    Memory does not depend on the size of the files. Parts are kept in a folder next to the output
+    until it is written; a run that failed or was killed goes on from them, and gives the same
+    bytes.
 
     Args:
-        pair: the student and the teacher, with their tokenizers.
-        back_map: from the teacher (rows) to the student (columns), without scale slots; `build`
-            makes it of the teacher and the student, in this order, with
-            `BuildConfig.for_loss("p-kl", target="start", top_k=32)`.
-        num_threads: one per available core if None. The result does not depend on it.
-        along_path: if False, the token that the text really has goes through the map as well, and
-            what follows it is not used.
+        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed. Or what
+            `find_caches` found of them and the output.
+        pair: the student and the teacher whose ids the files have, with their tokenizers.
+        output: `.parquet`, or `.jsonl` for vLLM's answers.
+        config: the options; the defaults if None.
+        back_map: a map from the teacher (rows) to the student (columns), or its path; by default
+            one is built.
+        student_template: of conversations, as `conversation.render` takes it.
+        teacher_template: the same for the teacher's side.
+        sources: what the nodes of a Ray cluster load both tokenizers from; then they do the work.
+        address: the cluster's, as `ray.init` takes it.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the files.
+        note: called with a sentence on what was assumed, and on what was there already.
 
     Raises:
-        ValueError: if the map is not of these two widths, or has scale slots.
+        XtokError: if a file cannot be read, is of another tokenizer, or holds what is no
+            prediction; if the map is of another pair; if the output cannot be written, or another
+            run writes it.
     """
-
-    def __init__(
-        self,
-        pair: Pair,
-        back_map: ProjectionMap,
-        num_threads: int | None = None,
-        *,
-        along_path: bool = True,
-    ) -> None:
-        ours, theirs = pair.tables
-        if back_map.shape != (len(theirs), len(ours)) or back_map.enable_scale_trick:
-            raise ValueError(
-                f"the map is {back_map.shape}, and must be {(len(theirs), len(ours))}, "
-                "from the teacher to the student, without scale slots"
+    config = ProjectConfig.or_default(config)
+    found = teacher_topk
+    if not isinstance(found, FoundCaches):
+        found = find_caches(found, output, config)
+    target, paths = found.target, found.paths
+    pair, given = bind_back_map(pair, back_map)
+    side_file = _side_file(target, pair, config)
+    for path in side_file:
+        if path.exists() and path.read_bytes() != side_file[path]:
+            raise OutputError(
+                f"{path} is of other predictions, and would be replaced",
+                hint="give an output in a folder of its own",
             )
-        self.student, _ = pair.tokenizers
-        self.is_same = pair.is_same
-        self.num_threads, self.along_path = num_threads or available_cores(), along_path
-        self._aligner = TokenAligner(pair)
-        self._teacher = _arrays(theirs, ours, back_map)
-        self._tokens = theirs.tokens()
-        self._id_of = theirs.canonical_ids()
-        self._in_order = [self._tokens[i] for i in self._aligner.teacher.by_bytes]
-        self._student = _spellings(ours)
-        self._lengths = ours.lengths.tolist()
-        self._is_utf8 = np.array([len(utf8_runs(token)) == 1 for token in self._tokens])
-        self._forget()
+    templates = student_template, teacher_template
+    inputs = _opened(paths, config, pair, templates, note)
+    projection = given or map_of_pair(pair.reversed, BACK_MAP, progress=progress)
+    stamps = _stamps(paths)
+    job = ProjectJob(
+        identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
+        caches=inputs,
+        shards=tuple((n, shard) for n, cache in enumerate(inputs) for shard in cache.shards),
+        back_map=projection,
+        config=config,
+        templates=templates,
+        folder=folder_of(target),
+    )
+    with holding(job, target, note):
+        if sources:
+            from xtok.teachers.ray import make_parts_on_ray
 
-    def project(
-        self,
-        teacher: TopK,
-        student_ids: NDArray[np.int32],
-        student_bounds: NDArray[np.int64],
-        top_k: int,
-    ) -> TopK:
-        """Project predictions onto the student's tokens of the same documents.
+            parts = make_parts_on_ray(job, _worker_of, sources, address, text_progress)
+        else:
+            parts = _make_parts(job, pair, text_progress)
+        for path, stamp in _stamps(paths).items():
+            if stamp != stamps[path]:
+                hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
+                raise cache_error(path, "it changed while it was read", hint)
+        _write(job, target, pair, one_schema([part.schema for part in parts]))
+        for path, content in side_file.items():
+            write(path, [content])
+    totals = Totals()
+    for part in parts:
+        totals.add(part.totals)
+    return _projected(target, pair, totals)
 
-        A row is valid where the student's token begins at a byte that both sides spell alike, and
-        the teacher's token at that byte has a prediction. `realized_logprob` shares what the
-        teacher's tokens of a chunk have together among the student's, by byte prefixes: see
-        `prefix_weights`. The sums are the teacher's, and each token of a chunk has its share, but
-        where the teacher's tokens have none, as a document's first; there it is the row's own.
 
-        Args:
-            teacher: its predictions; not checked.
-            student_ids: int32 `[tokens]`, the student's tokens of these documents.
-            student_bounds: int64 `[documents + 1]`.
-            top_k: the most candidates of a row; what is cut away is part of the rest.
+def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    """Return what changes when files are written: their sizes and times."""
+    stats = {path: path.stat() for path in paths}
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
-        Raises:
-            ValueError: for ids that a vocabulary does not have, and other numbers of documents.
-        """
-        student = self._aligner.student.flat(student_ids, student_bounds)
-        texts = self._aligner.teacher.flat(teacher.token_ids, teacher.bounds)
-        place, inside, is_aligned, credit = self._places(student, texts, teacher)
-        numbers = np.flatnonzero(place >= 0)
-        numbers = numbers[teacher.valid[place[numbers]]]
-        ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
-        given = teacher._replace(token_ids=texts.ids)
-        count = np.zeros(len(place), np.int64)
-        rest, own = np.full((2, len(place)), np.nan, np.float32)
-        ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
-        at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
-        for start in range(0, len(numbers), at_once):
-            some = numbers[start : start + at_once]
-            rows = ProjectedRows(
-                place[some], inside[some], is_aligned[some], ends[some], student.ids[some],
-                np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
-                *np.empty((1, len(some), top_k), np.float32),
-                *np.full((2, len(some)), np.nan, np.float32),
-            )  # fmt: skip
-            self._fill(rows, given, top_k)
-            kept = np.arange(top_k) < rows.size[:, None]
-            ids.append(rows.ids[kept])
-            logprobs.append(rows.logprobs[kept])
-            count[some], rest[some], own[some] = rows.size, rows.rest, rows.own
-        return TopK(
-            student.ids, student.bounds, offsets_of(count),
-            np.concatenate(ids), np.concatenate(logprobs), rest,
-            np.where(np.isnan(credit), own, credit),
-        )  # fmt: skip
 
-    def project_spans(
-        self,
-        teacher: TopK,
-        student_ids: NDArray[np.int32],
-        student_bounds: NDArray[np.int64],
-        spans: Sequence[Sequence[tuple[slice, slice]]],
-        top_k: int,
-    ) -> tuple[TopK, NDArray[np.int64]]:
-        """Project predictions where both sides spell the same.
-
-        As `project`, with the spans of each document: where in it the student's tokens are, and the
-        teacher's.
-
-        Returns:
-            predictions, a document per span; and the row of each student token, −1 for none.
-        """
-        places = []  # of the tokens of both sides that are projected
-        for side, begins in ((0, student_bounds), (1, teacher.bounds)):
-            ranges = [
-                np.arange(begin + span[side].start, begin + span[side].stop)
-                for of_document, begin in zip(spans, begins.tolist(), strict=False)
-                for span in of_document
-            ]
-            ends = offsets_of([len(span) for span in ranges])
-            places.append((np.concatenate([*ranges, np.zeros(0, np.int64)]), ends))
-        (ours, our_ends), (theirs, their_ends) = places
-        given = chosen_rows(teacher, theirs, teacher.token_ids[theirs], their_ends)
-        projected = self.project(given, student_ids[ours], our_ends, top_k)
-        row_of = np.full(len(student_ids), -1, np.int64)
-        row_of[ours] = np.arange(len(ours))
-        return projected, row_of
-
-    def _places(
-        self, student: FlatIds, teacher: FlatIds, given: TopK
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.float32]]:
-        """Return where the student's tokens begin in the teacher's, and their log-probabilities.
-
-        For each of the student's tokens: the teacher's at its first byte, or −1; how many bytes of
-        it are before that; whether one of the student's begins at the first of these; its share of
-        what the chunk's teacher tokens have, NaN if there is none.
-        """
-        alignment = self._aligner.align_sequences(student, teacher)
-        ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
-        shared = np.append(alignment.is_correct, False)
-        s_shared = shared[ours_in]
-        s, t = np.flatnonzero(s_shared), np.flatnonzero(shared[theirs_in])
-        # Both sides have the same symbols in these chunks, so one count of them holds for both.
-        s_lengths = np.diff(self._aligner.student.offsets)[student.ids[s]]
-        t_lengths = np.diff(self._aligner.teacher.offsets)[teacher.ids[t]]
-        begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
-        at = np.searchsorted(t_begins, begins, side="right") - 1
-        place, inside = np.full(len(student.ids), -1), np.zeros(len(student.ids), np.int64)
-        place[s], inside[s] = t[at], begins - t_begins[at]
-        is_aligned = np.zeros(len(student.ids), np.bool_)
-        is_aligned[s] = np.isin(t_begins, begins)[at]
-        sums = chunk_sums(theirs_in, given.realized_logprob, len(shared))
-        numbers = np.where(s_shared, ours_in, len(sums) - 1), theirs_in
-        weights = prefix_weights(self._aligner, student, teacher, numbers, given, sums)
-        credit = shares(sums, ours_in, s, weights)
-        return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
-
-    def _fill(self, rows: ProjectedRows, given: TopK, top_k: int) -> None:
-        """Project rows, and work out what the student makes of bytes that are new."""
-        room = max(_LEAST_ROOM, 2 * int(np.diff(given.starts).max()) + 2)
-        num_students = len(self.student.table)
-
-        def run(todo: NDArray[np.int64]) -> NDArray[np.int64]:
-            missing = np.empty(room, np.int64)
-            misses = project_rows(
-                self._teacher, given, self.prefixes, rows, todo, self.is_same, top_k,
-                np.zeros(num_students), np.empty(num_students + 1, np.int32), missing,
-            )  # fmt: skip
-            return missing[:misses]
-
-        if self._size > _MAX_STEMS:
-            self._forget()
-        todo = np.arange(len(rows.size))
-        with ThreadPoolExecutor(self.num_threads) as pool:
-            while len(todo):
-                parts = pool.map(run, np.array_split(todo, self.num_threads))
-                keys = np.unique(np.concatenate(list(parts)))
-                if len(keys):
-                    self.learn(keys)
-                todo = todo[rows.size[todo] < 0]
-
-    def _forget(self) -> None:
-        self._size = 0
-        self.prefixes = _no_prefixes(_LEAST_ROOM)
-
-    def learn(self, keys: NDArray[np.int64]) -> None:
-        """Add stems; see `PrefixTable`.
-
-        A token after a stem changes the stem's first token only if one of the student's reaches
-        over the seam, or if the stem may be split in another way: only then are both spelled, as
-        the student does after the bytes of the teacher's token that are before the stem.
-        """
-        size = self._size + len(keys)
-        self._make_room(size)
-        _, all_keys, first, settled, may_grow, is_boundary, num_same_start = self.prefixes
-        new = slice(self._size, size)
-        all_keys[new] = keys
-        is_root = keys >> ROOT != 0
-        token = keys & (1 << ID_BITS) - 1
-        other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
-        left = other[is_root]
-        # The stem of each key: what is left of a token and nothing more, or one with a token more.
-        numbers, of = np.unique(np.where(is_root, -1, other), return_inverse=True)
-        spelled = [self._spelled(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
-        of[is_root] = len(spelled) + np.arange(len(left))
-        roots = zip(token[is_root].tolist(), left.tolist(), strict=True)
-        spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
-        stems = [text for _, text in spelled]
-        data, offsets = self._teacher[:2]
-        begins = offsets[token + is_root]
-        is_spelled = np.empty(len(keys), np.bool_)
-        wholes = [before + text for before, text in spelled]
-        lengths = np.array([len(before) for before, _ in spelled])
-        both = (
-            np.frombuffer(b"".join(wholes), np.uint8),
-            offsets_of([*map(len, wholes)]),
-            lengths,
-            of,
+def _opened(
+    paths: Sequence[Path],
+    config: ProjectConfig,
+    pair: Pair,
+    templates: Templates,
+    note: Note,
+) -> tuple[Cache, ...]:
+    """Open caches, and check them, as far as their first rows tell."""
+    opened, columns = [], []
+    for path in paths:
+        cache = open_cache(path, config.source)
+        _check_digest(cache, pair)
+        pieces = (rows for s in cache.shards for rows, _ in read_cache(cache, s, _FIRST_LOOK))
+        first = next(pieces, None)
+        if first is not None:
+            _check_first(cache, first, pair)
+            if "normalized" not in cache.about and is_renormalized(first.topk, pair.teacher):
+                note(
+                    f"{path}: its probabilities sum to 1 in each row, so they are renormalized "
+                    "over the candidates: the rest is not known, and none is written"
+                )
+                cache = replace(cache, looks_renormalized=True)
+            for text in notes_on(first, pair, templates):
+                note(f"{path}: {text}")
+            columns.append(neutral.table(first).schema)
+            if config.to == "vllm":
+                _check_json(path, columns[-1])
+        opened.append(cache)
+    if not columns:
+        raise XtokError("the files hold no rows", hint="give a cache that has some")
+    if len({(cache.temperature, cache.renormalized) for cache in opened}) > 1:
+        raise XtokError(
+            "the files differ in temperature, or only some are renormalized",
+            hint="project them one by one",
         )
-        more = data, begins, offsets[token + 1]
-        find_seams(self._student, both, more, is_spelled, may_grow[new])
-        may_grow[new] &= self.along_path
-        is_spelled |= is_root | ~self._is_utf8[token]
-        is_spelled |= np.array([*map(may_split, wholes)])[of]
-        asked = np.flatnonzero(is_spelled)
-        texts = [
-            (spelled[stem][0], stems[stem] + data[begin:end].tobytes())
-            for stem, begin, end in zip(
-                of[asked].tolist(), begins[asked].tolist(), offsets[token[asked] + 1].tolist(),
-                strict=True,
+    one_schema(columns)
+    return tuple(opened)
+
+
+def _check_digest(cache: Cache, pair: Pair) -> None:
+    """Check the digest of a cache's tokenizer, if it has one."""
+    digest, (student, teacher) = cache.about.get("tokenizer_sha256"), pair.tables
+    if digest in (None, teacher.sha256()):
+        return
+    if digest == student.sha256():
+        raise _swapped(cache.path, pair)
+    raise cache_error(
+        cache.path,
+        f"its ids are of {cache.about.get('tokenizer', 'another tokenizer')}, whose tokens are not "
+        f"those of {pair.teacher.model_id}",
+        "give the model whose predictions these are",
+    )
+
+
+def _check_first(cache: Cache, rows: Documents, pair: Pair) -> None:
+    """Check the first rows of a cache, and whether they are the student's."""
+    student, teacher = pair.tokenizers
+    if _spells(student, rows) and not _spells(teacher, rows):
+        raise _swapped(cache.path, pair)
+    try:
+        cache.check(rows, teacher.vocabulary)
+    except XtokError as error:
+        if _has_ids(teacher, rows) or not _has_ids(student, rows):
+            raise
+        hint = "give the student first, then the teacher whose predictions these are: "
+        hint += f"{pair.student.model_id} has all their ids"
+        raise XtokError(error.message, hint=hint) from error
+
+
+def _has_ids(tokenizer: Tokenizer, rows: Documents) -> bool:
+    width = len(tokenizer.table)
+    return all(((ids >= 0) & (ids < width)).all() for ids in (rows.topk.token_ids, rows.topk.ids))
+
+
+def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
+    """Whether the first row's ids are a tokenizer's, and spell its text."""
+    [text, *_] = rows.values("text")
+    if text is None or not _has_ids(tokenizer, rows):
+        return False
+    ids = rows.topk.token_ids[: rows.topk.bounds[1]]
+    spelled = b"".join(tokenizer.table[i] for i in ids.tolist())
+    return spelled.strip() == str(text).encode("utf-8", "replace").strip()
+
+
+def _swapped(path: Path, pair: Pair) -> XtokError:
+    student, teacher = pair.student.model_id, pair.teacher.model_id
+    return cache_error(
+        path,
+        f"the sides are swapped: its ids are those of {student}, and {teacher} was given as the "
+        "teacher",
+        "give the student first, then the teacher whose predictions these are",
+    )
+
+
+def _check_json(path: Path, schema: Any) -> None:
+    """Check that lines of JSON can hold all columns."""
+    for column in schema:
+        if not _is_json(column.type):
+            raise XtokError(
+                f"{path}: the column {column.name!r} is of the type {column.type}, which JSON does "
+                "not have",
+                hint="leave out the column, or write it as a string or a number",
             )
-        ]  # fmt: skip
-        first[new], is_boundary[new] = first[other - 1], is_boundary[other - 1]
-        first[new][asked], is_boundary[new][asked] = self._first_tokens(texts)
-        whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
-        whole = np.where(left == 0, token[is_root], whole)
-        has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
-        settled[new] = first[new]
-        settled[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
-        num_same_start[new][is_root] = [
-            self._num_alike(before) for before, _ in spelled[len(numbers) :]
-        ]
-        add_stems(self.prefixes.slots, all_keys[:size], self._size)
-        self._size = size
-
-    def _make_room(self, size: int) -> None:
-        """Make the table larger, if it has no room for so many stems."""
-        old = self.prefixes
-        if size <= len(old.keys):
-            return
-        self.prefixes = _no_prefixes(max(size, 2 * len(old.keys)))
-        arrays: Any = zip(self.prefixes[1:], old[1:], strict=True)
-        for array, before in arrays:
-            array[: self._size] = before[: self._size]
-        add_stems(self.prefixes.slots, self.prefixes.keys[: self._size], 0)
-
-    def _spelled(self, stem: int) -> tuple[bytes, bytes]:
-        """Return the bytes of the teacher's token that are before a stem, and those of the stem."""
-        parts: list[bytes] = []  # the last token first
-        while True:
-            key = int(self.prefixes.keys[stem])
-            token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
-            if key >> ROOT:
-                inside = other - (1 << ROOT - ID_BITS)
-                return token[:inside], b"".join([token[inside:], *reversed(parts)])
-            parts.append(token)
-            stem = other - 1
-
-    def _num_alike(self, prefix: bytes) -> int:
-        """Return how many of the teacher's tokens begin with these bytes."""
-        first = bisect_left(self._in_order, prefix)
-        return bisect_right(self._in_order, prefix, first, key=lambda x: x[: len(prefix)]) - first
-
-    def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> tuple[list[int], list[bool]]:
-        r"""Return the student's first token of each text after what is before it; −1 for none.
-
-        What is before may change it: of `(a`, many tokenizers have `(a` in one, but `(` behind a
-        `\`. Where no token begins with the text, it is spelled as if nothing were before it.
-
-        Returns:
-            the tokens, and whether one begins with the text, or nothing can be said.
-        """
-        whole = self.student.segment_batch([before + text for before, text in texts])
-        first = [
-            self._begins_at(len(before), ids) for (before, _), ids in zip(texts, whole, strict=True)
-        ]
-        is_boundary = [token >= 0 or not ids for token, ids in zip(first, whole, strict=True)]
-        rest = [n for n, token in enumerate(first) if token < 0 and texts[n][0]]
-        alone = self.student.segment_batch([texts[n][1] for n in rest])
-        for n, ids in zip(rest, alone, strict=True):
-            first[n] = self._begins_at(0, ids)
-        return first, is_boundary
-
-    def _begins_at(self, byte: int, ids: Sequence[int] | None) -> int:
-        """Return the token that begins at a byte of a spelling; −1 if none does."""
-        begin = 0
-        for token in ids or ():
-            if begin >= byte:
-                return token if begin == byte else -1
-            begin += self._lengths[token]
-        return -1
 
 
-def _no_prefixes(room: int) -> PrefixTable:
-    """Return an empty table, with room for so many."""
-    slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
-    first, token, num_same_start = np.empty((3, room), np.int32)
-    may_grow, is_boundary = np.empty((2, room), np.bool_)
-    return PrefixTable(
-        slots, np.empty(room, np.int64), first, token, may_grow, is_boundary, num_same_start
+def _is_json(kind: Any) -> bool:
+    import pyarrow
+
+    of = pyarrow.types
+    if of.is_struct(kind):
+        return all(_is_json(field.type) for field in kind)
+    if of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind):
+        return _is_json(kind.value_type)
+    plain = of.is_null, of.is_boolean, of.is_integer, of.is_floating, of.is_string
+    return any(is_of(kind) for is_of in (*plain, of.is_large_string))
+
+
+def _worker_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Worker:
+    translator = Translator(pair, job.back_map, templates=job.templates, num_threads=num_threads)
+    project_some = partial(project_documents, translator, top_k=job.config.top_k)
+    return Worker(translator.teacher, project_some)
+
+
+def _make_parts(job: ProjectJob, pair: Pair, progress: TextProgress) -> list[PartSummary]:
+    worker = _worker_of(job, pair)
+    with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
+        return [make_part(job, n, worker, advance) for n in range(len(job.shards))]
+
+
+def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
+    """Join all parts, whose tables have columns of this schema, to the output."""
+    meaningless = slot_candidates(pair.tables[0])
+    of_student = Target(
+        model=pair.student.model_id,
+        width=job.config.top_k,
+        pad_id=meaningless[0] if meaningless else 0,
     )
-
-
-def _spellings(student: TokenTable) -> tuple[NDArray[Any], ...]:
-    """Return a student's tokens as `find_seams` takes them."""
-    known = student.canonical_ids()
-    order = np.array([known[token] for token in sorted(known)], np.int32)
-    hashes = np.zeros(1 << (2 * len(order)).bit_length(), np.uint64)
-    add_hashes(student.data, student.offsets, hashes)
-    return np.ascontiguousarray(student.data), student.offsets, order, hashes
-
-
-def may_split(stem: bytes) -> bool:
-    """Whether what follows bytes may change how a tokenizer splits them into words.
-
-    Spaces look ahead; an apostrophe begins a contraction, or not; a capital may be the last of a
-    word, or its first.
-    """
-    [text, *more] = utf8_runs(stem)
-    return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
-
-
-def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> TeacherArrays:
-    is_open, joined = seams(teacher, student)
-    entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
-    return TeacherArrays(
-        data=np.ascontiguousarray(teacher.data),
-        offsets=np.ascontiguousarray(teacher.offsets),
-        is_text=teacher.lengths > 0,
-        ends_text=teacher.types == TokenType.CONTROL,
-        is_open=is_open,
-        row_bounds=offsets_of(back_map.entries_per_row),
-        columns=entries.ravel(),
-        weights=entries.ravel().view(np.float32),
-        joined=joined,
-        num_texts=len(teacher.text_ids),
+    arrow = need("pyarrow", target)
+    parts = chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards)))
+    tables = (
+        arrow.concat_tables([schema.empty_table(), table], promote_options="default")
+        for table in parts
     )
+    if job.config.to == "neutral":
+        _write_tables(target, tables, _about(job, pair))
+        return
+    width = 1 if job.config.to == "vllm" else job.config.top_k
+    some = chain.from_iterable(_bounded(table, width) for table in tables)
+    made = (WRITERS[job.config.to](rows, of_student) for rows in some)
+    if job.config.to == "vllm":
+        write(target, chain.from_iterable(made))
+        return
+    _write_tables(target, made, _about(job, pair))
 
 
-def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return where what follows a teacher token may change the student's tokens of it.
+def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
+    """Return what DistillKit wants next to an output, and with which content."""
+    if config.to != "distillkit":
+        return {}
+    content = distillkit.config_for(pair.student.vocab_size, config.top_k)
+    return {target.with_name(distillkit.CONFIG): content.encode()}
 
-    That is after some tokens, bool `[V_teacher]`, and between some bytes, bool `[256, 256]`. Else a
-    token of the student's ends there whatever follows, and it is not worked out pair by pair.
-    """
-    joined = np.zeros((256, 256), np.bool_)
-    within = np.ones(len(student.data), np.bool_)
-    # A token's first byte, which has no neighbour before it; those behind the end are the first's.
-    within[student.offsets[1:-1] % max(1, len(student.data))] = False
-    joined[student.data[:-1][within[1:]], student.data[1:][within[1:]]] = True
-    # A letter, or a part of one, may change what is a word, and so where a tokenizer splits.
-    letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
-    joined[:, letters] = True
-    texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]
-    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)  # a look ahead
-    return is_open, joined
+
+def _bounded(table: Any, width: int) -> Iterator[Documents]:
+    """Cut rows so that their candidates, padded to one width, take bounded memory."""
+    [batch] = table.combine_chunks().to_batches()
+    sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
+    if sizes.max(initial=0) * width > MAX_LIST_LENGTH:
+        raise XtokError(
+            f"a text of {sizes.max():,} tokens with {width:,} candidates each is more than a row "
+            "of Parquet holds",
+            hint="lower {option}",
+            parameter="top_k",
+        )
+    group = offsets_of(sizes)[:-1] * width // CANDIDATES_PER_GROUP
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    for start, stop in pairwise([*starts.tolist(), len(sizes)]):
+        yield neutral.read(batch.slice(start, stop - start))
+
+
+def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
+    parquet = need("pyarrow.parquet", target)
+    with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
+        writer: Any = None
+        for one in tables:
+            table = one.replace_schema_metadata(about)
+            if writer is None:
+                made = parquet.ParquetWriter(file, table.schema, **_PARQUET)
+                writer = stack.enter_context(made)
+            writer.write_table(table, row_group_size=len(table) or None)
+
+
+def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
+    """Return the footer of the output."""
+    cache, (student, teacher) = job.caches[0], pair.tables
+    return {
+        "format_version": str(neutral.FORMAT_VERSION),
+        "convention": "T" if job.config.to == "neutral" else "N",
+        "k": str(job.config.top_k),
+        "temperature": cache.temperature,
+        "log_base": "e",
+        "normalized": "topk" if cache.renormalized or job.config.to == "axolotl" else "false",
+        "tokenizer": pair.student.model_id,
+        "tokenizer_sha256": student.sha256(),
+        "vocab_size": str(pair.student.vocab_size),
+        "teacher": pair.teacher.model_id,
+        "teacher_sha256": teacher.sha256(),
+        "map_sha256": job.identity["map"],
+        "source": PROJECTED,
+    }
+
+
+def _projected(target: Path, pair: Pair, totals: Totals) -> Projected:
+    return Projected(
+        paths=(os.fspath(target),),
+        student=pair.student.model_id,
+        teacher=pair.teacher.model_id,
+        documents=totals.documents,
+        teacher_tokens=totals.teacher_tokens,
+        student_tokens=totals.positions,
+        first_tokens=totals.firsts,
+        targets=totals.targets,
+        mean_rest=totals.rest / totals.rests if totals.rests else None,
+        teacher_bits_per_byte=totals.bits / totals.num_bytes if totals.num_bytes else None,
+        teacher_is_bound=totals.bounded > 0,
+        notes=() if totals.targets else ("no student token has a prediction",),
+    )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OTHER_TEXT_HINT = "leave out its text and messages: then the ids tell the text"
 
 
-def project_rows(translator: Translator, rows: Documents, top_k: int) -> Documents:
+def project_documents(translator: Translator, rows: Documents, top_k: int) -> Documents:
     """Turn a teacher's rows, which are checked, into the student's.
 
     A row's `messages` are rendered by the student's own template, its `text` is encoded by the

@@ -20,7 +20,7 @@ from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats.ranked import MIN_REST
 from xtok.teachers.formats.topk import TopK, chosen_rows, firsts_of, rows_of
-from xtok.teachers.project import Projector
+from xtok.teachers.projector import Projector
 from xtok.teachers.shared_text import SharedText, Templates
 from xtok.tokenizers.pairs import Pair
 

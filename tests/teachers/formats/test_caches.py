@@ -20,13 +20,13 @@ from stored_teachers import TEXTS, Row
 import xtok
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers.files import Projected
 from xtok.teachers.formats import axolotl, distillkit, vllm
 from xtok.teachers.formats import neutral as neutral_format
 from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.teachers.formats.columns import Target
 from xtok.teachers.formats.distillkit import Bin, Compression, decompressed_rows
 from xtok.teachers.formats.topk import Documents
+from xtok.teachers.project import Projected
 from xtok.tokenizers import Tokenizer
 
 K = 8

@@ -27,7 +27,7 @@ from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats import answers, neutral
 from xtok.teachers.formats.caches import open_cache, read_cache
-from xtok.teachers.rows import project_rows
+from xtok.teachers.rows import project_documents
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
@@ -84,7 +84,7 @@ def predictions(path: Path, tokenizer: Tokenizer, translator: Translator) -> lis
     try:
         found = read(path, tokenizer)
         for rows in found:
-            project_rows(translator, rows, K)
+            project_documents(translator, rows, K)
     except XtokError as error:
         is_one_line = str(path.parent) in error.message and "\n" not in str(error)
         if not is_one_line:
