@@ -130,18 +130,18 @@ class HiddenLogits:
             back *= self.scale
         if to_bias is not None:
             to_bias += back.sum(0)
-        scale: Tensor | float = 1.0
+        factor = None
         if self.dtype == torch.float16:  # which has nothing below 6e-8: the largest becomes 1
-            scale = back.abs().amax().clamp_(min=1e-30).reciprocal_().log2_().floor_().exp2_()
-            back *= scale
+            factor = back.abs().amax().clamp_(min=1e-30).reciprocal_().log2_().floor_().exp2_()
+            back *= factor
         with torch.autocast(self.device.type, enabled=False):
             back = back.to(self.dtype)
             if to_hidden is not None:
-                to_hidden[positions] = ((back @ self._head).to(to_hidden.dtype)) / scale
+                to_hidden[positions] = _over(back @ self._head, factor).to(to_hidden.dtype)
             if to_weight is not None and to_weight.dtype == self.dtype:
                 to_weight.addmm_(back.t(), self._rows(positions))
             elif to_weight is not None:
-                to_weight += (back.t() @ self._rows(positions)).to(to_weight.dtype) / scale
+                to_weight += _over(back.t() @ self._rows(positions), factor)
 
     def culprit(self) -> str | None:
         """Return what is NaN or infinite, if anything is."""
@@ -234,6 +234,11 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 def _kept_in(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which a gradient waits for `backward`, and the factor of a GradScaler."""
     return torch.float32 if dtype == torch.float16 else dtype
+
+
+def _over(product: Tensor, factor: Tensor | None) -> Tensor:
+    """Return a product without the factor of its gradient, in float32 if there is one."""
+    return product if factor is None else product.float().div_(factor)
 
 
 def _zeros(like: Tensor | None, dtype: torch.dtype) -> Tensor | None:
