@@ -49,8 +49,8 @@ OF_RUN = (
 
 # The command with equal shares: nothing is known of how the teacher goes on inside a chunk.
 EQUAL = """
-import numpy, xtok.teachers.projector as project
-project.prefix_weights = lambda aligner, student, *_: numpy.ones(len(student.ids))
+import numpy, xtok.teachers.projector as projector
+projector.prefix_weights = lambda aligner, student, *_: numpy.ones(len(student.ids))
 from xtok.__main__ import program
 program()
 """

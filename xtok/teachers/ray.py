@@ -120,22 +120,13 @@ class _Task(NamedTuple):
     sources: tuple[TokenizerSource, ...]
 
 
-class _ErrorArguments(NamedTuple):
-    """What an `XtokError` is made of; the error itself would not survive the way back."""
-
-    message: str
-    hint: str
-    parameter: str
-
-
 def _done_on(
     ray: Any, function: Callable[..., Any], task: _Task, items: Iterable[T]
 ) -> Iterator[tuple[T, Any]]:
     """Run `function(task, item)` on the cluster for each item; yield both as they are done.
 
     Raises:
-        XtokError: made of what a function returned, if that is the arguments of one; also if work
-            is lost.
+        XtokError: if that is what a function returned; also if work is lost.
     """
     # Ray runs a task again only if its node or process is lost: our own errors are values.
     remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(function)
@@ -148,8 +139,8 @@ def _done_on(
             return
         [done], _ = ray.wait(list(waiting), num_returns=1)
         value = _result(ray, done)
-        if isinstance(value, _ErrorArguments):
-            raise XtokError(value.message, hint=value.hint, parameter=value.parameter)
+        if isinstance(value, XtokError):
+            raise value
         yield waiting.pop(done), value
 
 
@@ -169,8 +160,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | _ErrorArguments:
-    """Make a part on a node; return the student's tokens made, or the arguments of an error."""
+def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | XtokError:
+    """Make a part on a node; return the student's tokens made, or an error of the user's."""
     path, tokens = task.job.shards[shard][1].path, list[int]()
     try:
         if not path.exists():
@@ -180,7 +171,7 @@ def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | _ErrorArgum
             )
         part = make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
     except XtokError as error:
-        return _ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
+        return error
     return sum(tokens), part
 
 

@@ -396,6 +396,9 @@ def test_what_does_not_fit_is_refused(
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
     with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
         DistillationTrainer(tiny_model(9, seed=0), arguments(tmp_path), several, loss="gold")
+    smooth = arguments(tmp_path, label_smoothing_factor=0.3)
+    with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.3, and the loss has no"):
+        DistillationTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
     split = arguments(tmp_path)
     split._n_gpu = 2  # as where two GPUs are visible to one process
     with pytest.raises(XtokError, match="2 GPUs"):

@@ -34,12 +34,12 @@ _BLOCK = 1 << 17
 _ROWS_AT_ONCE = 16  # of Parquet, which may hold one long text a million times
 _TEXT_FILES_HINT = (
     "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
+    "'corpus/*.jsonl.gz'"
 )
-_TEXT_FILES_HINT += "'corpus/*.jsonl.gz'"
 _OBJECTS_HINT = (
     "give one JSON object per line, and the name of its text field with {option}; plain "
+    "text needs a name that ends in .txt"
 )
-_OBJECTS_HINT += "text needs a name that ends in .txt"
 
 
 class TextColumns(NamedTuple):
