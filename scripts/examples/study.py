@@ -180,6 +180,8 @@ def main() -> None:
     add("--rates", type=float, nargs="+", default=(), help=what)
     add("--batch-size", type=int, default=4)
     add("--passes", type=int, default=10, help="over the scarce texts")
+    what = "texts of the other settings, to be read again and again (default: each is read once)"
+    add("--count", type=int, help=what)
     add("--processes", type=int, default=1, help="runs at a time")
     add("--device", default="cpu")
     add("--autocast", action="store_true", help="bfloat16, where the processor has it")
