@@ -100,6 +100,23 @@ def test_every_student_is_trained_once(
     assert dict(study.results(work)).keys() == dict(found).keys()
 
 
+@pytest.mark.parametrize(
+    ("setting", "asked", "written"),
+    [("healing", None, 7), ("healing", 3, 3), ("plenty", None, 2), ("scarce", None, 1)],
+)
+def test_as_many_texts_are_drawn_as_are_read(
+    tmp_path: Path, setting: str, asked: int | None, written: int
+) -> None:
+    corpus = tmp_path / "corpus.jsonl.gz"
+    corpus.write_bytes(gzip.compress(json.dumps({"text": "a line\n" * 1000}).encode()))
+    args = argparse.Namespace(
+        work=tmp_path, texts=corpus, steps=2, batch_size=1, passes=2, count=asked
+    )
+    run = study.run_of(setting, study.CE, 0, 1e-3)
+    study_data.prepare_seed(args, [run])
+    assert len(study_data.texts_read(args, run)) == written
+
+
 @pytest.mark.usefixtures("few_synthetic_texts")
 def test_a_pruned_student_is_healed(
     tmp_path: Path,

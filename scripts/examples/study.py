@@ -180,7 +180,7 @@ def main() -> None:
     add("--rates", type=float, nargs="+", default=(), help=what)
     add("--batch-size", type=int, default=4)
     add("--passes", type=int, default=10, help="over the scarce texts")
-    what = "texts of the other settings, to be read again and again (default: each is read once)"
+    what = "texts to read again and again (default: each once, the scarce ones --passes times)"
     add("--count", type=int, help=what)
     add("--processes", type=int, default=1, help="runs at a time")
     add("--device", default="cpu")
@@ -446,21 +446,24 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
 
 
 def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
-    """Plot how the held-out text of the first seed's runs gets easier with their seconds.
+    """Plot how the held-out text gets easier with the seconds of a run.
 
-    Runs have weights of 1, and the rate of the first with cross-entropy alone. A dashed line is the
-    same run, begun with the seconds in which the teacher read the texts.
+    Runs have weights of 1, and seed and rate of the first with cross-entropy alone. A dashed line
+    is the same run, begun with the seconds in which the teacher read the texts.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     kinds = [row[:2] for row in (CE, *TUNED, STORED)]
-    rate = next((run.rate for run, _ in found if run.loss == "ce"), None)
-    for run, line in found:
-        if run[1:3] not in kinds or run[3:7] != (1.0, 1.0, 0, rate):
-            continue
-        colour = f"C{kinds.index(run[1:3])}"
+    first = next((run for run, _ in found if run.loss == "ce"), None)
+    shown = [
+        (kinds.index(run[1:3]), run.length, run, line)
+        for run, line in found
+        if run[1:3] in kinds and first and run[3:7] == (1.0, 1.0, first.seed, first.rate)
+    ]
+    for kind, _, run, line in sorted(shown, key=lambda of_run: of_run[:2]):
+        colour = f"C{kind}"
         steps, bits_per_byte = line["steps"][-MEASUREMENTS:], totals(line)[-MEASUREMENTS:]
         times = np.array(steps) * line["seconds"]
         name = f"{run.loss}, {steps[-1]} steps"

@@ -148,7 +148,8 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     texts = folder / "texts.jsonl"
     if not texts.exists():
         once = round(args.steps * args.batch_size * LONGEST.get(runs[0].setting, 1.0))
-        count = once // args.passes if runs[0].setting == "scarce" else min(once, args.count or once)
+        passes = args.passes if runs[0].setting == "scarce" else 1
+        count = args.count or once // passes
         write_texts(texts, texts_of(args.texts, runs[0].seed, count))
     written = folder / f"{WRITTEN}.jsonl"
     if any(run.artefact == WRITTEN for run in runs) and not written.exists():
