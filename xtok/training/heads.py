@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from xtok.errors import XtokError
-from xtok.training.losses.hidden import AnyLogits, HiddenLogits
+from xtok.training.losses.logits import AnyLogits, HiddenLogits
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
 """What configurations call a factor of the logits: Cohere, Granite (which divides by it) and

@@ -17,7 +17,7 @@ from xtok.training.losses.gathered import (
     gradient_part,
     stored_logprobs,
 )
-from xtok.training.losses.hidden import AnyLogits, as_logits
+from xtok.training.losses.logits import AnyLogits, as_logits
 from xtok.training.losses.one_pass import Plan, one_pass
 from xtok.training.sparse import work_dtype
 

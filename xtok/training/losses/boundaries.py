@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xtok.training.losses.hidden import Positions
+from xtok.training.losses.logits import Positions
 
 BFLOAT16_ROUNDING = 1e-3
 """How far above 1 the probabilities of a position may sum: what bfloat16 servers round to."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.training.losses.hidden import Positions
+from xtok.training.losses.logits import Positions
 
 Targets = tuple[Tensor, Tensor]
 """The ids that positions predict, the student's int64 `[B, T_s]` and the teacher's `[B, T_t]`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xtok.training.losses.hidden import AnyLogits, as_logits
+from xtok.training.losses.logits import AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 

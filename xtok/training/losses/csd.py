@@ -12,7 +12,7 @@ from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, p
 from xtok.training.losses.chunks import Chunks, chunks_of, kept_with, number_chunks, require
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.gathered import PositionTokens, gather_logprobs, gradient_part
-from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
+from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 from xtok.training.sparse import work_dtype

@@ -13,7 +13,7 @@ from xtok.maps.events import EventMap
 from xtok.training.losses.boundaries import first_positions, kl
 from xtok.training.losses.chunks import chunks_of, require
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.losses.hidden import AnyLogits, as_logits, log_probabilities
+from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
-from xtok.training.losses.hidden import FLOOR, Logits, Positions, log_probabilities
+from xtok.training.losses.logits import FLOOR, Logits, Positions, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Rows
 from xtok.training.sparse import block_length
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.training.losses.chunks import EPSILON, Chunks, divergence, loss_over_chunks, require
 from xtok.training.losses.config import GoldConfig
-from xtok.training.losses.hidden import log_probabilities, require_whole
+from xtok.training.losses.logits import log_probabilities, require_whole
 from xtok.training.sparse import work_dtype
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from xtok.training.losses.hidden import (
+from xtok.training.losses.logits import (
     AnyLogits,
     Gradients,
     Logits,

@@ -16,7 +16,7 @@ from torch import Tensor
 from xtok._lib.threads import one_thread_each
 from xtok.training.losses.chunks import EPSILON, Chunks, loss_over_chunks, require, top_columns
 from xtok.training.losses.config import PKLConfig
-from xtok.training.losses.hidden import log_probabilities, require_whole
+from xtok.training.losses.logits import log_probabilities, require_whole
 from xtok.training.module import ProjectionModule
 from xtok.training.sparse import (
     Restricted,

@@ -9,7 +9,7 @@ from torch import Tensor
 from xtok.training.losses.boundaries import first_positions, kl
 from xtok.training.losses.chunks import chunks_of, top_columns
 from xtok.training.losses.config import ChunkLossConfig, SameTokenizerConfig
-from xtok.training.losses.hidden import AnyLogits, Logits, Positions, as_logits, log_probabilities
+from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.boundaries import BFLOAT16_ROUNDING, candidates, check_candidates
-from xtok.training.losses.hidden import FLOOR, AnyLogits, as_logits
+from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
 from xtok.training.sparse import work_dtype
 
