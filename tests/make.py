@@ -35,7 +35,7 @@ from xtok.tokenizers import Encoding, Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenEntry, TokenTable, TokenType, Vocabulary, decode_vocabulary
 from xtok.training.losses import event_index, spelling_index
-from xtok.training.losses.named import EVENTS, LOSSES, MAP, LossName
+from xtok.training.losses.registry import EVENTS, LOSSES, MAP, LossName
 from xtok.training.module import ProjectionModule
 
 NO_SLOT = MultitokenConfig(scale_trick=False)

@@ -61,4 +61,4 @@ def test_a_call_that_is_named_fits_the_function(where: str, call: str) -> None:
 
 
 def test_the_hint_of_a_map_that_is_not_made_for_p_kl_is_among_them() -> None:
-    assert ("named.py", 'xtok.build(student, teacher, for_loss="p-kl")') in named()
+    assert ("registry.py", 'xtok.build(student, teacher, for_loss="p-kl")') in named()

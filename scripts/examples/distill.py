@@ -33,7 +33,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training import losses
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.heads import Head, find_heads, logits_of
-from xtok.training.losses.named import LOSSES
+from xtok.training.losses.registry import LOSSES
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import LossTerms, Objective
 

@@ -33,7 +33,7 @@ from xtok.errors import XtokError
 from xtok.tokenizers import load_tokenizer
 from xtok.training.collator import DistillationCollator
 from xtok.training.losses import CombineConfig
-from xtok.training.losses.named import loss_named
+from xtok.training.losses.registry import loss_named
 from xtok.training.topk_collator import TopKCollator
 from xtok.training.trainers.transformers import DistillationTrainer
 

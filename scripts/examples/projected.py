@@ -14,7 +14,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats.topk import TopK
 from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
-from xtok.training.losses.named import BatchLoss, count_targets
+from xtok.training.losses.registry import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.rows import IGNORED
 from xtok.training.sparse import block_length, check_width

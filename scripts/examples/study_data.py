@@ -32,7 +32,7 @@ from xtok.training.losses import (
     cross_entropy,
     make_loss,
 )
-from xtok.training.losses.named import LOSSES
+from xtok.training.losses.registry import LOSSES
 from xtok.training.objective import Objective
 from xtok.training.rows import IGNORED
 from xtok.training.topk_collator import StoredTopK

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, HfArgumentParser
 from transformers.trainer_utils import get_last_checkpoint
 
 from xtok.errors import XtokError
-from xtok.training.losses.named import loss_named
+from xtok.training.losses.registry import loss_named
 from xtok.training.trainers.trl import GOLDConfig, XTokGOLDTrainer
 
 

@@ -20,7 +20,7 @@ from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator
-from xtok.training.losses.named import LOSSES, LossName
+from xtok.training.losses.registry import LOSSES, LossName
 
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
 

@@ -20,7 +20,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.named import LOSSES, LossName, make_loss
+from xtok.training.losses.registry import LOSSES, LossName, make_loss
 from xtok.training.objective import make_objective
 from xtok.training.topk_collator import TopKCollator
 

@@ -19,7 +19,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.heads import Head, find_head, find_heads, logits_of, why_not
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.named import make_loss
+from xtok.training.losses.registry import make_loss
 from xtok.training.objective import LossTerms, Objective
 
 TEXTS = ["There are 201 lighthouses.", "Fog, and high water at 6:12 tonight."]

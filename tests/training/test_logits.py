@@ -28,8 +28,8 @@ from xtok.training.losses.boundaries import first_positions
 from xtok.training.losses.chunks import number_chunks
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
-from xtok.training.losses.named import LOSSES, make_loss
 from xtok.training.losses.one_pass import one_pass
+from xtok.training.losses.registry import LOSSES, make_loss
 
 D = 5
 HEADS: list[dict[str, Any]] = [{}, {"bias": True, "scale": 0.3, "softcap": 4.0}]

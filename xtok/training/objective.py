@@ -24,8 +24,8 @@ from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import EventIndex
 from xtok.training.losses.logits import AnyLogits
-from xtok.training.losses.named import BatchLoss, LossName, loss_named, make_loss
 from xtok.training.losses.one_pass import Plan, one_pass
+from xtok.training.losses.registry import BatchLoss, LossName, loss_named, make_loss
 from xtok.training.losses.spelling_index import SpellingIndex
 from xtok.training.module import ProjectionModule
 

@@ -28,7 +28,7 @@ from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
-from xtok.training.losses.named import EVENTS, LOSSES, SPELLINGS
+from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import Objective, make_objective
 from xtok.training.topk_collator import TopKCollator

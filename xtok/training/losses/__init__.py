@@ -20,8 +20,8 @@ from xtok.training.losses.csd import csd
 from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.logits import HiddenLogits
-from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
+from xtok.training.losses.registry import BatchLoss, LossName, make_loss
 from xtok.training.losses.same_tokenizer import same_tokenizer_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.topk_kl import topk_kl

@@ -17,7 +17,7 @@ from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
-from xtok.training.losses.named import (
+from xtok.training.losses.registry import (
     EVENTS,
     LOSSES,
     MAP,
