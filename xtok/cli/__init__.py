@@ -15,7 +15,7 @@ from xtok.cli import console, help
 from xtok.cli.command import run
 from xtok.cli.help import COMMANDS as COMMANDS
 from xtok.cli.help import HELP as HELP
-from xtok.cli.spellings import Command
+from xtok.cli.nemo_options import Command
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:

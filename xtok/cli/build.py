@@ -8,6 +8,7 @@ import xtok
 from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command
+from xtok.cli.nemo_options import nemo_name
 from xtok.cli.options import (
     SKIP_EXISTING,
     TEXT_FIELD,
@@ -21,7 +22,6 @@ from xtok.cli.options import (
     print_written,
     text_option,
 )
-from xtok.cli.spellings import nemo_name
 from xtok.config import TEXT, BuildConfig, Loss
 
 

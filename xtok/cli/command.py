@@ -25,7 +25,7 @@ from typing import Annotated, Any, TextIO, get_args, get_origin, get_type_hints
 import typer
 
 from xtok.cli import console
-from xtok.cli.spellings import is_given, nemo_options, nemo_words
+from xtok.cli.nemo_options import is_given, nemo_options, nemo_words
 from xtok.cli.stdout import print_result, reserved_stdout, result_stream
 from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
 from xtok.errors import XtokError

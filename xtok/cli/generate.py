@@ -7,8 +7,8 @@ import typer
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command
+from xtok.cli.nemo_options import nemo_name
 from xtok.cli.options import ModelArguments, StrictOutput, Widths, note_one_vocabulary
-from xtok.cli.spellings import nemo_name
 from xtok.config import COMPUTING, MAIN, GenerateConfig, option
 from xtok.maps.names import map_name
 

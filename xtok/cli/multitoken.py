@@ -7,6 +7,7 @@ import typer
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command
+from xtok.cli.nemo_options import nemo_name
 from xtok.cli.options import (
     MapOptions,
     ModelArguments,
@@ -14,7 +15,6 @@ from xtok.cli.options import (
     map_option,
     note_one_vocabulary,
 )
-from xtok.cli.spellings import nemo_name
 from xtok.config import MAIN, MAKING, OUTPUT, MultitokenConfig, option
 from xtok.maps.names import map_name
 

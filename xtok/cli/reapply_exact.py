@@ -2,8 +2,8 @@
 
 import xtok
 from xtok.cli.command import command
+from xtok.cli.nemo_options import refined_name
 from xtok.cli.options import MapOptions, ModelArguments, RefinedMap
-from xtok.cli.spellings import refined_name
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
 _AS_MADE = option(None, "As in multitoken. Default: as when the map was made.", panel=MATCHING)

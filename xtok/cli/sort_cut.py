@@ -2,8 +2,8 @@
 
 import xtok
 from xtok.cli.command import command
+from xtok.cli.nemo_options import refined_name
 from xtok.cli.options import PRESERVE_LAST, RefinedMap
-from xtok.cli.spellings import refined_name
 from xtok.config import SortCutConfig
 
 

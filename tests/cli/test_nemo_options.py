@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok.cli import make_app
-from xtok.cli.spellings import ALIASES, FIXED, cleaned, nemo_words
+from xtok.cli.nemo_options import ALIASES, FIXED, cleaned, nemo_words
 from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "trainers.md"
