@@ -10,7 +10,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known import is_stand_in, own_logprobs
+from xtok._lib.known_logprobs import is_stand_in, own_logprobs
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.sequences import Sequences

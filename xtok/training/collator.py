@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok._lib.known import NEXT, own_logprobs
+from xtok._lib.known_logprobs import NEXT, own_logprobs
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok._lib.known import candidates_of_row, without_null
+from xtok._lib.known_logprobs import candidates_of_row, without_null
 from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known import NEXT, STORED_ROUNDING, is_of_nothing, own_logprobs
+from xtok._lib.known_logprobs import NEXT, STORED_ROUNDING, is_of_nothing, own_logprobs
 from xtok.teachers.formats.topk import (
     Documents,
     TopK,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known import without_null
+from xtok._lib.known_logprobs import without_null
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
 from xtok.teachers.formats.topk import AGAIN_HINT, TopK, cache_error

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known import is_stand_in
+from xtok._lib.known_logprobs import is_stand_in
 from xtok._lib.ragged import offsets_of
 from xtok.errors import XtokError
 
