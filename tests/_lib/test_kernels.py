@@ -47,6 +47,7 @@ import xtok
 from xtok.alignment import kernels as of_alignment
 from xtok.building.counting import kernels as of_counting
 from xtok.building.embeddings import kernels as of_embeddings
+from xtok.teachers import credit_kernels as of_credit
 student, teacher = map(xtok.load_tokenizer, sys.argv[1:3])
 aligner = xtok.TokenAligner(xtok.pair(student, teacher))
 aligner.few_tokens = 0
@@ -58,7 +59,7 @@ xtok.evaluate(xtok.pair(student, teacher), found, sys.argv[3])
 xtok.generate(xtok.pair(student, teacher), "spelling")
 values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
 of_embeddings.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)
-for module in (of_alignment, of_counting, of_embeddings):
+for module in (of_alignment, of_counting, of_embeddings, of_credit):
     for name, function in vars(module).items():
         if hasattr(getattr(function, "_cache", None), "_cache_file"):
             print(name, sum(function.stats.cache_hits.values()))

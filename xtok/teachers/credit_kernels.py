@@ -1,0 +1,131 @@
+"""Numba kernels of credit: how likely a teacher goes on with the bytes of a student's token.
+
+They are serial, release the GIL, and check nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xtok._lib.kernels import inner_kernel, kernel
+from xtok.alignment.kernels import CONTROL
+
+
+@kernel
+def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type: ignore[no-untyped-def]
+    """Weigh student tokens by −log of how likely the teacher goes on with their bytes.
+
+    A row of K candidates costs K looks at a first byte, and two binary searches for each end of a
+    student's token within the teacher's: 0.3 µs for K = 64.
+
+    Args:
+        s: the student's `Side`.
+        t: the teacher's.
+        by_bytes: int64, the teacher's ids that have symbols, in the order of these.
+        predictions: the teacher's `TopK`.
+        chunks: of those to weigh, int64: the places of the student's tokens, chunk after chunk;
+            where each chunk begins there, and the last one ends; the same for the teacher's.
+        sums: float64 `[chunks]`, the log-probability of each chunk's teacher tokens.
+        weights: float64 `[student tokens]`, is filled for the chunks' tokens.
+    """
+    s_places, s_bounds, t_places, t_bounds = chunks
+    for c in range(len(s_bounds) - 1):
+        ours = s_places[s_bounds[c] : s_bounds[c + 1]]
+        theirs = t_places[t_bounds[c] : t_bounds[c + 1]]
+        ends = np.cumsum(s.offsets[s.ids[ours] + 1] - s.offsets[s.ids[ours]])
+        reached = _reached(ends, theirs, t, by_bytes, predictions)
+        weights[ours] = 1.0  # equal shares, where nothing is known
+        if reached[-1] == 0.0 or not np.isfinite(sums[c]):
+            continue
+        before = 0.0
+        for j in range(len(ours) - 1):
+            # What a chunk's tokens say together is one way to go on with its first bytes.
+            now = min(before, max(np.log(reached[j]), sums[c]))
+            weights[ours[j]] = before - now
+            before = now
+        weights[ours[-1]] = before - sums[c]
+
+
+@inner_kernel
+def _reached(ends, places, t, by_bytes, predictions):  # type: ignore[no-untyped-def]
+    """Return how likely the teacher goes on with a chunk's bytes, up to each end but the last.
+
+    Candidates that begin with these bytes count as they are; the rest is shared equally by all
+    tokens that are not candidates. Zeros, if a row has no candidates.
+    """
+    reached, fits = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1, np.int64)
+    text = np.empty(ends[-1], np.uint16)
+    size = np.int64(0)
+    for i in t.ids[places]:
+        for x in range(t.offsets[i], t.offsets[i + 1]):
+            text[size] = t.symbols[x]
+            size += 1
+    path, begin = 1.0, np.int64(0)
+    for place in places:
+        first, stop = predictions.starts[place], predictions.starts[place + 1]
+        if begin >= ends[-2]:
+            break
+        if first == stop:
+            reached[:] = 0.0
+            break
+        own = t.ids[place]
+        p_own = np.exp(np.float64(predictions.realized_logprob[place]))
+        rest = np.exp(np.float64(predictions.rest_logprob[place]))
+        rest = 0.0 if np.isnan(rest) else rest
+        fits[:] = 0
+        is_listed, others = False, len(by_bytes)
+        for k in range(first, stop + 1):  # and the token itself, if it is not a candidate
+            i, p = own, p_own
+            if k < stop:
+                i = predictions.ids[k]
+                p = p_own if i == own else np.exp(np.float64(predictions.logprobs[k]))
+                is_listed |= i == own
+            elif not is_listed:
+                rest = max(0.0, rest - p_own)
+            else:
+                break
+            x = t.offsets[i]
+            others -= x < t.offsets[i + 1] and t.symbols[x] < CONTROL
+            shared = _shared_symbols(t, i, text[begin:])
+            for j in range(len(reached)):
+                if begin < ends[j] <= begin + shared:
+                    reached[j] += path * p
+                    fits[j] += 1
+        for j in range(len(reached)):
+            if begin < ends[j] and rest > 0.0:
+                prefix = text[begin : ends[j]]
+                size = _bound(t, by_bytes, prefix, True) - _bound(t, by_bytes, prefix, False)
+                reached[j] += path * rest * (size - fits[j]) / max(1, others)
+        path *= p_own
+        begin += t.offsets[own + 1] - t.offsets[own]
+    return reached
+
+
+@inner_kernel
+def _shared_symbols(t, i, text):  # type: ignore[no-untyped-def]
+    """Return how many symbols a token and a text begin with alike."""
+    begin, same = t.offsets[i], np.int64(0)
+    most = min(len(text), t.offsets[i + 1] - begin)
+    while same < most and t.symbols[begin + same] == text[same]:
+        same += 1
+    return same
+
+
+@inner_kernel
+def _bound(t, by_bytes, prefix, behind):  # type: ignore[no-untyped-def]
+    """Return where tokens that begin with a prefix are, in the order of bytes, or those behind."""
+    low, high = np.int64(0), np.int64(len(by_bytes))
+    while low < high:
+        middle = (low + high) // 2
+        i = by_bytes[middle]
+        same = _shared_symbols(t, i, prefix)
+        if same == len(prefix):
+            is_before = behind
+        else:
+            x = t.offsets[i] + same
+            is_before = x == t.offsets[i + 1] or t.symbols[x] < prefix[same]
+        if is_before:
+            low = middle + 1
+        else:
+            high = middle
+    return low
