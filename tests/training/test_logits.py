@@ -135,7 +135,7 @@ def test_hidden_states_are_as_good_as_logits(
     hidden = HiddenLogits(*ours, **options), HiddenLogits(*(x.detach() for x in theirs), **options)
     for block in (None, 2 * max(shapes[0][2], shapes[1][2])):
         if block is not None:
-            monkeypatch.setattr("xtok.training.sparse.BLOCK", block)
+            monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", block)
         for sides in ((hidden[0], logits[1]), hidden):
             found = value_and_gradients(loss, sides, ours)
             torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
@@ -247,7 +247,7 @@ def test_nothing_is_as_large_as_logits(name: str, monkeypatch: pytest.MonkeyPatc
     sides = [
         HiddenLogits(*head(shape, dtype=torch.float32, seed=n)[0]) for n, shape in enumerate(shapes)
     ]
-    monkeypatch.setattr("xtok.training.sparse.BLOCK", 1)
+    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 1)
     with Largest() as largest:  # type: ignore[no-untyped-call]
         loss(*sides).backward()
     assert largest.numbers < max(torch.Size(shape).numel() for shape in shapes)

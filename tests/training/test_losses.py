@@ -173,7 +173,7 @@ def test_blocks_and_strides_do_not_change_p_kl(monkeypatch: pytest.MonkeyPatch) 
     expected = value_and_gradient(p_kl(student, teacher, module, ALIGNED, config), student)
     assert module.logits is not None
     expected_map, module.logits.grad = module.logits.grad, None
-    monkeypatch.setattr("xtok.training.sparse.BLOCK", 20)
+    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 20)
     cut = value_and_gradient(p_kl(student, teacher, module, ALIGNED, config), student)
     torch.testing.assert_close(cut, expected)
     torch.testing.assert_close(module.logits.grad, expected_map)

@@ -84,7 +84,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     assert p.logits is not None
     expected = p.logits.grad
     p.logits.grad = None
-    monkeypatch.setattr("xtok.training.sparse.BLOCK", 60)
+    monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", 60)
     parts = p(probs)
     parts.square().sum().backward()
     torch.testing.assert_close(parts, whole)

@@ -36,7 +36,7 @@ def predictions(seed: int, scale: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("block", [None, 20])
 def test_it_is_its_plain_twin(k: int, block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if block:
-        monkeypatch.setattr("xtok.training.sparse.BLOCK", block)
+        monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", block)
     student = predictions(0).requires_grad_()
     ids, logprobs, rest = stored(torch.log_softmax(predictions(1, 2), -1), k)
     logprobs[1, 2, 0], rest[0, 2] = -torch.inf, -torch.inf  # a shorter row, and one without a rest

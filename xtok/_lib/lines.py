@@ -12,7 +12,7 @@ from xtok._lib.opening import decompressed
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
-_BLOCK = 1 << 17
+_BLOCK_BYTES = 1 << 17
 _ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in two
 
 
@@ -42,7 +42,7 @@ def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
     offset = shard.start
     if offset:  # a line that began before belongs to the previous shard
         file.seek(offset - 1)
-        while not file.readline(_BLOCK).endswith(b"\n"):
+        while not file.readline(_BLOCK_BYTES).endswith(b"\n"):
             if not file.peek(1):
                 return
         offset = file.tell()
@@ -78,7 +78,7 @@ def json_lines(
     Raises:
         XtokError: with the file and the line, for what is not JSON, not UTF-8, or too long.
     """
-    with shard.path.open("rb", _BLOCK) as raw:
+    with shard.path.open("rb", _BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
         for offset, line in lines(shard, file, max_bytes + 1):
             place = LinePlace(shard.path, offset)
@@ -146,7 +146,7 @@ def line_number(path: Path, offset: int) -> int:
     """Return the line, from 1, that holds a byte of the (decompressed) file."""
     with path.open("rb") as raw:
         file, number = decompressed(raw, path), 1
-        while offset > 0 and (block := file.read(min(offset, _BLOCK))):
+        while offset > 0 and (block := file.read(min(offset, _BLOCK_BYTES))):
             number += block.count(b"\n")
             offset -= len(block)
     return number

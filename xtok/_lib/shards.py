@@ -27,7 +27,7 @@ _SUFFIXES: dict[str, Format] = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
-_BLOCK = 1 << 17
+_BLOCK_BYTES = 1 << 17
 
 
 class Shard(NamedTuple):
@@ -84,7 +84,7 @@ def source_of(path: Path) -> SourceFile:
     """
     sha256, size = hashlib.sha256(), 0
     with reading(path), path.open("rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(_BLOCK_BYTES):
             sha256.update(block)
             size += len(block)
     return SourceFile(name=path.name, size=size, sha256=sha256.hexdigest())

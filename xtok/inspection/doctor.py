@@ -25,7 +25,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
 
 _EXAMPLES = 3
-_AT_ONCE = 1 << 13
+_TOKENS_AT_ONCE = 1 << 13
 """Tokens that are encoded at a time; the library holds more than their ids."""
 
 _PROBE_TEXT = "probe text"
@@ -319,7 +319,7 @@ def _round_trips(
             texts[token_id] = text
     advance(sum(map(len, causes.values())))
     left = iter(texts.items())
-    while batch := dict(islice(left, _AT_ONCE)):
+    while batch := dict(islice(left, _TOKENS_AT_ONCE)):
         for token_id, spelled in zip(batch, tokenizer.library_ids([*batch.values()]), strict=True):
             if spelled == [token_id]:
                 continue

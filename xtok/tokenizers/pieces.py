@@ -15,7 +15,7 @@ from xtok.tokenizers.table import TokenTable
 Spell = Callable[[Sequence[bytes]], list[list[int] | None]]
 """What spells byte strings: the pieces of each, None where it cannot be spelled."""
 
-_CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
+_TOKENS_AT_ONCE = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
 
 class Pieces(NamedTuple):
@@ -52,8 +52,8 @@ class Spellings:
         tokens = self._table.tokens()
         counts, ids = np.zeros(len(token_ids), np.int64), [self._ids]
         with progress(self._label, len(token_ids)) as advance:
-            for start in range(0, len(token_ids), _CHUNK):
-                chunk = token_ids[start : start + _CHUNK].tolist()
+            for start in range(0, len(token_ids), _TOKENS_AT_ONCE):
+                chunk = token_ids[start : start + _TOKENS_AT_ONCE].tolist()
                 spelled = self._spell_batch([tokens[i] for i in chunk])
                 counts[start : start + len(chunk)] = [len(pieces or ()) for pieces in spelled]
                 ids.append(np.fromiter(chain.from_iterable(filter(None, spelled)), np.int32))

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 
-BLOCK = 2**25
+BLOCK_NUMBERS = 2**25
 """Numbers in a temporary tensor: 128 MiB in float32. A block of hidden states reads the whole head,
 so that smaller ones cost time: 2**22 took twice the time of 2**25 (2,048 tokens, 128,256 × 262,208
 ids, two cores), and 2**24 as much."""
 
-_CACHED = 2**22
+_CACHED_BLOCK_NUMBERS = 2**22
 """The same where a CPU works best in its cache: in products with a sparse map."""
 
 
@@ -123,7 +123,8 @@ def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
 
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:
     """Return how many rows of a width a temporary tensor may have."""
-    size = min(BLOCK, _CACHED) if cached and like.device.type == "cpu" else BLOCK
+    in_cache = cached and like.device.type == "cpu"
+    size = min(BLOCK_NUMBERS, _CACHED_BLOCK_NUMBERS) if in_cache else BLOCK_NUMBERS
     return max(1, size // max(width, 1))
 
 

@@ -135,7 +135,7 @@ def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
     assert found.heaviest_teacher_ids[ids].tolist() == equal[ids].tolist()
     assert found.method == "spelling"
     monkeypatch.setattr("xtok.building.embeddings.spelling.available_cores", lambda: 7)
-    monkeypatch.setattr("xtok.building.embeddings.spelling.BLOCK", 3)
+    monkeypatch.setattr("xtok.building.embeddings.spelling.BLOCK_ROWS", 3)
     assert same(generate(xtok.pair(student, teacher), "spelling"), found)
 
 

@@ -30,7 +30,7 @@ BATCH_CHARACTERS = 1 << 20
 LITTLE_TEXT = 1_000_000
 """Bytes of text below which figures, and maps counted on it, say little."""
 
-_BLOCK = 1 << 17
+_BLOCK_BYTES = 1 << 17
 _ROWS_AT_ONCE = 16  # of Parquet, which may hold one long text a million times
 _TEXT_FILES_HINT = (
     "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
@@ -140,7 +140,7 @@ def _parts(text: str) -> list[str]:
 
 def _plain_documents(shard: Shard) -> Iterator[tuple[str, str, int]]:
     start, document = 0, bytearray()
-    with shard.path.open("rb", _BLOCK) as raw:
+    with shard.path.open("rb", _BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
         for offset, line in lines(shard, file, DOCUMENT_BYTES):
             if not document:

@@ -24,7 +24,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.table import TokenTable
 
-_BATCH = 256  # texts; fixed, because what they are padded to changes the last bits
+_TEXTS_PER_BATCH = 256  # fixed, because what they are padded to changes the last bits
 
 
 def open_source(
@@ -121,10 +121,10 @@ class SentenceModel:
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         result: Vectors = np.zeros((len(texts), 0), np.float32)
         with one_thread_each(), progress(f"embedding with {self.model_id}", len(texts)) as advance:
-            for start in range(0, len(texts), _BATCH):
-                batch = order[start : start + _BATCH]
+            for start in range(0, len(texts), _TEXTS_PER_BATCH):
+                batch = order[start : start + _TEXTS_PER_BATCH]
                 vectors = self._model.encode(
-                    [texts[i] for i in batch], batch_size=_BATCH, show_progress_bar=False
+                    [texts[i] for i in batch], batch_size=_TEXTS_PER_BATCH, show_progress_bar=False
                 )
                 if not start:
                     result = np.empty((len(texts), vectors.shape[1]), np.float32)

@@ -25,7 +25,7 @@ times as long, and the first entries stay the same."""
 
 _LONGEST = 2048  # bytes of a token that are cut into n-grams: sums of squares stay below 2**31
 _TOKEN_BITS, _TIMES_BITS = 25, 12
-BLOCK = 4096  # rows
+BLOCK_ROWS = 4096
 _PARTS = 4  # of the n-grams of one length
 
 Ints = NDArray[np.int32]
@@ -127,7 +127,7 @@ def _fill(
     with progress("comparing spellings", num_rows) as advance:
 
         def work(first: int) -> None:
-            part = slice(first, min(first + BLOCK, num_rows))
+            part = slice(first, min(first + BLOCK_ROWS, num_rows))
             add_up_and_keep_largest(
                 shared.row_starts[part.start : part.stop + 1], shared.row_grams, lengths[part],
                 shared.squares, shared.starts, shared.columns, 1 / lengths[num_rows:],
@@ -136,7 +136,7 @@ def _fill(
             advance(part.stop - part.start)
 
         with ThreadPoolExecutor(available_cores()) as pool:
-            list(pool.map(work, range(0, num_rows, BLOCK)))
+            list(pool.map(work, range(0, num_rows, BLOCK_ROWS)))
 
 
 def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:

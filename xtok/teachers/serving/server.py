@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from xtok.teachers.translator import Translator
 
 LARGEST_BODY = 64 << 20
-AT_ONCE = 1 << 16
+TOKENS_AT_ONCE = 1 << 16
 """Teacher tokens that are projected in one go, so that memory does not grow with what waits."""
 
 _BACKLOG = 2048
@@ -147,7 +147,7 @@ class RequestQueue:
         size = 0
         for item in self._waiting:
             if not item[-1].done():
-                fits = not batch or (item[2] == batch[0][2] and size < AT_ONCE)
+                fits = not batch or (item[2] == batch[0][2] and size < TOKENS_AT_ONCE)
                 (batch if fits else left).append(item)
                 size += len(item[1].topk.token_ids) * fits
         self._waiting = left
