@@ -72,7 +72,7 @@ def completed(scores: Scores, vocab_size: int) -> Scores:
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)
     is_unknown[:1] = False
-    realized = np.where(is_unknown, _pads(topk, vocab_size), topk.realized_logprob)
+    realized = np.where(is_unknown, _other_logprobs(topk, vocab_size), topk.realized_logprob)
     return scores._replace(topk=topk._replace(realized_logprob=realized.astype(np.float32)))
 
 
@@ -113,7 +113,7 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
     logprobs = np.full((count, top_k + 1), np.nan)
     all_ids[:, 0], logprobs[:, 0] = topk.token_ids, topk.realized_logprob
     all_ids[place], logprobs[place] = ids[kept], values[kept]
-    _fill(all_ids, logprobs, 1 + np.diff(bounds), _pads(topk, vocab_size))
+    _fill_short_rows(all_ids, logprobs, 1 + np.diff(bounds), _other_logprobs(topk, vocab_size))
     ranks = np.maximum(scores.ranks, 1 + (logprobs[:, 1:] > logprobs[:, :1]).sum(1))
     sizes = top_k + (ranks > top_k)
     sizes[0] = 0
@@ -122,7 +122,7 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
     return RankedEntries(all_ids, logprobs, order, np.maximum(sizes, np.arange(count) > 0))
 
 
-def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
+def _other_logprobs(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
     """Return the log-probability of a token that is not a candidate, in each row."""
     p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
     rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # nothing is known of a row without candidates
@@ -130,11 +130,11 @@ def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
     return np.asarray(np.log(np.maximum(rest, MIN_REST) / left))
 
 
-def _fill(
+def _fill_short_rows(
     ids: NDArray[np.int32],
     logprobs: NDArray[np.float64],
     sizes: NDArray[np.int64],
-    pads: NDArray[np.float64],
+    other_logprobs: NDArray[np.float64],
 ) -> None:
     """Fill rows that are short with the lowest ids that they do not have."""
     width = ids.shape[1]
@@ -150,22 +150,25 @@ def _fill(
     row = np.nonzero(is_new)[0]
     last = logprobs[short, np.maximum(sizes[short] - 1, 0)]
     last = np.where(sizes[short] > 1, last, 0.0)
-    values = np.minimum(pads[short], last)
+    values = np.minimum(other_logprobs[short], last)
     place = short[row], np.nonzero(is_new)[1]
     ids[place] = free[row, column[is_new]]
     logprobs[place] = values[row]
 
 
-def chosen(scores: Scores, wanted: Sequence[Sequence[int]], vocab_size: int) -> list[list[float]]:
-    """Return log-probabilities of chosen ids, those of one row after another."""
+def logprobs_of_ids(
+    scores: Scores, wanted: Sequence[Sequence[int]], vocab_size: int
+) -> list[list[float]]:
+    """Return the log-probabilities of the wanted ids of each row."""
     topk = scores.topk
-    ids, values = topk.ids.tolist(), topk.logprobs.tolist()
-    pads, own = _pads(topk, vocab_size).tolist(), topk.realized_logprob.tolist()
-    found = []
-    for (begin, end), row, pad, token, value in zip(
-        pairwise(topk.starts.tolist()), wanted, pads, topk.token_ids.tolist(), own, strict=True
+    ids, logprobs, starts = topk.ids.tolist(), topk.logprobs.tolist(), topk.starts.tolist()
+    tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
+    of_others = _other_logprobs(topk, vocab_size).tolist()
+    rows = []
+    for (begin, end), row, other, token, logprob in zip(
+        pairwise(starts), wanted, of_others, tokens, realized, strict=True
     ):
-        known = dict(zip(ids[begin:end], values[begin:end], strict=True)) if row else {}
-        known[token] = value
-        found.append([known.get(i, pad) for i in row])
-    return found
+        known = dict(zip(ids[begin:end], logprobs[begin:end], strict=True)) if row else {}
+        known[token] = logprob
+        rows.append([known.get(i, other) for i in row])
+    return rows

@@ -117,7 +117,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
     return scores_of(ids, kept, values, ranks, own_values)
 
 
-def names(value: Any, ids: Sequence[int]) -> list[Any]:
+def token_names(value: Any, ids: Sequence[int]) -> list[Any]:
     """Return what a server's answer, which was read, calls the ids after the first."""
     return [name for _, _, name in value["meta_info"]["input_token_logprobs"][1:]]
 

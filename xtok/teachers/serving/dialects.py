@@ -16,7 +16,7 @@ import numpy as np
 from xtok._lib.keys import unique_keys
 from xtok.config import MAX_ENTRIES
 from xtok.teachers.formats import sglang, vllm
-from xtok.teachers.formats.ranked import Scores, chosen
+from xtok.teachers.formats.ranked import Scores, logprobs_of_ids
 from xtok.tokenizers.table import Vocabulary
 
 
@@ -33,7 +33,7 @@ class Asked:
     write: Callable[
         [Sequence[Scores], Vocabulary, int], bytes
     ]  # the student's, the request's number
-    chosen: int = 0  # how many ids of each place are chosen by the request itself
+    num_chosen: int = 0  # how many ids of each place are chosen by the request itself
     temperature: float | None = None
 
 
@@ -77,7 +77,7 @@ def completions(body: bytes) -> Asked:
     if isinstance(asked.prompt, str) or not asked.prompt:
         raise BadRequest("prompt: give token ids, a list of them or several")
     sequences, _ = _split(asked.prompt, "prompt")
-    top_k = _needed(asked.prompt_logprobs, asked)
+    top_k = _checked_top_k(asked.prompt_logprobs, asked)
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         size = sum(map(len, sequences))
@@ -128,10 +128,10 @@ def inference(body: bytes) -> Asked:
     ids = asked.token_ids
     wanted: list[list[int]] = []
     if sampling.prompt_logprob_token_ids is None:
-        top_k = _needed(sampling.prompt_logprobs, sampling)
+        top_k = _checked_top_k(sampling.prompt_logprobs, sampling)
     else:
-        top_k = _needed(sampling.prompt_logprobs or 0, sampling)
-        wanted = _wanted(sampling, len(ids))
+        top_k = _checked_top_k(sampling.prompt_logprobs or 0, sampling)
+        wanted = _wanted_ids(sampling, len(ids))
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         [one] = scores
@@ -148,10 +148,10 @@ def inference(body: bytes) -> Asked:
         return msgspec.json.encode(answer)
 
     width = max(map(len, wanted), default=0)
-    return Asked([ids], top_k, write, chosen=width, temperature=sampling.temperature)
+    return Asked([ids], top_k, write, num_chosen=width, temperature=sampling.temperature)
 
 
-def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
+def _wanted_ids(sampling: _Sampling, count: int) -> list[list[int]]:
     """Return the chosen ids of each token; none for those before the start."""
     start = sampling.prompt_logprob_start
     rows = sampling.prompt_logprob_token_ids or []
@@ -168,7 +168,7 @@ def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
 def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary) -> str:
     """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`."""
     first = next((n for n, row in enumerate(wanted) if row), len(wanted))
-    rows = _chosen_values(one, wanted, student, lowest=-1)[first:]  # -1 fills rows
+    rows = _chosen_logprobs(one, wanted, student, lowest=-1)[first:]  # -1 fills rows
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
     for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
         matrix[n, : len(row)] = np.where([i < 0 for i in ids], -np.inf, row)
@@ -177,7 +177,7 @@ def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _chosen_values(
+def _chosen_logprobs(
     one: Scores, wanted: list[list[int]], student: Vocabulary, lowest: int = 0
 ) -> list[list[float]]:
     outside = [i for row in wanted for i in row if not lowest <= i < student.vocab_size]
@@ -186,7 +186,7 @@ def _chosen_values(
             f"the chosen id {outside[0]} is outside the vocabulary of {student.model_id}, "
             f"0..{student.vocab_size - 1}"
         )
-    return chosen(one, wanted, student.vocab_size)
+    return logprobs_of_ids(one, wanted, student.vocab_size)
 
 
 # SGLang
@@ -228,7 +228,7 @@ def generate(body: bytes) -> Asked:
     if asked.logprob_start_len >= max(1, shortest):
         raise BadRequest(f"logprob_start_len: {asked.logprob_start_len}, of {shortest} tokens")
     top_k = _valid_top_k(asked.top_logprobs_num, "top_logprobs_num")
-    rows = _chosen(asked, sequences)
+    rows = _chosen_ids(asked, sequences)
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         answers = [
@@ -239,10 +239,12 @@ def generate(body: bytes) -> Asked:
 
     widest = max((len(ids) for wanted in rows for ids in wanted or ()), default=0)
     temperature = asked.input_logprob_temperature or sampling.temperature
-    return Asked(sequences, top_k, write, chosen=widest, temperature=temperature)
+    return Asked(sequences, top_k, write, num_chosen=widest, temperature=temperature)
 
 
-def _chosen(asked: _GenerateRequest, sequences: list[list[int]]) -> list[list[list[int]] | None]:
+def _chosen_ids(
+    asked: _GenerateRequest, sequences: list[list[int]]
+) -> list[list[list[int]] | None]:
     """Return the ids that a request chooses, of each sequence and each of its tokens."""
     rows = asked.token_ids_logprob_positions
     if rows is not None:
@@ -279,7 +281,7 @@ def _sglang_answer(
         meta["input_top_logprobs"] = [None, *rows[start + 1 :]]
         meta["output_top_logprobs"] = []
     if wanted is not None:
-        values_of = _chosen_values(one, wanted, student)
+        values_of = _chosen_logprobs(one, wanted, student)
         meta["input_token_ids_logprobs"] = [
             None,
             *(
@@ -296,7 +298,7 @@ def _demo(body: bytes) -> Asked:
     asked = _decoded(body, _DemoRequest)
     if isinstance(asked.prompt, str):
         raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
-    top_k = _needed(asked.prompt_logprobs, asked)
+    top_k = _checked_top_k(asked.prompt_logprobs, asked)
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         rows = [
@@ -340,7 +342,7 @@ def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]
     return [*given], False  # type: ignore[list-item]
 
 
-def _needed(top_k: int | None, asked: _Scored) -> int:
+def _checked_top_k(top_k: int | None, asked: _Scored) -> int:
     """Check a request of vLLM's, and return how many candidates it wants."""
     _check_streams_nothing(asked.stream)
     if asked.n not in (None, 1):

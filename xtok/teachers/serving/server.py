@@ -318,7 +318,7 @@ class Proxy:
         answer = await self.teacher.score(spelled.teacher_ids.tolist(), top_k)
         self.metrics.teacher.observe(time.perf_counter() - begin)
         most = max(asked.top_k + 1, self.teacher.candidates)
-        scores = await self._queue(spelled, answer, 16 * most if asked.chosen else most)
+        scores = await self._queue(spelled, answer, 16 * most if asked.num_chosen else most)
         self.metrics.tokens.labels("student").inc(len(spelled.ids))
         self.metrics.tokens.labels("teacher").inc(len(spelled.teacher_ids))
         rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)

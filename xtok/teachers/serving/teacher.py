@@ -220,7 +220,7 @@ class TeacherServer:
         if value is None:  # nested too deeply
             raise TeacherError(f"{self._format.ROUTE} did not answer with JSON")
         compared = 0
-        for token_id, name in zip(own[1:], self._format.names(value, own), strict=True):
+        for token_id, name in zip(own[1:], self._format.token_names(value, own), strict=True):
             ours = tokenizer.table[token_id].decode("utf-8", "replace").strip()
             if isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name:
                 compared += bool(ours)
