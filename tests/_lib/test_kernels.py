@@ -50,7 +50,7 @@ from xtok.building.embeddings import kernels as of_embeddings
 from xtok.teachers import credit_kernels as of_credit
 student, teacher = map(xtok.load_tokenizer, sys.argv[1:3])
 aligner = xtok.TokenAligner(xtok.pair(student, teacher))
-aligner.few_tokens = 0
+aligner.python_tokens_left = 0
 aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
 given = aligner, [*b"bc"], [256], [-1.0]
 xtok.project_logprobs(*given, credit="prefix", teacher_topk=([[256]], [[-1.0]]))
@@ -153,7 +153,7 @@ def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: To
     before = {name: set(function.signatures) for name, function in functions.items()}
     aligner = TokenAligner(xtok.pair(byte_level, sentencepiece))
     text_aligner = TextAligner(xtok.pair(byte_level, sentencepiece))
-    text_aligner.aligner.few_tokens = aligner.few_tokens = 0
+    text_aligner.aligner.python_tokens_left = aligner.python_tokens_left = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
     aligner.align_document(ids, other)
     for dtype in (np.int32, np.int64, np.uint16):

@@ -123,9 +123,9 @@ def check_consistent(shared: TokenAligner, s: list[int], t: list[int]) -> None:
     arrays = [np.array([ids], np.int64).reshape(1, -1) for ids in (s, t)]
     ones = (np.ones_like(ids) for ids in arrays)  # a pad token counts like any other here
     mask = dict(zip(("student_attention_mask", "teacher_attention_mask"), ones, strict=True))
-    aligner.few_tokens = 10**9  # in Python
+    aligner.python_tokens_left = 10**9  # in Python
     found = aligner.align(*arrays, **mask)
-    aligner.few_tokens = 0  # compiled
+    aligner.python_tokens_left = 0  # compiled
     assert_same(aligner.align(*arrays, **mask), found)
     chunks = aligner.pairs(s, t)
     assert found.num_chunks.tolist() == [len(chunks)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
-FEW_TOKENS = 600
+PYTHON_TOKENS = 600
 """Tokens that an aligner walks in Python, before it compiles for seconds, or reads what it kept."""
 
 
@@ -175,7 +175,7 @@ class TokenAligner:
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
         self.is_lossy = any(one is not None and one.drops_text for one in tokenizers)
         self.max_comb_len = max_comb_len
-        self.few_tokens = FEW_TOKENS
+        self.python_tokens_left = PYTHON_TOKENS
         self._exact = pair.equal_bytes.astype(np.int32)
         self._exact[list(roles)] = list(roles.values())
 
@@ -231,9 +231,9 @@ class TokenAligner:
             differs=np.empty((num_rows, 2), np.int64),
         )
         num_tokens = len(s.ids) + len(t.ids)
-        self.few_tokens -= num_tokens
+        self.python_tokens_left -= num_tokens
         walk, walk_on = align_documents, align_rest
-        if self.few_tokens >= 0:
+        if self.python_tokens_left >= 0:
             walk, walk_on = in_python(walk), in_python(walk_on)
         walk(s, t, self._exact, chunks)
         if (chunks.differs[:, 0] >= 0).any():
