@@ -111,7 +111,7 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
     At the end, what was written is flushed and renamed; after an error nothing is left.
     """
-    temporary = target.with_name(f".{shortened(target.name, 200)}.{secrets.token_hex(6)}.tmp")
+    temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     with parents_of(target):
         _remove_stale(target)
         try:
@@ -152,7 +152,7 @@ def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(target.with_name(f".{shortened(target.name, 200)}.lock"))
+    lock = FileLock(target.with_name(f".{shorten_name(target.name, 200)}.lock"))
     with parents_of(target):
         try:
             try:
@@ -180,7 +180,7 @@ def cache_folder() -> Path:
     return Path(folder).expanduser() if folder else user_cache_path("xtok", appauthor=False)
 
 
-def shortened(name: str, num_bytes: int) -> str:
+def shorten_name(name: str, num_bytes: int) -> str:
     """Return the beginning of a file name, at most so many bytes: systems limit them to 255."""
     return os.fsencode(name)[:num_bytes].decode("utf-8", "ignore")
 
@@ -191,7 +191,7 @@ STALE_AFTER = 3600.0
 
 def _remove_stale(target: Path) -> None:
     """Remove temporary files that killed writers of this target left behind."""
-    start = re.escape(shortened(target.name, 200))
+    start = re.escape(shorten_name(target.name, 200))
     pattern = re.compile(rf"\.{start}\.[0-9a-f]{{12}}\.tmp")
     before = time.time() - STALE_AFTER
     with suppress(OSError):  # a folder may be writable, and yet not be listed

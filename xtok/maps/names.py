@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtok._lib.io import shortened
+from xtok._lib.io import shorten_name
 from xtok.config import BuildConfig, GenerateConfig, Loss, MultitokenConfig
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
     name = "_".join(filter(None, (models, *parts)))
     if len(name.encode()) > 220:  # systems allow 255 bytes; other files are named after this one
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        name = f"{shortened(name, 210)}_{digest}"
+        name = f"{shorten_name(name, 210)}_{digest}"
     return f"{name}.safetensors"
 
 
@@ -93,7 +93,7 @@ def _name_part(text: str) -> str:
     for suffix in (".model", ".tiktoken"):
         name = name.removesuffix(suffix)
     kept = "".join(c if unicodedata.category(c)[0] in "LMN" or c in ".-" else "-" for c in name)
-    return shortened(kept.lstrip("-."), 80)
+    return shorten_name(kept.lstrip("-."), 80)
 
 
 def option_words(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
@@ -123,4 +123,4 @@ def text_word(texts: Sequence[str | Path]) -> str:
     if not texts:
         return ""
     more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""
-    return f"text-{shortened(_name_part(Path(texts[0]).stem), 40)}{more}"
+    return f"text-{shorten_name(_name_part(Path(texts[0]).stem), 40)}{more}"

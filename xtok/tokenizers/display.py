@@ -65,10 +65,10 @@ def unescape(text: str) -> bytes:
     return b"".join([*pieces, text_bytes(text[end:])])
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Cut an escaped token that is too long to show, and say how long it is.
 
-    >>> shortened("a" * 1000)[-20:]
+    >>> shorten("a" * 1000)[-20:]
     'aaaa… (1,000 in all)'
     """
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} in all)"
@@ -76,7 +76,7 @@ def shortened(text: str) -> str:
 
 def quoted(token: str | None, token_id: int | None = None) -> str:
     """Return an escaped token, shortened, in quotes that show its spaces; its id if it is None."""
-    return f"#{token_id}" if token is None else f"'{shortened(token)}'"
+    return f"#{token_id}" if token is None else f"'{shorten(token)}'"
 
 
 def printable(text: str) -> str:

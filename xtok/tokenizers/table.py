@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError, XtokError
-from xtok.tokenizers.display import escape, quoted, shortened, text_bytes, unescape
+from xtok.tokenizers.display import escape, quoted, shorten, text_bytes, unescape
 
 MAX_NAME = 1 << 10
 """Bytes of the longest name of a special token; those in use stay below 100."""
@@ -175,7 +175,7 @@ class TokenTable:
 
     def shown(self, token_id: int) -> str:
         """Return an id's name, shortened for reports and messages."""
-        return shortened(self.name(token_id))
+        return shorten(self.name(token_id))
 
     def quoted(self, token_id: int) -> str:
         """Return an id's name as `display.quoted` shows it; `(none)` beyond the table."""

@@ -26,7 +26,7 @@ from xtok.cli.tables._tables import spread, visible, weight
 from xtok.cli.tables.alignment import chunks
 from xtok.inspection.bootstrap import LOSS_NAMES, Interval
 from xtok.maps.projection_map import RowKind
-from xtok.tokenizers.display import plural, printable, shortened
+from xtok.tokenizers.display import plural, printable, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures
@@ -92,7 +92,7 @@ def _template() -> Template:
         "percent": lambda share, digits=1: f"{round(share, digits + 2) + 0.0:.{digits}%}",
         "magnitude": log1p,
         "safe_text": printable,
-        "token": lambda token: visible(shortened(token)),
+        "token": lambda token: visible(shorten(token)),
         "name": _name,
         "plural": plural,
         "spread": spread,
@@ -103,7 +103,7 @@ def _template() -> Template:
 
 
 def _name(text: str) -> str:
-    return shortened(printable(text))
+    return shorten(printable(text))
 
 
 def _largest(measures: Sequence[MapMeasures], of: str) -> float:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from xtok.building.counting.texts import little_text
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing
-from xtok.tokenizers.display import quoted, shortened
+from xtok.tokenizers.display import quoted, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection import Check
@@ -107,7 +107,7 @@ def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) ->
     rows = []
     for t in table.tokens:
         kind, roles = t.type.replace("_", " "), ", ".join(t.roles)
-        row = [str(t.id), shortened(t.bytes), str(t.length), kind, quoted(t.name), roles]
+        row = [str(t.id), shorten(t.bytes), str(t.length), kind, quoted(t.name), roles]
         if names is not None:
             partner = "" if t.teacher_id is None else str(t.teacher_id)
             row += [partner, " ".join(map(names, (t.spelling or ())[:20]))]
