@@ -29,7 +29,7 @@ from xtok.cli.page.search import SHOWN_BYTES, PageColumns, pack, packed, weight_
 from xtok.cli.tables._tables import weight
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError
-from xtok.inspection import distinct
+from xtok.inspection import distinct_names
 from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
@@ -423,7 +423,7 @@ def test_what_examine_refuses(
 def test_a_repeated_name_is_numbered(map_to_digits: ProjectionMap) -> None:
     report = examine([map_to_digits] * 2, names=["a", "a"]).report
     assert [one.name for one in report.maps] == ["a", "a (2)"]
-    assert distinct(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
+    assert distinct_names(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
 
 
 def test_a_weight_that_is_not_zero_does_not_read_so() -> None:

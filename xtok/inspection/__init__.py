@@ -23,7 +23,7 @@ class Check:
     message: str
 
 
-def distinct(names: Sequence[str]) -> list[str]:
+def distinct_names(names: Sequence[str]) -> list[str]:
     """Number the repeated names: a, a (2)."""
     result: list[str] = []
     for name in names:

@@ -93,7 +93,7 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
         top_k=m.top_k,
         enable_scale_trick=m.enable_scale_trick,
         rows_by_kind={kind.name.lower(): kinds[kind] for kind in RowKind if kinds[kind]},
-        rows_by_entries=sizes(m.entries_per_row),
+        rows_by_entries=count_by_size(m.entries_per_row),
         rows_with_slot=len(slots),
         slot_share=float(slots.sum(dtype=np.float64)) / total if total else 0.0,
         columns_used=columns_used,
@@ -103,9 +103,9 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
     )
 
 
-def sizes(entries: NDArray[Any]) -> dict[int, int]:
-    """Return how many rows have how many entries."""
-    return {n: count for n, count in enumerate(np.bincount(entries).tolist()) if count}
+def count_by_size(sizes: NDArray[Any]) -> dict[int, int]:
+    """Return how often each size occurs, by size."""
+    return {n: count for n, count in enumerate(np.bincount(sizes).tolist()) if count}
 
 
 def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, ...]]:
@@ -133,14 +133,14 @@ def _example_ids(projection: ProjectionMap, count: int) -> list[int]:
     """
     entries = projection.entries_per_row
     rows = np.flatnonzero(entries > 1)
-    return spread(rows if len(rows) else np.flatnonzero(entries), count)
+    return evenly_spread(rows if len(rows) else np.flatnonzero(entries), count)
 
 
-def spread(rows: NDArray[np.int64], count: int) -> list[int]:
+def evenly_spread(ids: NDArray[np.int64], count: int) -> list[int]:
     """Return up to `count` of some ids, evenly spread."""
-    places = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64)
-    chosen: list[int] = rows[places].tolist()
-    return chosen
+    places = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
+    some: list[int] = ids[places].tolist()
+    return some
 
 
 def describe_side(vocabulary: Vocabulary) -> SideDescription:

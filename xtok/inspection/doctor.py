@@ -241,7 +241,7 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     if difference := _other_reading(tokenizer):
         yield Check("backend", "note", difference)
     if not tokenizer.text_changes:
-        how = _difference(_SPACE.encode(), _back(tokenizer, [_SPACE])[0])
+        how = _difference(_SPACE.encode(), _decoded(tokenizer, [_SPACE])[0])
         message = f"none, but {how}" if how else "none: text is its tokens' bytes"
         yield Check("normalizer", "note" if how else "ok", message)
     for change in tokenizer.text_changes:
@@ -366,7 +366,7 @@ def _role_checks(table: TokenTable) -> Iterator[Check]:
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     texts = [*_PROBE.values(), _VARIANTS]
-    back = zip(texts, _back(tokenizer, texts), strict=True)
+    back = zip(texts, _decoded(tokenizer, texts), strict=True)
     *of_kinds, of_variants = [_difference(text.encode(), decoded) for text, decoded in back]
     wrong = [f"{kind}: {how}" for kind, how in zip(_PROBE, of_kinds, strict=True) if how]
     size = sum(len(text.encode()) for text in _PROBE.values())
@@ -382,8 +382,8 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("Unicode variants", "ok", "all round-trip")
 
 
-def _back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """Return the bytes of the tokens of texts."""
+def _decoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
+    """Return texts as the bytes of their tokens."""
     tokens = tokenizer.table.tokens()
     return [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
 

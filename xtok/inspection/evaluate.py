@@ -41,7 +41,7 @@ from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
 from xtok.errors import XtokError
-from xtok.inspection import distinct
+from xtok.inspection import distinct_names
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.maps.binding import at_map_widths, bind_map
@@ -197,7 +197,7 @@ def evaluate(
             hint="evaluate the event maps alone, without a loss",
         )
     bound = (bind_map(pair, one, name=name) for name, one in zip(names, loaded, strict=True))
-    named = dict(zip(distinct(names), bound, strict=True))
+    named = dict(zip(distinct_names(names), bound, strict=True))
     text = PairText.read(
         pair, texts, Wanted(per_document=True), field=field, group_by=group_by,
         progress=text_progress,

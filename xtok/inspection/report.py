@@ -12,7 +12,7 @@ from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
 from xtok.building.counting.pair_text import PairText, Wanted
 from xtok.building.events import events_of_pair
 from xtok.building.spellings import spellings_of_pair
-from xtok.inspection import Grade, distinct
+from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
 from xtok.inspection.describe import Description, describe
@@ -110,7 +110,7 @@ def examine(
     pair = pair_of_maps(*loaded) if pair is None else at_map_widths(pair, loaded[0])
     has_tokenizers = pair.teacher_tokenizer is not None
     loaded = [bind_map(pair, m, name=name) for m, name in zip(loaded, names, strict=True)]
-    names = distinct(names)
+    names = distinct_names(names)
     evaluation = text = None
     if texts:
         wanted = Wanted(per_document=True, excerpts=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xtok.inspection.describe import SideDescription, describe_side, sizes, spread
+from xtok.inspection.describe import SideDescription, count_by_size, describe_side, evenly_spread
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.sides import SIDES
@@ -51,18 +51,18 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
     Args:
         m: the map.
-        num_examples: how many tokens of several pieces to show of each side, evenly spread.
+        num_examples: how many tokens of several pieces to show of each side, evenly evenly_spread.
     """
     examples: list[SpelledToken] = []
     for side in SIDES:
-        ids = spread(np.flatnonzero(getattr(m, f"{side}_counts") > 1), num_examples)
+        ids = evenly_spread(np.flatnonzero(getattr(m, f"{side}_counts") > 1), num_examples)
         examples += [spelled_token(m, side, i) for i in ids]
     return SpellingDescription(
         student=describe_side(m.student),
         teacher=describe_side(m.teacher),
         history=m.history,
         spelled={side: SpellingFacts.of(m, side) for side in SIDES},
-        pieces={side: sizes(getattr(m, f"{side}_counts")) for side in SIDES},
+        pieces={side: count_by_size(getattr(m, f"{side}_counts")) for side in SIDES},
         examples=tuple(examples),
     )
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from xtok.cli.page import pictures
 from xtok.cli.page.search import cut_sizes, pack
-from xtok.cli.tables._tables import spread, visible, weight
+from xtok.cli.tables._tables import visible, weight, with_interval
 from xtok.cli.tables.alignment import chunks
 from xtok.inspection.bootstrap import LOSS_NAMES, Interval
 from xtok.maps.projection_map import RowKind
@@ -95,7 +95,7 @@ def _template() -> Template:
         "token": lambda token: visible(shorten(token)),
         "name": _name,
         "plural": plural,
-        "spread": spread,
+        "with_interval": with_interval,
         "weight": weight,
         "shell": lambda words: shlex.join([printable(word) for word in words]),
     }

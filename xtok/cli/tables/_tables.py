@@ -65,7 +65,7 @@ def weight(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"
 
 
-def spread(interval: Interval | None) -> str:
+def with_interval(interval: Interval | None) -> str:
     """Return a figure with half of its interval."""
     if interval is None:
         return "–"

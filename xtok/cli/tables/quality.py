@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from xtok.cli.tables._tables import cell, new_table, printing, spread, weight
+from xtok.cli.tables._tables import cell, new_table, printing, weight, with_interval
 from xtok.tokenizers.display import quoted
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _maps(
     for m in measures:
         cells = []
         for of in order:
-            cells.append(spread(getattr(m, f"{of}cross_entropy")))
+            cells.append(with_interval(getattr(m, f"{of}cross_entropy")))
             closed = getattr(m, f"{of}closed")
             cells.append("–" if closed is None else f"{closed.value:.2f}")
         coverage = f"{m.coverage.value:.2%}", f"{m.top_1.value:.1%}"
