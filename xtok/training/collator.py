@@ -131,10 +131,10 @@ class DistillationCollator:
             raise ValueError("a batch needs samples")
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
-            return self._of_logprobs(rows)
+            return self._logprob_batch(rows)
         read = [_read(sample) for sample in samples]
-        own = self._rows(self.student, self.student_template, read)
-        batch = _pad(own, self.student, self.max_length)
+        ours = self._rows(self.student, self.student_template, read)
+        batch = _pad(ours, self.student, self.max_length)
         batch["teachers"] = []
         for teacher, template, aligner in zip(
             self.teachers, self.teacher_templates, self.aligners, strict=True
@@ -142,10 +142,10 @@ class DistillationCollator:
             theirs = self._rows(teacher, template, read)
             sides = (self.student, teacher)
             alignments = [
-                self._align(aligner, sides, *rows) for rows in zip(own, theirs, strict=True)
+                self._align(aligner, sides, *rows) for rows in zip(ours, theirs, strict=True)
             ]
             side = _pad(theirs, teacher, self.max_length)
-            side["alignment"] = _in_batch(alignments, batch, side)
+            side["alignment"] = _alignment_of_batch(alignments, batch, side)
             _warn_if_unaligned(teacher, batch["labels"], side["alignment"])
             batch["teachers"].append(side)
         return batch
@@ -212,7 +212,7 @@ class DistillationCollator:
             "teachers": sides,
         }
 
-    def _of_logprobs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of rows of a teacher's ids and their log-probabilities.
 
         The teacher's side has `realized_logprob`, `[B, T]`, of the token at that place; `prepare`
@@ -222,33 +222,33 @@ class DistillationCollator:
             count = len(self.teachers)
             raise ValueError(f"rows of log-probabilities are of one teacher, and there are {count}")
         [teacher], [aligner] = self.teachers, self.aligners
-        of_teacher = [_said(row) for row in rows]
-        theirs = [row for row, _ in of_teacher]
+        scored = [_scored_row(row) for row in rows]
+        theirs = [row for row, _ in scored]
         parts = [_parts(row.ids, row.is_target) for row in theirs]
-        spelled = iter(self._back([ids for row in parts for ids, _ in row]))
+        spelled = iter(self._to_student([ids for row in parts for ids, _ in row]))
         begin = self.student.table.roles.get("bos", ())[:1] if self.bos else ()
-        own = []
+        ours = []
         for of_row in parts:
-            ours = [(next(spelled), flag) for _, flag in of_row]
-            if begin and (not ours or ours[0][0][:1] != list(begin)):
-                ours = [(list(begin), True), *ours]
-            own.append(_row_of(ours))
+            our_parts = [(next(spelled), flag) for _, flag in of_row]
+            if begin and (not our_parts or our_parts[0][0][:1] != list(begin)):
+                our_parts = [(list(begin), True), *our_parts]
+            ours.append(_row_of(our_parts))
         sides_of = self.student, teacher
         alignments = [
-            self._align(aligner, sides_of, *both) for both in zip(own, theirs, strict=True)
+            self._align(aligner, sides_of, *both) for both in zip(ours, theirs, strict=True)
         ]
         batch, side = (
-            _pad(of, tokenizer, self.max_length)
-            for of, tokenizer in ((own, self.student), (theirs, teacher))
+            _pad(rows_of_side, tokenizer, self.max_length)
+            for rows_of_side, tokenizer in ((ours, self.student), (theirs, teacher))
         )
-        side["alignment"] = _in_batch(alignments, batch, side)
+        side["alignment"] = _alignment_of_batch(alignments, batch, side)
         _warn_if_unaligned(teacher, batch["labels"], side["alignment"])
-        values = [realized[: self.max_length] for _, realized in of_teacher]
+        values = [realized[: self.max_length] for _, realized in scored]
         side["realized_logprob"] = stack(values, np.nan)
         return {**batch, "teachers": [side]}
 
     @cached_property
-    def _back(self) -> Retokenizer:
+    def _to_student(self) -> Retokenizer:
         """Spells the only teacher's tokens in the student's."""
         [pair] = self.pairs
         return Retokenizer(pair.reversed)
@@ -315,7 +315,7 @@ class DistillationCollator:
     ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            alignment = _of_texts(aligner, sides_of, ours, theirs)
+            alignment = _align_texts(aligner, sides_of, ours, theirs)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
         sides = (
@@ -335,7 +335,7 @@ class DistillationCollator:
         )
 
 
-def _said(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
+def _scored_row(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
     """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
     ids = np.asarray(row["input_ids"], np.int64)
     columns = columns_of(row, ("realized_logprob", "loss_mask"))
@@ -408,7 +408,7 @@ def _naming(parameter: str) -> Iterator[None]:
         raise
 
 
-def _of_texts(
+def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: _SampleRow, theirs: _SampleRow
 ) -> FlatAlignment:
     """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
@@ -503,7 +503,7 @@ def _pad(rows: Sequence[_SampleRow], tokenizer: Tokenizer, end: int | None) -> d
     }
 
 
-def _in_batch(
+def _alignment_of_batch(
     alignments: Sequence[FlatAlignment], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> PaddedAlignment:
     """Return the alignments of rows as one of their padded batch."""
