@@ -25,7 +25,7 @@ from xtok.maps.history import history_step
 from xtok.maps.opening import naming, opened, read_tensors
 from xtok.maps.pt import load_pt
 from xtok.maps.records import InvariantError, StageReport
-from xtok.maps.tensors import require
+from xtok.maps.tensors import require_valid
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES
 from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
@@ -365,7 +365,9 @@ def _unpacked(tensors: Mapping[str, NDArray[Any]], metadata: str) -> tuple[dict[
     fields, digests = assemble(tensors, metadata)
     for side in SIDES:
         table = fields[side].table
-        require(table is None or table.sha256() == digests[side], f"the {side}'s table_sha256")
+        require_valid(
+            table is None or table.sha256() == digests[side], f"the {side}'s table_sha256"
+        )
     return fields, digests["tensors"] in (None, tensors_sha256(tensors))
 
 
@@ -396,7 +398,7 @@ def assemble(
             raise ValueError(f"{name} is not a list of {dtype}")
     json.dumps(header, ensure_ascii=False).encode()  # no lone surrogates
     for step in header["history"]:
-        require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
+        require_valid(type(step["stage"]) is str and type(step["options"]) is dict, "history")
     fields: dict[str, Any] = {side: _vocabulary(side, header[side], tensors) for side in SIDES}
     digests = {side: header[side].get("table_sha256") for side in SIDES}
     digests["tensors"] = header.get("tensors_sha256")  # files of earlier versions have none
@@ -404,18 +406,18 @@ def assemble(
     fields["history"] = tuple(dict(step) for step in header["history"])
     if kind != "map":
         for side in SIDES:
-            require(fields[side].table is not None, f"the {side}'s tokens")
+            require_valid(fields[side].table is not None, f"the {side}'s tokens")
         if kind == "events":
             fields["rest"] = header["rest"]
-            require(type(fields["rest"]) in (int, NoneType), "rest")
+            require_valid(type(fields["rest"]) in (int, NoneType), "rest")
         return fields, digests
     if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
         raise ValueError("scale_slot and enable_scale_trick do not agree")
     top_k = header["top_k"]
-    require(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
+    require_valid(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
     fields |= {"scale_slot": tensors.get("scale_slot"), "method": str(header["method"])}
     fields |= {"top_k": top_k, "recipe": header.get("recipe")}
-    require(isinstance(fields["recipe"], dict | NoneType), "recipe")
+    require_valid(isinstance(fields["recipe"], dict | NoneType), "recipe")
     return fields, digests
 
 
@@ -424,11 +426,11 @@ def _vocabulary(
 ) -> Vocabulary:
     """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
     for name, kinds in _OF_VOCABULARY.items():
-        require(type(fields[name]) in kinds, f"the {side}'s {name}")
+        require_valid(type(fields[name]) in kinds, f"the {side}'s {name}")
     definition = fields.get(_DEFINITION)
-    require(type(definition) in (str, NoneType), f"the {side}'s {_DEFINITION}")
+    require_valid(type(definition) in (str, NoneType), f"the {side}'s {_DEFINITION}")
     width = fields["vocab_size"]
-    require(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
+    require_valid(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     has_table = any(f"{side}_token_{name}" in tensors for name in _OF_TABLE)
     table = _table(side, fields, tensors, width) if has_table else None
     known = {name: fields[name] for name in _OF_VOCABULARY}
@@ -439,14 +441,16 @@ def _table(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], width: int
 ) -> TokenTable:
     data, offsets, types = (tensors[f"{side}_token_{name}"] for name in _OF_TABLE)
-    require(len(types) == width == len(offsets) - 1, f"the {side}'s table is not {width} long")
+    require_valid(
+        len(types) == width == len(offsets) - 1, f"the {side}'s table is not {width} long"
+    )
     rising = bool((np.diff(offsets) >= 0).all())
-    require(offsets[0] == 0 and offsets[-1] == len(data) and rising, f"{side}_token_offsets")
-    require(bool(np.isin(types, list(TokenType)).all()), f"{side}_token_types")
+    require_valid(offsets[0] == 0 and offsets[-1] == len(data) and rising, f"{side}_token_offsets")
+    require_valid(bool(np.isin(types, list(TokenType)).all()), f"{side}_token_types")
 
     def known_id(value: Any) -> int:
         token_id = int(value)  # keys of JSON objects are text
-        require(0 <= token_id < width, f"the {side}'s token id {value}")
+        require_valid(0 <= token_id < width, f"the {side}'s token id {value}")
         return token_id
 
     table = TokenTable(
@@ -458,6 +462,6 @@ def _table(
         preferred_ids=tuple(map(known_id, fields["preferred_ids"])),
     )
     without_bytes = ~np.isin(types, [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE])
-    require(not table.lengths[without_bytes].any(), f"the {side}'s special tokens have bytes")
+    require_valid(not table.lengths[without_bytes].any(), f"the {side}'s special tokens have bytes")
     fields["table_sha256"]  # a table has one
     return table

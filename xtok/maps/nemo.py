@@ -26,7 +26,7 @@ from xtok.maps.edges import (
     sum_duplicates,
 )
 from xtok.maps.records import InvariantError, RowKind
-from xtok.maps.tensors import own_tensors, require, strided
+from xtok.maps.tensors import own_tensors, require_valid, strided
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES
 
@@ -147,8 +147,10 @@ def trained(tensors: Tensors, metadata: str) -> PtEntries:
     """
     edges = Edges(*(tensors[name] for name in Edges._fields))
     s = edges.student_ids
-    require(s.ndim == 1 and all(a.shape == s.shape for a in edges), "the shape of the entries")
-    require((s[1:] >= s[:-1]).all(), "the order of student_ids")
+    require_valid(
+        s.ndim == 1 and all(a.shape == s.shape for a in edges), "the shape of the entries"
+    )
+    require_valid((s[1:] >= s[:-1]).all(), "the order of student_ids")
     ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
     return _coo(edges)._replace(is_last=ends_row, has_order=True, own=(tensors, metadata))
 
@@ -183,7 +185,7 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
     import torch
 
     is_coo = matrix.layout == torch.sparse_coo
-    require(is_coo or matrix.layout == torch.sparse_csr, f"the layout {matrix.layout}")
+    require_valid(is_coo or matrix.layout == torch.sparse_csr, f"the layout {matrix.layout}")
     names = ("_indices", "_values") if is_coo else ("crow_indices", "col_indices", "values")
     parts = [strided(getattr(matrix, name)(), size) for name in names]
     build: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_csr_tensor
@@ -191,7 +193,7 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
         warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
         checked = build(*parts, matrix.shape, check_invariants=True).to_sparse()
     ids, values = checked._indices(), checked._values()
-    require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
+    require_valid(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
     s, t = ids.numpy()
     return Edges(s, t, values.numpy())
 
@@ -202,7 +204,9 @@ def _counted(counts: Mapping[Any, Any]) -> Edges:
         type(pair) is tuple and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int
         for pair in counts
     )
-    require(pairs and {int, float}.issuperset(map(type, counts.values())), "a dict of other things")
+    require_valid(
+        pairs and {int, float}.issuperset(map(type, counts.values())), "a dict of other things"
+    )
     n = len(counts)
     s, t = (np.fromiter((pair[side] for pair in counts), np.int64, n) for side in (0, 1))
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
@@ -213,14 +217,14 @@ def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, 
 
     `says` is what the file says besides: names of models, and whether there are scale slots.
     """
-    require(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
-    require(indices.dtype.kind == "i", "the type of indices")
+    require_valid(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
+    require_valid(indices.dtype.kind == "i", "the type of indices")
     num_rows, top_k = indices.shape
     least = int(indices.min(initial=0))
-    require(least >= -1, f"the teacher id {least} (padding is -1)")
+    require_valid(least >= -1, f"the teacher id {least} (padding is -1)")
     is_entry = indices >= 0
     padding = likelihoods[~is_entry]
-    require(not np.isnan(padding).any(), "a weight that is not a number")
+    require_valid(not np.isnan(padding).any(), "a weight that is not a number")
     s, column = np.nonzero(is_entry)
     return _coo(Edges(s, indices[s, column], likelihoods[s, column]))._replace(
         is_last=column == top_k - 1,
@@ -236,8 +240,8 @@ def _coo(edges: Edges) -> PtEntries:
     """Take entries in any order; those of a row stay in theirs."""
     for side, ids in zip(SIDES, edges[:2], strict=True):
         lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
-        require(lowest >= 0, f"the {side} id {lowest}")
-        require(highest < MAX_WIDTH, f"the {side} id {highest}")
+        require_valid(lowest >= 0, f"the {side} id {lowest}")
+        require_valid(highest < MAX_WIDTH, f"the {side} id {highest}")
     s, t = (np.array(ids, np.int32) for ids in edges[:2])
     w = np.array(edges.weights, np.result_type(edges.weights, np.float32))
     if (s[1:] < s[:-1]).any():
@@ -323,8 +327,8 @@ def _side(place: int, entries: PtEntries) -> dict[str, Any]:
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
     told, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
     size = highest + 1 if told is None else told
-    require(highest < size, f"the {side} id {highest} of {size}")
-    require(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
+    require_valid(highest < size, f"the {side} id {highest} of {size}")
+    require_valid(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
     says = entries.says
     model_id = str(says.get(f"{side}_model_id") or says.get(f"{old}_id") or "unknown")
     model_id.encode()  # no lone surrogates

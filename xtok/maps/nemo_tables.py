@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import MapFileError
-from xtok.maps.tensors import own_tensors, require
+from xtok.maps.tensors import own_tensors, require_valid
 from xtok.tokenizers.sides import SIDES
 
 if TYPE_CHECKING:
@@ -150,15 +150,15 @@ def _read(loaded: Any, source: Path) -> _Table:
         raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN_HINT)
     tensors, metadata = own_tensors(own, source.stat().st_size)
     side = own["side"]
-    require(isinstance(side, str) and side in SIDES, "the side")
+    require_valid(isinstance(side, str) and side in SIDES, "the side")
     pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
     for name, values in ("pieces", pieces), ("counts", counts):
-        require(values.dtype == np.int32 and values.ndim == 1, f"{side}_{name}")
-    require((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
+        require_valid(values.dtype == np.int32 and values.ndim == 1, f"{side}_{name}")
+    require_valid((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
     header = json.loads(metadata)
     src, dst = (header[name] for name in (SIDES if side == "student" else SIDES[::-1]))
     sizes = [of["tokenizer_vocab_size"] or of["vocab_size"] for of in (src, dst)]
-    require(all(type(size) is int for size in sizes), "the metadata")
+    require_valid(all(type(size) is int for size in sizes), "the metadata")
     says = {
         "src": src["model_id"], "dst": dst["model_id"],
         "N_max": N_MAX, "V_src": sizes[0], "V_dst": sizes[1],

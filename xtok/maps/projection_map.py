@@ -398,10 +398,14 @@ def _check_named(name: str, check: Callable[[ProjectionMap], None], m: Projectio
 
 def _check_shapes(m: ProjectionMap) -> None:
     num_rows, _ = m.shape
-    _require(len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length")
-    _require(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
+    _require_invariant(
+        len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length"
+    )
+    _require_invariant(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
     if m.scale_slot is not None:
-        _require(m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]")
+        _require_invariant(
+            m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]"
+        )
 
 
 def _check_ids(m: ProjectionMap) -> None:
@@ -412,8 +416,10 @@ def _check_ids(m: ProjectionMap) -> None:
 
 def _check_weights(m: ProjectionMap) -> None:
     lowest, highest = m.weights.min(initial=1), m.weights.max(initial=1)  # NaN comes through
-    _require(bool(np.isfinite(lowest) and np.isfinite(highest)), "weights are not all finite")
-    _require(bool(lowest > 0), "weights are not all > 0")
+    _require_invariant(
+        bool(np.isfinite(lowest) and np.isfinite(highest)), "weights are not all finite"
+    )
+    _require_invariant(bool(lowest > 0), "weights are not all > 0")
 
 
 def _check_kinds(m: ProjectionMap) -> None:
@@ -421,28 +427,28 @@ def _check_kinds(m: ProjectionMap) -> None:
     starts = row_starts(m.student_ids)
     filled = np.zeros(m.shape[0], np.bool_)
     filled[m.student_ids[starts]] = True
-    _require(
+    _require_invariant(
         bool((filled == (m.row_kind != RowKind.EMPTY)).all()),
         "row_kind is not empty exactly where a row is",
     )
     sizes = np.diff(starts, append=m.nnz)
     if m.scale_slot is not None:
         _require_in(m.scale_slot, 2, "scale_slot")
-        _require(bool(filled[m.scale_slot == 1].all()), "an empty row has a scale slot")
+        _require_invariant(bool(filled[m.scale_slot == 1].all()), "an empty row has a scale slot")
         is_alone = m.scale_slot[m.student_ids[starts[sizes == 1]]] == 1
-        _require(not is_alone.any(), "a row has nothing but its scale slot")
+        _require_invariant(not is_alone.any(), "a row has nothing but its scale slot")
     longest = int(sizes.max(initial=0))
-    _require(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
+    _require_invariant(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
 
 
 def _check_order(m: ProjectionMap) -> None:
     rising = m.student_ids[1:] >= m.student_ids[:-1]
-    _require(bool(rising.all()), "student_ids are not sorted")
+    _require_invariant(bool(rising.all()), "student_ids are not sorted")
     wrong = out_of_order(m.edges, m.is_slot)
     if wrong.any():
         row = int(m.student_ids[np.argmax(wrong)])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    _require(num_duplicates(m.edges) == 0, "a row has the same teacher id twice")
+    _require_invariant(num_duplicates(m.edges) == 0, "a row has the same teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:
@@ -467,7 +473,7 @@ ProjectionMap.INVARIANTS = {
 }
 
 
-def _require(holds: bool, message: str) -> None:
+def _require_invariant(holds: bool, message: str) -> None:
     if not holds:
         raise ValueError(message)
 

@@ -9,7 +9,7 @@ from pickle import UnpicklingError  # noqa: TID251 - what torch.load raises; not
 from typing import Any
 
 from xtok.errors import MAP_HINT, MapFileError
-from xtok.maps.tensors import require
+from xtok.maps.tensors import require_valid
 
 
 def load_pt(path: Path, source: Path) -> Any:
@@ -34,7 +34,7 @@ def load_pt(path: Path, source: Path) -> Any:
             if sum(m.file_size for m in members) > path.stat().st_size:
                 raise ValueError("it claims to hold more than it has bytes")
             part = archive.testzip()  # PyTorch does not check it; it takes 4 ms of 41
-            require(part is None, f"the checksum of its part {part}")
+            require_valid(part is None, f"the checksum of its part {part}")
         # Sparse tensors are checked when it is known that they are no larger than the file.
         unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
         with unchecked, warnings.catch_warnings():

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def require(holds: object, what: str) -> None:
+def require_valid(holds: object, what: str) -> None:
     """Raise a `ValueError` that names what is not valid, unless it holds."""
     if not holds:
         raise ValueError(f"{what} is not valid")
@@ -21,8 +21,8 @@ def strided(tensor: Any, size: int) -> torch.Tensor:
     """Return a dense tensor without its gradient; `ValueError` if it is more than its file."""
     import torch
 
-    require(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
-    require(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
+    require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
+    require_valid(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
     if tensor.nbytes > size:
         raise ValueError(f"it holds {size} bytes, and claims a tensor of {tensor.nbytes}")
     plain: torch.Tensor = tensor.detach()
@@ -32,8 +32,10 @@ def strided(tensor: Any, size: int) -> torch.Tensor:
 def own_tensors(own: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
     """Return the tensors and the JSON text that xtok put into a `.pt` of `size` bytes."""
     named, metadata = own["tensors"], own["metadata"]
-    require(isinstance(metadata, str), "the metadata")
-    require(isinstance(named, dict) and all(isinstance(name, str) for name in named), "the tensors")
+    require_valid(isinstance(metadata, str), "the metadata")
+    require_valid(
+        isinstance(named, dict) and all(isinstance(name, str) for name in named), "the tensors"
+    )
     tensors = {}
     for name, tensor in named.items():
         plain = strided(tensor, size).resolve_neg()

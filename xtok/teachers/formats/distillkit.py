@@ -133,30 +133,38 @@ def compression_of(path: Path) -> Compression:
 
 def _compression(**fields: Any) -> Compression:
     """Return a config; `TypeError` or `ValueError` for what is none."""
-    _require({"d", "k", "exact_k"} <= fields.keys(), "it does not tell d, k and exact_k")
-    _require(fields.keys() <= {*Compression._fields}, f"it has fields {', '.join(fields)}")
+    _require_config({"d", "k", "exact_k"} <= fields.keys(), "it does not tell d, k and exact_k")
+    _require_config(fields.keys() <= {*Compression._fields}, f"it has fields {', '.join(fields)}")
     bins = [Bin(**one) for one in fields.get("residual_bins") or ()]
     terms = list(fields.get("polynomial_terms") or ())
     config = Compression(**{**fields, "residual_bins": bins, "polynomial_terms": terms})
     powers = [term for term in terms if not isinstance(term, str)]
     sizes = [n for one in bins for n in one[1:]]
     flags = {type(config.delta_encoding), type(config.normalize_t)}
-    _require({*map(type, [*config[:3], *powers, *sizes])} == {int}, "a number is not an integer")
-    _require(1 < config.d <= MAX_WIDTH, f"d is {config.d}")
-    _require(0 <= config.exact_k <= config.k <= config.d, f"k and exact_k are {config[1:3]}")
-    _require(all(0 <= power <= _MAX_POWER for power in powers), f"polynomial_terms are {terms}")
-    _require({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}")
+    _require_config(
+        {*map(type, [*config[:3], *powers, *sizes])} == {int}, "a number is not an integer"
+    )
+    _require_config(1 < config.d <= MAX_WIDTH, f"d is {config.d}")
+    _require_config(0 <= config.exact_k <= config.k <= config.d, f"k and exact_k are {config[1:3]}")
+    _require_config(
+        all(0 <= power <= _MAX_POWER for power in powers), f"polynomial_terms are {terms}"
+    )
+    _require_config({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}")
     dtypes = [config.exact_dtype, config.term_dtype, *(one.scale_dtype for one in bins)]
-    _require(all(dtype in _FLOATS for dtype in dtypes), f"types are {dtypes}")
-    _require(flags == {bool}, "delta_encoding or normalize_t is neither true nor false")
+    _require_config(all(dtype in _FLOATS for dtype in dtypes), f"types are {dtypes}")
+    _require_config(flags == {bool}, "delta_encoding or normalize_t is neither true nor false")
     others = config.k - config.exact_k
-    _require(all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}")
-    _require(sum(one.num_elements for one in bins) <= others, "more residuals than candidates")
-    _require(not others or terms or bins, "nothing tells the candidates beyond exact_k")
+    _require_config(
+        all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}"
+    )
+    _require_config(
+        sum(one.num_elements for one in bins) <= others, "more residuals than candidates"
+    )
+    _require_config(not others or terms or bins, "nothing tells the candidates beyond exact_k")
     return config
 
 
-def _require(holds: object, problem: str) -> None:
+def _require_config(holds: object, problem: str) -> None:
     if not holds:
         raise ValueError(problem)
 

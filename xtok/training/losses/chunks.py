@@ -43,7 +43,7 @@ def count_chunks(
     return number_chunks(alignment, exact_token_match_only, starts_only).total
 
 
-def require(given: Any, kind: type, how: str) -> None:
+def require_type(given: Any, kind: type, how: str) -> None:
     """Raise a `ValueError` that says how to make what a loss takes, if something else is given."""
     if not isinstance(given, kind):
         is_file = isinstance(given, str | PathLike)
@@ -53,7 +53,7 @@ def require(given: Any, kind: type, how: str) -> None:
 
 def require_shifted(alignment: Any) -> None:
     """Raise a `ValueError` for the alignment of the tokens themselves."""
-    require(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
+    require_type(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
 
 
 def number_chunks(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, places_of, tokens_in
-from xtok.training.losses.chunks import Chunks, chunks_of, kept_with, number_chunks, require
+from xtok.training.losses.chunks import Chunks, chunks_of, kept_with, number_chunks, require_type
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.gathered import PositionTokens, gather_logprobs, gradient_part
 from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
@@ -97,7 +97,7 @@ def plan_csd(
     Sums of losses are of chunks, without τ²; gradients are to the logits over τ.
     """
     config = config or CSDConfig()
-    require(index, SpellingIndex, "spelling_index(spellings)")
+    require_type(index, SpellingIndex, "spelling_index(spellings)")
     both = as_logits(student_logits), as_logits(teacher_logits)
     dtype = work_dtype(*both)
     chunks = chunks_of(alignment, *both, index.widths, config, sample_mask, starts_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xtok.maps.events import EventMap
 from xtok.training.losses.boundaries import first_positions, kl
-from xtok.training.losses.chunks import chunks_of, require
+from xtok.training.losses.chunks import chunks_of, require_type
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
@@ -125,7 +125,7 @@ def plan_event_kl(
 ) -> Plan:
     """Return what `event_kl` compares where chunks begin."""
     config = config or ChunkLossConfig()
-    require(index, EventIndex, "event_index(events)")
+    require_type(index, EventIndex, "event_index(events)")
     student, teacher = as_logits(student_logits), as_logits(teacher_logits)
     dtype, (width, of_teacher) = work_dtype(student, teacher), index.widths
     chunks = chunks_of(

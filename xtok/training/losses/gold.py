@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.losses.chunks import EPSILON, Chunks, divergence, loss_over_chunks, require
+from xtok.training.losses.chunks import EPSILON, Chunks, divergence, loss_over_chunks, require_type
 from xtok.training.losses.config import GoldConfig
 from xtok.training.losses.logits import log_probabilities, require_whole
 from xtok.training.sparse import work_dtype
@@ -97,7 +97,7 @@ def gold(
     """
     config = config or GoldConfig()
     require_whole("gold", student_logits, teacher_logits)
-    require(pairs, ExactPairs, "exact_pairs(projection)")
+    require_type(pairs, ExactPairs, "exact_pairs(projection)")
 
     def compare(chunks: Chunks) -> Tensor:
         means = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xtok._lib.threads import one_thread_each
-from xtok.training.losses.chunks import EPSILON, Chunks, loss_over_chunks, require, top_columns
+from xtok.training.losses.chunks import EPSILON, Chunks, loss_over_chunks, require_type, top_columns
 from xtok.training.losses.config import PKLConfig
 from xtok.training.losses.logits import log_probabilities, require_whole
 from xtok.training.module import ProjectionModule
@@ -70,7 +70,7 @@ def p_kl(
     """
     config = config or PKLConfig()
     require_whole("p_kl", student_logits, teacher_logits)
-    require(module, ProjectionModule, "xtok.ProjectionModule(projection)")
+    require_type(module, ProjectionModule, "xtok.ProjectionModule(projection)")
     num_rows, num_columns = module.shape
 
     def compare(chunks: Chunks) -> Tensor:

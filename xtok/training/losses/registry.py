@@ -18,7 +18,7 @@ from xtok.maps.loss_fit import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import plan_alm
-from xtok.training.losses.chunks import count_chunks, require
+from xtok.training.losses.chunks import count_chunks, require_type
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -271,7 +271,7 @@ def make_loss(
         raise ValueError(f"{name} takes {what}, without other options")
     if row.artefact and not isinstance(module, row.artefact.of_device):
         if isinstance(module, row.artefact.of_file | str | PathLike):
-            require(module, row.artefact.of_device, f"{row.artefact.to_torch.__name__}(…)")
+            require_type(module, row.artefact.of_device, f"{row.artefact.to_torch.__name__}(…)")
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
         raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
     return _TableLoss(row, row.prepared(module), config)
