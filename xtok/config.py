@@ -180,13 +180,18 @@ _ENDS = {
 }
 
 
+def with_hyphens(loss: Any) -> Any:
+    """Return a loss's name as it is listed, `p-kl` for `p_kl`; anything else as it is."""
+    return loss.replace("_", "-") if isinstance(loss, str) else loss
+
+
 def loss_name(loss: str, known: Any = Loss) -> Any:
     """Return a loss's name, of which both spellings are accepted: `p-kl`, `p_kl`.
 
     Raises:
         ValueError: unless it is one of those that maps, or events, are made for.
     """
-    name = loss.replace("_", "-") if isinstance(loss, str) else loss
+    name = with_hyphens(loss)
     if name not in get_args(known):
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
     return name

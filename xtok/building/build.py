@@ -24,7 +24,7 @@ from xtok.building.exact_rows import with_exact
 from xtok.building.matches import check_ignored, find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
-from xtok.config import WAIT, BuildConfig, EventLoss, Loss
+from xtok.config import WAIT, BuildConfig, EventLoss, Loss, with_hyphens
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.binding import at_map_widths, bind_map
@@ -270,14 +270,12 @@ def get_map(
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
-    if (loss := str(for_loss).replace("_", "-")) in get_args(EventLoss):
+    if (loss := with_hyphens(for_loss)) in get_args(EventLoss):
         if config is not None or texts or initial is not None:
             raise ValueError(f"{loss} takes no config, texts or initial map")
         pair = pair_of(student_model, teacher_model)
         target = _cached(pair, {"for": loss}) if path is None else Path(path)
-        return kept_events(
-            pair, cast(EventLoss, loss), target, timeout=timeout, progress=progress, note=note
-        )
+        return kept_events(pair, loss, target, timeout=timeout, progress=progress, note=note)
     config = _config_of(config, cast(Loss | None, for_loss))
     earlier = None if initial is None else as_map(initial)
     pair = _pair_of(student_model, teacher_model, earlier)

@@ -18,7 +18,7 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import expanded
 from xtok.cli.stdout import print_path, print_result
-from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, WAIT, Config, Loss, option
+from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, WAIT, Config, Loss, option, with_hyphens
 from xtok.errors import XtokError
 from xtok.maps.binding import bind_map, name_notes, pair_of_map
 from xtok.tokenizers.pairs import SIDES
@@ -265,7 +265,7 @@ _MADE_FOR = {
 
 def read_loss(text: str, known: Any = Loss) -> str:
     """Return the name of one of the `known` losses; an `XtokError` names another's command."""
-    loss, losses = text.replace("_", "-"), get_args(known)
+    loss, losses = with_hyphens(text), get_args(known)
     if loss in losses:
         return loss
     if loss in _MADE_FOR:
