@@ -66,9 +66,9 @@ class Documents(NamedTuple):
         return values
 
 
-def cache_error(place: object, problem: str, hint: str, parameter: str = "") -> XtokError:
+def cache_error(place: object, problem: str, hint: str) -> XtokError:
     """Return an error of a cache."""
-    return XtokError(f"{place}: {problem}", hint=hint, parameter=parameter)
+    return XtokError(f"{place}: {problem}", hint=hint)
 
 
 def rows_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
