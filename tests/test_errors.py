@@ -317,7 +317,7 @@ DEVICE = "give cpu, cuda or cuda:0 with device="
 FLOATS = "give the checkpoint that is not quantized, or fetch it again"
 WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes one"
 FETCH = "the checkpoint is damaged: fetch it again"
-WHOLE = "train with whole logits: hidden_states=False of a trainer, --logits of the examples"
+WHOLE = "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
 EACH = "give one for each teacher, as projection= of a trainer or module= of make_loss"
 COLLATE = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
 

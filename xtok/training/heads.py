@@ -29,7 +29,7 @@ PROBES = 0.0, 64.0, 1024.0
 """
 
 WHOLE_LOGITS_HINT = (
-    "train with whole logits: hidden_states=False of a trainer, --logits of the examples"
+    "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
 )
 
 
