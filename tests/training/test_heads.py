@@ -17,7 +17,7 @@ import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
-from xtok.training.heads import Head, find_head, find_heads, logits_of, why_not
+from xtok.training.heads import Head, find_head, find_heads, logits_of, why_whole_logits
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import make_loss
 from xtok.training.objective import LossTerms, Objective
@@ -80,7 +80,7 @@ def batch_of(pair: Pair) -> dict[str, Any]:
 def test_the_head_is_found(name: str, dtype: torch.dtype) -> None:
     _, scale, softcap, has_bias = MODELS[name]
     model, ids = model_named(name, 300).to(dtype), torch.arange(14).view(2, 7)
-    assert why_not(model) is None
+    assert why_whole_logits(model) is None
     before = torch.get_rng_state()
     head = find_head(model, ids)
     assert torch.equal(torch.get_rng_state(), before)
@@ -264,7 +264,7 @@ def test_models_that_make_whole_logits(pair: Pair) -> None:
     }
     side = {"input_ids": torch.arange(14).view(2, 7)}
     for word, model in cases.items():
-        assert word in str(why_not(model)), word
+        assert word in str(why_whole_logits(model)), word
         heads, [note] = find_heads([model], [side], [True])
         assert heads == [None]
         assert word in note
@@ -272,7 +272,7 @@ def test_models_that_make_whole_logits(pair: Pair) -> None:
             find_heads([model], [side], [True], wanted=True)
         assert find_heads([model], [side], [True], wanted=False) == ([None], [])
     wrapped = DistributedDataParallel(llama())
-    assert why_not(wrapped) is None
+    assert why_whole_logits(wrapped) is None
     assert find_head(wrapped, side["input_ids"]).scale == 1
 
 

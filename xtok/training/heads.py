@@ -104,7 +104,7 @@ def find_heads(
     for number, (model, side, takes) in enumerate(zip(models, sides, takes_hidden, strict=True)):
         if model is None or wanted is False:
             continue
-        problem = why_not(model) if takes else "its loss compares whole distributions"
+        problem = why_whole_logits(model) if takes else "its loss compares whole distributions"
         if problem is None:
             heads[number] = find_head(model, side["input_ids"])
         elif wanted:
@@ -119,8 +119,8 @@ def find_heads(
     return heads, notes
 
 
-def why_not(model: Any) -> str | None:
-    """Return why losses cannot take a model's hidden states; None where nothing is against it."""
+def why_whole_logits(model: Any) -> str | None:
+    """Return why a model has to make whole logits; None if losses can take its hidden states."""
     if getattr(model, "static_graph", False):
         return "DDP with a static graph sees gradients of its outputs alone"
     inner = _unwrapped(model)
@@ -139,10 +139,10 @@ def why_not(model: Any) -> str | None:
     if type(linear).forward is not nn.Linear.forward:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
         return f"its head is a {kind}, as of an adapter or of quantization"
-    return _why_not_weight(linear.weight)
+    return _weight_problem(linear.weight)
 
 
-def _why_not_weight(weight: Tensor) -> str | None:
+def _weight_problem(weight: Tensor) -> str | None:
     if hasattr(weight, "ds_id"):
         return "DeepSpeed ZeRO-3 has its head in pieces"
     if hasattr(weight, "device_mesh"):
@@ -184,10 +184,10 @@ def find_head(model: Any, ids: Tensor) -> Head:
 
     few = ids[:1].repeat(1, len(PROBES))[:, : len(PROBES)]
     with draws_again(ids.device), _hook(decoder, scaled):
-        own = inner(input_ids=few, use_cache=False).logits[0]
-    at = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
+        expected = inner(input_ids=few, use_cache=False).logits[0]
+    positions = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
     for head, logits in zip(candidates, ours, strict=True):
-        if _is_close(logits.at(at), own, logits.dtype):
+        if _is_close(logits.at(positions), expected, logits.dtype):
             return head
     raise XtokError(
         f"the logits of {_name(model)} are not its head times its hidden states, with what its "
@@ -205,14 +205,14 @@ def _check_positions(model: Any, hidden: Tensor | HiddenLogits, ids: Tensor) -> 
         )
 
 
-def _is_close(ours: Tensor, own: Tensor, dtype: torch.dtype) -> bool:
+def _is_close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Whether logits are equal, position by position, but for rounding to a type."""
-    if ours.shape != own.shape:
+    if ours.shape != expected.shape:
         return False
     eps = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
-    ours, own = ours.float(), own.float()
-    rounding = max(1e-4, 4 * eps) * own.abs().amax(-1, keepdim=True)
-    return bool(((ours - own).abs() <= rounding).all())
+    ours, expected = ours.float(), expected.float()
+    rounding = max(1e-4, 4 * eps) * expected.abs().amax(-1, keepdim=True)
+    return bool(((ours - expected).abs() <= rounding).all())
 
 
 @contextmanager
