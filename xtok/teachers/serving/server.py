@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import prometheus_client as prometheus
@@ -55,7 +55,6 @@ TOKENS_AT_ONCE = 1 << 16
 _BACKLOG = 2048
 """Connections that may wait to be accepted, as uvicorn has it."""
 
-T = TypeVar("T")
 Parser = Callable[[bytes], Asked]
 
 
@@ -105,55 +104,65 @@ def score(
     return [ranked(one) for one in split(topk)]
 
 
+class _WaitingSequence(NamedTuple):
+    """A sequence that the teacher's server has scored, and that a request waits for."""
+
+    text: SharedText
+    answer: Scores  # the teacher's
+    top_k: int  # candidates that it needs
+    future: asyncio.Future[Scores]  # the answer in the student's tokens
+
+
 class RequestQueue:
     """Projects in one thread, all sequences that wait at once."""
 
     def __init__(self, translator: Translator, metrics: Metrics) -> None:
         self._translator, self._metrics = translator, metrics
         self._pool = ThreadPoolExecutor(1, "xtok-project")
-        self._waiting: list[tuple[SharedText, Scores, int, asyncio.Future[Scores]]] = []
+        self._waiting: list[_WaitingSequence] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def __call__(self, spelled: SharedText, answer: Scores, top_k: int) -> Scores:
+    async def __call__(self, text: SharedText, answer: Scores, top_k: int) -> Scores:
         """Return a teacher's answer in the student's tokens."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        self._waiting.append((spelled, answer, top_k, future))
+        self._waiting.append(_WaitingSequence(text, answer, top_k, future))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         return await future
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        while batch := self._taken():
+        while batch := self._take():
             try:
                 scores = await loop.run_in_executor(self._pool, self._project, batch)
             except Exception as error:  # noqa: BLE001 - it is the requests' that wait
-                for *_, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
+                for sequence in batch:
+                    if not sequence.future.done():
+                        sequence.future.set_exception(error)
                 continue
-            for (*_, future), one in zip(batch, scores, strict=True):
-                if not future.done():
-                    future.set_result(one)
+            for sequence, projected in zip(batch, scores, strict=True):
+                if not sequence.future.done():
+                    sequence.future.set_result(projected)
         self._task = None
 
-    def _taken(self) -> list[tuple[SharedText, Scores, int, asyncio.Future[Scores]]]:
+    def _take(self) -> list[_WaitingSequence]:
         """Take sequences whose clients still wait; leave what wants other numbers, or is too much.
 
         So no answer depends on what else waits.
         """
-        batch: list[Any] = []
-        left: list[Any] = []
+        batch: list[_WaitingSequence] = []
+        left: list[_WaitingSequence] = []
         size = 0
-        for item in self._waiting:
-            if not item[-1].done():
-                fits = not batch or (item[2] == batch[0][2] and size < TOKENS_AT_ONCE)
-                (batch if fits else left).append(item)
-                size += len(item[1].topk.token_ids) * fits
+        for sequence in self._waiting:
+            if not sequence.future.done():
+                is_alike = not batch or sequence.top_k == batch[0].top_k
+                fits = is_alike and size < TOKENS_AT_ONCE
+                (batch if fits else left).append(sequence)
+                size += len(sequence.answer.topk.token_ids) * fits
         self._waiting = left
         return batch
 
-    def _project(self, batch: Sequence[tuple[SharedText, Scores, int, Any]]) -> list[Scores]:
+    def _project(self, batch: Sequence[_WaitingSequence]) -> list[Scores]:
         begin = time.perf_counter()
         texts, answers, tops, _ = zip(*batch, strict=True)
         scores = score(self._translator, texts, answers, tops[0])
