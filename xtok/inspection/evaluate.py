@@ -226,10 +226,10 @@ def evaluation_of(
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
     of_events = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
     if of_events:
-        measured = _of_events(of_events, pair, documents, by_row, num_worst)
+        measured = _event_map_fields(of_events, pair, documents, by_row, num_worst)
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
-        measured = _of_maps(of_tokens, documents, recipes, by_row, for_loss, num_worst)
+        measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss, num_worst)
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -242,7 +242,7 @@ def evaluation_of(
     )
 
 
-def _of_events(
+def _event_map_fields(
     maps: Mapping[str, EventMap], pair: Pair, text: PerDocument, by_row: Occurrences, num_worst: int
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that event maps have."""
@@ -278,7 +278,7 @@ def _of_events(
     }
 
 
-def _of_maps(
+def _map_fields(
     maps: Mapping[str, ProjectionMap],
     text: PerDocument,
     recipes: Mapping[int, Edges],
@@ -305,17 +305,17 @@ def _of_maps(
             _measures(name, group, sums[name] | of_floors[m.top_k], chosen)
             for name, m in maps.items()
         ]
-    of = "chunk_" if by_row.by_chunk else ""
+    prefix = _OVER_CHUNKS if by_row.by_chunk else _AT_STARTS
     classes, worst = [], []
     for name, m in maps.items():
-        loss, floor = losses[name][of], floors[m.top_k][of]  # of the last group, all text
+        loss, floor = losses[name][prefix], floors[m.top_k][prefix]  # of the last group, all text
         at_starts, wanted = (weights_at(m.edges, keys) for keys in (text.keys, by_row.keys))
         classes.append(by_row.classes(name, loss, floor, at_starts > 0))
         worst.append(by_row.worst(name, loss - floor, wanted, num_worst))
     ranking = None
     if for_loss is not None:
-        of_loss = np.stack([one[f"{of}cross_entropy"] for one in sums.values()])
-        counts = text.num_chunks if of else text.per_document(np.ones(len(text.keys)))
+        of_loss = np.stack([one[f"{prefix}cross_entropy"] for one in sums.values()])
+        counts = text.num_chunks if by_row.by_chunk else text.per_document(np.ones(len(text.keys)))
         ranking = rank(for_loss, list(maps), of_loss, counts.astype(np.int64))
     return {
         "measures": tuple(measures),
@@ -361,16 +361,18 @@ def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
     return groups if len(groups) == 1 else [*groups, ("all", np.ones(len(names), np.bool_))]
 
 
+_AT_STARTS, _OVER_CHUNKS = "", "chunk_"
+"""What the names of a map's figures begin with: those at shared boundaries, those over chunks."""
 _Losses: TypeAlias = dict[str, NDArray[np.float64]]
-"""A map's losses on text: `""` at each pair of tokens at a boundary, `chunk_` over each chunk."""
+"""A map's losses on text, at each pair of tokens at a boundary and over each chunk, by prefix."""
 
 
 def _losses(
     text: PerDocument, edges: Edges, shape: tuple[int, int], in_chunks: Edges | None = None
 ) -> _Losses:
     return {
-        "": losses_of(weights_at(edges, text.keys), shape[1]),
-        "chunk_": text.chunk_losses(edges if in_chunks is None else in_chunks, shape),
+        _AT_STARTS: losses_of(weights_at(edges, text.keys), shape[1]),
+        _OVER_CHUNKS: text.chunk_losses(edges if in_chunks is None else in_chunks, shape),
     }
 
 
@@ -387,8 +389,8 @@ def _floor(
 def _sums(text: PerDocument, losses: _Losses, figure: str) -> dict[str, NDArray[np.float64]]:
     """Add up losses over each document, float64 `[documents]`, under the names of their figures."""
     return {
-        figure: text.per_document(losses[""]),
-        f"chunk_{figure}": text.over_chunks(losses["chunk_"]),
+        f"{_AT_STARTS}{figure}": text.per_document(losses[_AT_STARTS]),
+        f"{_OVER_CHUNKS}{figure}": text.over_chunks(losses[_OVER_CHUNKS]),
     }
 
 
@@ -425,9 +427,9 @@ def _measures(
     def figure(name: str) -> Interval:
         return interval(whole[name], drawn[name], len(table))
 
-    def closed(of: str) -> Interval | None:
-        gap = whole[f"{of}recipe"] - whole[f"{of}floor"]
-        return figure(f"{of}closed") if gap >= SMALLEST_GAP else None
+    def closed(prefix: str) -> Interval | None:
+        gap = whole[f"{prefix}recipe"] - whole[f"{prefix}floor"]
+        return figure(f"{prefix}closed") if gap >= SMALLEST_GAP else None
 
     return MapMeasures(
         name=name,
@@ -439,20 +441,23 @@ def _measures(
         top_1=figure("top_1"),
         floor=float(whole["floor"]),
         recipe=float(whole["recipe"]),
-        closed=closed(""),
+        closed=closed(_AT_STARTS),
         chunk_cross_entropy=figure("chunk_cross_entropy"),
         chunk_floor=float(whole["chunk_floor"]),
         chunk_recipe=float(whole["chunk_recipe"]),
-        chunk_closed=closed("chunk_"),
+        chunk_closed=closed(_OVER_CHUNKS),
     )
 
 
 def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
     """Turn sums over documents, numbers or float64 `[samples]`, into the figures of a map."""
     starts, chunks = (np.maximum(sums[name], 1) for name in ("starts", "chunks"))
-    figures = {n: one / (chunks if n.startswith("chunk_") else starts) for n, one in sums.items()}
-    for of in ("", "chunk_"):
-        loss, floor, recipe = (figures[of + n] for n in ("cross_entropy", "floor", "recipe"))
+    figures = {
+        name: total / (chunks if name.startswith(_OVER_CHUNKS) else starts)
+        for name, total in sums.items()
+    }
+    for prefix in (_AT_STARTS, _OVER_CHUNKS):
+        loss, floor, recipe = (figures[prefix + n] for n in ("cross_entropy", "floor", "recipe"))
         gap = np.where(recipe > floor, recipe - floor, np.nan)
-        figures[f"{of}closed"] = (recipe - loss) / gap
+        figures[f"{prefix}closed"] = (recipe - loss) / gap
     return figures

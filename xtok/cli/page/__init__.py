@@ -106,8 +106,8 @@ def _name(text: str) -> str:
     return shorten(printable(text))
 
 
-def _largest(measures: Sequence[MapMeasures], of: str) -> float:
-    """Return the largest value of a picture; `of` is `chunk_` or nothing, as the fields begin."""
-    fields = f"{of}cross_entropy", f"{of}recipe", f"{of}floor"
+def _largest(measures: Sequence[MapMeasures], prefix: str) -> float:
+    """Return the largest value of a picture: of the fields that begin with `prefix`."""
+    fields = f"{prefix}cross_entropy", f"{prefix}recipe", f"{prefix}floor"
     values = [getattr(m, field) for m in measures for field in fields]
     return max(v.value if isinstance(v, Interval) else v for v in values)

@@ -55,8 +55,8 @@ def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool
     heads, about = ["leak", "student", "teacher", "kept"], _EVENTS
     if not of_events:
         heads, about = [], _MAPS
-        for of in order:
-            heads += ["over chunks" if of else "at starts", "closed"]
+        for prefix in order:
+            heads += ["over chunks" if prefix else "at starts", "closed"]
         heads += ["coverage", "top-1"]
     caption = f"{about} {evaluation.num_bytes:,} bytes of text"
     table = new_table("text, map", *heads, right=range(1, 1 + len(heads)), caption=caption)
@@ -83,16 +83,16 @@ def _maps(
     for label in ("recipe", "floor"):
         maps_of: dict[tuple[str, ...], list[str]] = {}  # several where the maps' cuts differ
         for m in measures:
-            values = tuple(f"{getattr(m, of + label):.3f}" for of in order)
+            values = tuple(f"{getattr(m, prefix + label):.3f}" for prefix in order)
             maps_of.setdefault(values, []).append(numbers[m.name])
         for values, of_maps in maps_of.items():
             which = f" of {', '.join(of_maps)}" if len(maps_of) > 1 else ""
             yield f"  {label}{which}", *(word for value in values for word in (value, ""))
     for m in measures:
         cells = []
-        for of in order:
-            cells.append(with_interval(getattr(m, f"{of}cross_entropy")))
-            closed = getattr(m, f"{of}closed")
+        for prefix in order:
+            cells.append(with_interval(getattr(m, f"{prefix}cross_entropy")))
+            closed = getattr(m, f"{prefix}closed")
             cells.append("–" if closed is None else f"{closed.value:.2f}")
         coverage = f"{m.coverage.value:.2%}", f"{m.top_1.value:.1%}"
         yield f"  map {numbers[m.name]}", *cells, *coverage
