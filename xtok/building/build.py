@@ -355,21 +355,21 @@ def load_or_build(
         if not path.exists():
             return None
         try:
-            projection = kind.load(path)
+            any_map = kind.load(path)
         except XtokError as error:
             replaced = error.message
             return None
-        replaced = differs(projection)
-        return projection if replaced is None else None
+        replaced = differs(any_map)
+        return any_map if replaced is None else None
 
-    projection = kept()
-    if projection is None:
+    any_map = kept()
+    if any_map is None:
         mapfile.check_output(path, mapfile.SUFFIXES[: 1 if kind is EventMap else 2])
         with locked(path, timeout=timeout, note=note):
-            projection = kept()  # another process may have made it meanwhile
-            if projection is None:
+            any_map = kept()  # another process may have made it meanwhile
+            if any_map is None:
                 if replaced is not None:
                     note(f"{path} exists, and is replaced: {replaced}")
                 return make()
     note(f"{path} exists, and is kept")
-    return projection
+    return any_map

@@ -41,10 +41,10 @@ def convert(
     if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")
     path = check_output(target or output or "")
-    projection = map_options.load_any(map_path, normalize=normalize)
-    reports = projection.reports
-    projection, _ = models.with_map(projection)
-    xtok.convert(projection, path)
+    any_map = map_options.load_any(map_path, normalize=normalize)
+    reports = any_map.reports
+    any_map, _ = models.with_map(any_map)
+    xtok.convert(any_map, path)
     if path.suffix == ".pt":
-        console.print_notes(nemo_overrides(projection, path))
-    print_written(reports, *files_of(projection, path), json=json)
+        console.print_notes(nemo_overrides(any_map, path))
+    print_written(reports, *files_of(any_map, path), json=json)

@@ -205,16 +205,16 @@ class Models(Loading):
         return pair, projection
 
     def with_map(
-        self, projection: M, widths: Widths | None = None, *, name: Path | str = "the map"
+        self, any_map: M, widths: Widths | None = None, *, name: Path | str = "the map"
     ) -> tuple[M, Pair]:
         """Load the tokenizers of a map's sides that are given, as wide as the map and it as they.
 
         Returns:
             the map, with the tokens that it lacks, and its pair.
         """
-        pair = pair_of_map(projection, **self.tokenizers(widths))
-        console.print_notes(name_notes(pair, projection))
-        return bind_map(pair, projection, name=str(name)), pair
+        pair = pair_of_map(any_map, **self.tokenizers(widths))
+        console.print_notes(name_notes(pair, any_map))
+        return bind_map(pair, any_map, name=str(name)), pair
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,30 +24,30 @@ def pair_of_maps(*maps: AnyMap) -> Pair:
 
 
 def pair_of_map(
-    projection: AnyMap,
+    any_map: AnyMap,
     student: Tokenizer | None = None,
     teacher: Tokenizer | None = None,
 ) -> Pair:
     """Return the pair of a map, with the tokenizers given, as wide as the map."""
     if student is None and teacher is None:
-        return pair_of_maps(projection)
+        return pair_of_maps(any_map)
     sides: dict[str, Any] = {}
     for side, tokenizer in zip(SIDES, (student, teacher), strict=True):
         sides[f"{side}_tokenizer"] = tokenizer
-        sides[side] = getattr(projection, side) if tokenizer is None else tokenizer.vocabulary
-    return at_map_widths(Pair(**sides), projection)
+        sides[side] = getattr(any_map, side) if tokenizer is None else tokenizer.vocabulary
+    return at_map_widths(Pair(**sides), any_map)
 
 
 def _with_tokens(sides: Sequence[Vocabulary]) -> Vocabulary:
     return next((side for side in sides if side.table is not None), sides[0])
 
 
-def at_map_widths(pair: Pair, projection: AnyMap) -> Pair:
+def at_map_widths(pair: Pair, any_map: AnyMap) -> Pair:
     """Return a pair as wide as a map of it, where the map tells and no option says other."""
     changed: dict[str, Any] = {}
     for side in SIDES:
         of_pair, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
-        width = _shared_width(getattr(projection, side), of_pair)
+        width = _shared_width(getattr(any_map, side), of_pair)
         if width == of_pair.vocab_size:
             continue
         if tokenizer is not None:
@@ -112,22 +112,22 @@ def bind_map(pair: Pair, projection: M, *, name: str = "the map") -> M:
     return projection
 
 
-def is_swapped(pair: Pair, projection: AnyMap) -> bool:
+def is_swapped(pair: Pair, any_map: AnyMap) -> bool:
     """Whether a map is not of a pair, but of the same two the other way round."""
-    rows, columns = projection.student.table, projection.teacher.table
+    rows, columns = any_map.student.table, any_map.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
     crossed = same_tokens(rows, teacher) and same_tokens(columns, student)
     return rows is not None and columns is not None and crossed and not pair.is_same
 
 
-def name_notes(pair: Pair, projection: AnyMap) -> list[str]:
+def name_notes(pair: Pair, any_map: AnyMap) -> list[str]:
     """Return a note for each side of a map without tokens that names another model.
 
     Only their widths can be compared then.
     """
     notes = []
     for side in SIDES:
-        of_map, of_pair = getattr(projection, side), getattr(pair, side)
+        of_map, of_pair = getattr(any_map, side), getattr(pair, side)
         names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (of_map, of_pair)]
         if of_map.table is None and names[0] not in (names[1], "unknown"):
             notes.append(
@@ -152,15 +152,15 @@ def _least_width(other: Vocabulary) -> int:
     return other.tokenizer_vocab_size or other.vocab_size
 
 
-def _other_tokens(pair: Pair, side: str, projection: AnyMap, name: str) -> XtokError:
-    of_map, of_pair = getattr(projection, side), getattr(pair, side)
+def _other_tokens(pair: Pair, side: str, any_map: AnyMap, name: str) -> XtokError:
+    of_map, of_pair = getattr(any_map, side), getattr(pair, side)
     problem = f"the {side} of {name} ({of_map.model_id}) has other tokens than {of_pair.model_id}"
     hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "
     hint += "pair of a map"
-    if is_swapped(pair, projection):
+    if is_swapped(pair, any_map):
         problem = (
-            f"the sides are swapped: {name} is of the student {projection.student.model_id} and "
-            f"the teacher {projection.teacher.model_id}"
+            f"the sides are swapped: {name} is of the student {any_map.student.model_id} and "
+            f"the teacher {any_map.teacher.model_id}"
         )
         hint = "give the student first, as the map has them, or build the map the other way"
     return XtokError(problem, hint=hint)

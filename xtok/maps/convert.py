@@ -59,17 +59,17 @@ def convert(
     return target
 
 
-def nemo_overrides(projection: AnyMap, path: Path, loss: Loss | None = None) -> list[str]:
+def nemo_overrides(any_map: AnyMap, path: Path, loss: Loss | None = None) -> list[str]:
     """Return what NeMo-RL's training script takes for a map, and for the loss that it is for.
 
     A counted map tells its loss by itself: P-KL, or gold where it has exact rows. A spelling map is
     for its draft "v6" alone, which has had two forms.
     """
-    if not isinstance(projection, ProjectionMap):
+    if not isinstance(any_map, ProjectionMap):
         return _draft_overrides(path)
     words = [_override("teachers.0.projection_matrix_path", path)]
-    if loss is None and is_counted(projection):
-        loss = "gold" if exact_rows(projection) else "p-kl"
+    if loss is None and is_counted(any_map):
+        loss = "gold" if exact_rows(any_map) else "p-kl"
     if loss is not None:
         flags = {"gold_loss": loss != "p-kl", "xtoken_loss": loss == "h-kl"}
         words += [f"loss_fn.{name}={str(value).lower()}" for name, value in flags.items()]

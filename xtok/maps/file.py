@@ -170,9 +170,9 @@ def to_nemo(projection: Any) -> bytes:
     return nemo.to_nemo(*pack(projection), *sides, projection.top_k)
 
 
-def sha256(projection: StoredMap) -> str:
+def sha256(any_map: StoredMap) -> str:
     """Return the sha256 of the map's `.safetensors` file."""
-    return hashlib.sha256(to_safetensors(projection)).hexdigest()
+    return hashlib.sha256(to_safetensors(any_map)).hexdigest()
 
 
 # Reading

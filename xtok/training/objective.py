@@ -218,12 +218,12 @@ def _artefact(
         )
     if isinstance(source, str | PathLike):
         source = row.artefact.of_file.load(source)
-    projection = source.map if isinstance(source, ProjectionModule) else source
-    if not isinstance(projection, row.artefact.of_file):
+    any_map = source.map if isinstance(source, ProjectionModule) else source
+    if not isinstance(any_map, row.artefact.of_file):
         return None
-    bind_map(at_map_widths(pair, projection), projection)
+    bind_map(at_map_widths(pair, any_map), any_map)
     artefact: ProjectionModule | EventIndex | SpellingIndex = (
-        row.artefact.to_torch(source) if source is projection else source
+        row.artefact.to_torch(source) if source is any_map else source
     )
     return artefact.to(device)
 

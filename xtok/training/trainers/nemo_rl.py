@@ -39,11 +39,11 @@ class NemoTokenAligner(aligner.TokenAligner):
         if projection_matrix_path is None:
             both = pair(student_tokenizer, teacher_tokenizer)
         else:
-            projection = as_any_map(projection_matrix_path)
+            any_map = as_any_map(projection_matrix_path)
             both = pair_of_map(
-                projection, load_tokenizer(student_tokenizer), load_tokenizer(teacher_tokenizer)
+                any_map, load_tokenizer(student_tokenizer), load_tokenizer(teacher_tokenizer)
             )
-            bind_map(both, projection)
+            bind_map(both, any_map)
         super().__init__(both, max_comb_len)
 
     def align(  # type: ignore[override]
