@@ -1,4 +1,4 @@
-"""The losses as a table: what each takes, in which direction, and what it is the mean of."""
+"""The losses as a table: what each takes, what it is computed from, and what it is the mean of."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ def count_targets(batch: Batch, *_: Any) -> int:
     return int((batch["targets"] >= 0).sum())
 
 
-def _chunks(batch: Batch, side: Batch, _: Any, exactly: bool) -> int:
-    return count_chunks(side["shifted"], exact_token_match_only=exactly)
+def _count_chunks(batch: Batch, side: Batch, _: Any, exact_only: bool) -> int:
+    return count_chunks(side["shifted"], exact_token_match_only=exact_only)
 
 
-def _starts(batch: Batch, side: Batch, _: Any, exactly: bool) -> int:
-    return count_chunks(side["shifted"], exact_token_match_only=exactly, starts_only=True)
+def _count_starts(batch: Batch, side: Batch, _: Any, exact_only: bool) -> int:
+    return count_chunks(side["shifted"], exact_token_match_only=exact_only, starts_only=True)
 
 
-def _completed(batch: Batch, side: Batch, index: SpellingIndex, exactly: bool) -> int:
+def _count_completed(batch: Batch, side: Batch, index: SpellingIndex, exact_only: bool) -> int:
     targets = batch["targets"], side["targets"]
-    return count_completed(index, targets, side["shifted"], exact_token_match_only=exactly)
+    return count_completed(index, targets, side["shifted"], exact_token_match_only=exact_only)
 
 
-def _stored(batch: Batch, side: Batch, *_: Any) -> int:
+def _count_stored(batch: Batch, side: Batch, *_: Any) -> int:
     return int(side["stored"].valid[:, 1:].sum())
 
 
-def _aligned(batch: Batch, side: Batch) -> dict[str, Any]:
+def _alignment_only(batch: Batch, side: Batch) -> dict[str, Any]:
     return {"alignment": side["shifted"]}
 
 
-def _with_targets(batch: Batch, side: Batch) -> dict[str, Any]:
+def _alignment_and_targets(batch: Batch, side: Batch) -> dict[str, Any]:
     return {"alignment": side["shifted"], "targets": (batch["targets"], side["targets"])}
 
 
@@ -133,9 +133,9 @@ class NamedLoss:
     config: Any = None  # a dataclass; its fields are the options that the loss has
     artefact: Artefact | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
-    arguments: Callable[[Batch, Batch], dict[str, Any]] = _aligned
+    arguments: Callable[[Batch, Batch], dict[str, Any]] = _alignment_only
     # Also takes what `prepared` returned, and whether the loss is of exact chunks alone.
-    count: Callable[[Batch, Batch, Any, bool], int] = _chunks
+    count: Callable[[Batch, Batch, Any, bool], int] = _count_chunks
     prepared: Callable[[Any], Any] = lambda module: module
 
 
@@ -144,41 +144,41 @@ class _TableLoss(BatchLoss):
 
     def __init__(self, row: NamedLoss, artefact: Any, config: Any) -> None:
         self.row, self.artefact, self.takes_hidden = row, artefact, row.plan is not None
-        self.exactly = getattr(config, "exact_token_match_only", False)
-        self.fixed = {} if row.config is None else {"config": config}
+        self.exact_only = getattr(config, "exact_token_match_only", False)
+        self.config_argument = {} if row.config is None else {"config": config}
 
     def __call__(
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Tensor:
-        given, named = self._arguments(student_logits, teacher_logits, batch, side)
+        args, kwargs = self._arguments(student_logits, teacher_logits, batch, side)
         if self.row.plan is not None:
-            return one_pass(student_logits, [self.row.plan(*given, **named)])[0]
-        mean: Tensor = self.row.function(*given, **named)
+            return one_pass(student_logits, [self.row.plan(*args, **kwargs)])[0]
+        mean: Tensor = self.row.function(*args, **kwargs)
         return mean
 
     def count(self, batch: Batch, side: Batch) -> int:
-        return self.row.count(batch, side, self.artefact, self.exactly)
+        return self.row.count(batch, side, self.artefact, self.exact_only)
 
     def plan(
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Plan | None:
-        given, named = self._arguments(student_logits, teacher_logits, batch, side)
-        return None if self.row.plan is None else self.row.plan(*given, **named)
+        args, kwargs = self._arguments(student_logits, teacher_logits, batch, side)
+        return None if self.row.plan is None else self.row.plan(*args, **kwargs)
 
     def _arguments(
         self, student: Any, teacher: Any, batch: Batch, side: Batch
     ) -> tuple[list[Any], dict[str, Any]]:
-        named = self.row.arguments(batch, side) | self.fixed
+        kwargs = self.row.arguments(batch, side) | self.config_argument
         if self.row.plan is plan_alm and teacher is None:
-            named["teacher_logprobs"] = side.get("teacher_logprobs")
-        if teacher is None and not self.row.is_stored and named.get("teacher_logprobs") is None:
+            kwargs["teacher_logprobs"] = side.get("teacher_logprobs")
+        if teacher is None and not self.row.is_stored and kwargs.get("teacher_logprobs") is None:
             hint = "give a model as the teacher; for alm, its log-probabilities are enough"
             raise XtokError("neither a teacher nor its predictions are given", hint=hint)
-        given = [student] if self.row.is_stored else [student, teacher]
-        return [*given, *([self.artefact] if self.row.artefact else [])], named
+        args = [student] if self.row.is_stored else [student, teacher]
+        return [*args, *([self.artefact] if self.row.artefact else [])], kwargs
 
 
-def _for_p_kl(module: ProjectionModule) -> ProjectionModule:
+def _warn_if_unfit(module: ProjectionModule) -> ProjectionModule:
     if problems := p_kl_problems(module.map):
         warnings.warn(
             f"this map is not made for P-KL: {'; '.join(problems)}. Build one for it: "
@@ -188,34 +188,34 @@ def _for_p_kl(module: ProjectionModule) -> ProjectionModule:
     return module
 
 
-def _pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPairs:
+def _exact_pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPairs:
     return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
 
 
 LOSSES: dict[LossName, NamedLoss] = {
-    "p-kl": NamedLoss(function=p_kl, config=PKLConfig, artefact=MAP, prepared=_for_p_kl),
+    "p-kl": NamedLoss(function=p_kl, config=PKLConfig, artefact=MAP, prepared=_warn_if_unfit),
     "event-kl": NamedLoss(
         plan=plan_event_kl, config=ChunkLossConfig, artefact=EVENTS,
-        count=_starts,
+        count=_count_starts,
     ),
     "csd": NamedLoss(
         plan=plan_csd, config=CSDConfig, artefact=SPELLINGS,
-        arguments=_with_targets, count=_completed,
+        arguments=_alignment_and_targets, count=_count_completed,
     ),
     "alm": NamedLoss(
-        plan=plan_alm, config=ALMConfig, arguments=_with_targets, count=_starts
+        plan=plan_alm, config=ALMConfig, arguments=_alignment_and_targets, count=_count_starts
     ),
-    "gold": NamedLoss(function=gold, config=GoldConfig, artefact=MAP, prepared=_pairs),
+    "gold": NamedLoss(function=gold, config=GoldConfig, artefact=MAP, prepared=_exact_pairs),
     "h-kl": NamedLoss(
         function=gold, config=GoldConfig, artefact=MAP,
-        prepared=partial(_pairs, threshold=H_KL_THRESHOLD),
+        prepared=partial(_exact_pairs, threshold=H_KL_THRESHOLD),
     ),
     "same-tokenizer": NamedLoss(
-        plan=plan_same_tokenizer_kl, config=SameTokenizerConfig, count=_starts,
+        plan=plan_same_tokenizer_kl, config=SameTokenizerConfig, count=_count_starts,
     ),
     "topk-kl": NamedLoss(
         plan=plan_topk_kl, is_stored=True,
-        arguments=lambda batch, side: {**vars(side["stored"])}, count=_stored,
+        arguments=lambda batch, side: {**vars(side["stored"])}, count=_count_stored,
     ),
 }  # fmt: skip
 
