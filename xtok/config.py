@@ -143,8 +143,8 @@ def check_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Non
         if value not in get_args(kind):
             raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
     elif plain in _KINDS:
-        of, what = _KINDS[plain]
-        if not isinstance(value, of) or (isinstance(value, bool) and plain is not bool):
+        accepted, what = _KINDS[plain]
+        if not isinstance(value, accepted) or (isinstance(value, bool) and plain is not bool):
             raise ValueError(f"{name} is {value!r}, and must be {what}")
     if plain is tuple:
         for number, item in enumerate(value, start=1):

@@ -77,7 +77,7 @@ def nemo_options(command: str, own: Collection[str]) -> Iterator[tuple[str, str 
     for name, sets in ALIASES.items() if is_tool else ():
         if name not in own and (command == _IGNORING or sets.keys() <= {*own}):
             yield name, next((target for target, value in sets.items() if value is ...), None)
-    yield from ((name, "") for name, (of, _, _) in FIXED.items() if of == command)
+    yield from ((name, "") for name, (tool, _, _) in FIXED.items() if tool == command)
 
 
 @dataclass

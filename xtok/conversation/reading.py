@@ -224,7 +224,7 @@ def _pieces(
                 arguments = {"tools": tools, "add_generation_prompt": asks, **options}
                 for slot, piece in _learnt(tokenizer, messages, arguments):
                     behind.setdefault(slot, {})[piece] = None
-    return {slot: sorted(of, key=lambda p: -len(p.symbols)) for slot, of in behind.items()}
+    return {slot: sorted(found, key=lambda p: -len(p.symbols)) for slot, found in behind.items()}
 
 
 def _learnt(

@@ -100,7 +100,7 @@ def render(
     chat = encoded(tokenizer, messages, arguments)
     # Of a message with calls, templates may drop the content: what was thought before them.
     calls = [message.get("tool_calls") for message in messages]
-    parts = ["tool_calls" if of and not is_missing(of) else "content" for of in calls]
+    parts = ["tool_calls" if some and not is_missing(some) else "content" for some in calls]
     _require_written(enumerate(parts), chat, tokenizer, messages, arguments)
     return chat
 

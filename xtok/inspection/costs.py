@@ -44,7 +44,7 @@ class WorstRow:
     wanted: tuple[tuple[str, float, float], ...]
 
 
-_Of: TypeAlias = NDArray[np.float64] | NDArray[np.bool_]
+_Values: TypeAlias = NDArray[np.float64] | NDArray[np.bool_]
 
 
 class Occurrences:
@@ -73,7 +73,7 @@ class Occurrences:
             self._counts = wanted.astype(np.float64)
 
     def classes(
-        self, name: str, losses: _Of, reference: _Of, is_covered: NDArray[np.bool_]
+        self, name: str, losses: _Values, reference: _Values, is_covered: NDArray[np.bool_]
     ) -> list[ClassMeasures]:
         """Measure a map by class of student token.
 
@@ -85,7 +85,7 @@ class Occurrences:
         """
         kind_of = token_classes(self._student)
 
-        def count(rows: NDArray[np.int64], values: _Of) -> NDArray[np.float64]:
+        def count(rows: NDArray[np.int64], values: _Values) -> NDArray[np.float64]:
             return np.bincount(kind_of[rows], values, len(TokenClass)).astype(np.float64)
 
         rows, often = self._starts
@@ -108,7 +108,7 @@ class Occurrences:
             if starts[kind]
         ]
 
-    def worst(self, name: str, avoidable: _Of, weights: _Of, number: int) -> list[WorstRow]:
+    def worst(self, name: str, avoidable: _Values, weights: _Values, number: int) -> list[WorstRow]:
         """Return the rows with the most avoidable losses.
 
         Args:
@@ -134,7 +134,7 @@ class Occurrences:
             if excess[row] > 0
         ]
 
-    def _wanted(self, row: int, weights: _Of) -> Iterator[tuple[str, float, float]]:
+    def _wanted(self, row: int, weights: _Values) -> Iterator[tuple[str, float, float]]:
         places = np.flatnonzero(self.keys >> 32 == row)
         total = self._counts[places].sum()
         for place in places[np.argsort(-self._counts[places], kind="stable")][:3]:

@@ -157,7 +157,7 @@ def _read(loaded: Any, source: Path) -> _Table:
     require_valid((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
     header = json.loads(metadata)
     src, dst = (header[name] for name in (SIDES if side == "student" else SIDES[::-1]))
-    sizes = [of["tokenizer_vocab_size"] or of["vocab_size"] for of in (src, dst)]
+    sizes = [v["tokenizer_vocab_size"] or v["vocab_size"] for v in (src, dst)]
     require_valid(all(type(size) is int for size in sizes), "the metadata")
     says = {
         "src": src["model_id"], "dst": dst["model_id"],

@@ -309,13 +309,13 @@ def _check_json(path: Path, schema: Any) -> None:
 def _is_json(kind: Any) -> bool:
     import pyarrow
 
-    of = pyarrow.types
-    if of.is_struct(kind):
+    types = pyarrow.types
+    if types.is_struct(kind):
         return all(_is_json(field.type) for field in kind)
-    if of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind):
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _is_json(kind.value_type)
-    plain = of.is_null, of.is_boolean, of.is_integer, of.is_floating, of.is_string
-    return any(is_of(kind) for is_of in (*plain, of.is_large_string))
+    plain = types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string
+    return any(is_of(kind) for is_of in (*plain, types.is_large_string))
 
 
 def _worker_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Worker:

@@ -268,9 +268,9 @@ class Projector:
         other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
         left = other[is_root]
         # The stem of each key: what is left of a token and nothing more, or one with a token more.
-        numbers, of = np.unique(np.where(is_root, -1, other), return_inverse=True)
+        numbers, stem_of = np.unique(np.where(is_root, -1, other), return_inverse=True)
         spelled = [self._spelled(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
-        of[is_root] = len(spelled) + np.arange(len(left))
+        stem_of[is_root] = len(spelled) + np.arange(len(left))
         roots = zip(token[is_root].tolist(), left.tolist(), strict=True)
         spelled += [(self._tokens[t][:u], self._tokens[t][u:]) for t, u in roots]
         stems = [text for _, text in spelled]
@@ -283,18 +283,18 @@ class Projector:
             np.frombuffer(b"".join(wholes), np.uint8),
             offsets_of([*map(len, wholes)]),
             lengths,
-            of,
+            stem_of,
         )
         more = data, begins, offsets[token + 1]
         find_seams(self._student, both, more, is_spelled, may_grow[new])
         may_grow[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
-        is_spelled |= np.array([*map(may_split, wholes)])[of]
+        is_spelled |= np.array([*map(may_split, wholes)])[stem_of]
         asked = np.flatnonzero(is_spelled)
         texts = [
             (spelled[stem][0], stems[stem] + data[begin:end].tobytes())
             for stem, begin, end in zip(
-                of[asked].tolist(), begins[asked].tolist(), offsets[token[asked] + 1].tolist(),
+                stem_of[asked].tolist(), begins[asked].tolist(), offsets[token[asked] + 1].tolist(),
                 strict=True,
             )
         ]  # fmt: skip

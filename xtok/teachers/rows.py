@@ -155,8 +155,8 @@ def _masks(pair: Pair, rows: Documents, texts: Sequence[SharedText]) -> Iterator
         elif rows.loss_mask is not None and end > begin:
             ids, of_teacher = rows.topk.token_ids[begin:end], rows.loss_mask[begin:end]
             ours, theirs = (
-                np.cumsum(table.lengths[of]) - table.lengths[of]
-                for table, of in zip(pair.tables, (one.ids, ids), strict=True)
+                np.cumsum(table.lengths[tokens]) - table.lengths[tokens]
+                for table, tokens in zip(pair.tables, (one.ids, ids), strict=True)
             )
             # A control token has no bytes, and so begins where the next token does.
             of_text = np.searchsorted(theirs, ours, side="right") - 1

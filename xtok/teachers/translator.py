@@ -276,8 +276,8 @@ def _share_gaps(
     for text, begin, their_begin in zip(texts, bounds.tolist(), told.bounds.tolist(), strict=False):
         values = own[begin : begin + len(text.plain)]
         theirs = told.realized_logprob[their_begin : their_begin + len(text.teacher_ids)]
-        ends = [(1, 0), *((ours.stop, of.stop) for ours, of in text.spans)]
-        begins = [(ours.start, of.start) for ours, of in text.spans]
+        ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
+        begins = [(ours.start, other.start) for ours, other in text.spans]
         for (a, c), (b, d) in zip(ends, [*begins, (len(values), len(theirs))], strict=True):
             if a < b:
                 values[a:b] = np.nansum(theirs[c:d]) / (b - a)

@@ -202,7 +202,9 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
     """
     tokens = sorted(rows.keys() | columns.keys())
     # Of each token: its row and its column, or −1.
-    row, column = (np.array([of.get(t, -1) for t in tokens], np.int64) for of in (rows, columns))
+    row, column = (
+        np.array([id_of.get(t, -1) for t in tokens], np.int64) for id_of in (rows, columns)
+    )
     order = np.zeros(max(columns.values(), default=0) + 1, np.int64)  # of each column among all
     order[list(columns.values())] = np.arange(len(columns))
     longer = np.arange(len(tokens))

@@ -191,11 +191,11 @@ def _problem_of(value: Any, columns: TextColumns) -> str:
     return ""
 
 
-def _parquet_documents(shard: Shard, of: TextColumns) -> Iterator[tuple[str, str]]:
+def _parquet_documents(shard: Shard, wanted: TextColumns) -> Iterator[tuple[str, str]]:
     """Return texts and their groups, a few rows at a time; nulls are left out."""
     file = parquet_file(shard.path)
     names = file.schema_arrow.names
-    parameters = {of.text: "field"} | ({of.group: "group_by"} if of.group else {})
+    parameters = {wanted.text: "field"} | ({wanted.group: "group_by"} if wanted.group else {})
     for column, parameter in parameters.items():
         if column not in names:
             raise XtokError(
@@ -214,7 +214,7 @@ def _parquet_documents(shard: Shard, of: TextColumns) -> Iterator[tuple[str, str
             columns = [batch.column(name).to_pylist() for name in parameters]
         except UnicodeDecodeError as error:  # Parquet does not check what a writer calls a string
             raise XtokError(
-                f"{shard.path}: the column {of.text!r} is not UTF-8: {error.reason}",
+                f"{shard.path}: the column {wanted.text!r} is not UTF-8: {error.reason}",
                 hint="write it again, as UTF-8",
             ) from error
         for text, group in zip(columns[0], columns[-1], strict=True):
@@ -222,7 +222,7 @@ def _parquet_documents(shard: Shard, of: TextColumns) -> Iterator[tuple[str, str
                 yield text, _group(group)
             elif text is not None:
                 raise XtokError(
-                    f"{shard.path}: the column {of.text!r} holds no text",
+                    f"{shard.path}: the column {wanted.text!r} holds no text",
                     hint="name the column that holds the text with {option}",
                     parameter="field",
                 )

@@ -61,14 +61,14 @@ class CacheColumns:
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
             return None
-        [of], values = self.flat_lists(name, 1, dtype, optional=dtype is np.float32)
+        [bounds], values = self.flat_lists(name, 1, dtype, optional=dtype is np.float32)
         is_null = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
         if absent is not None and is_null.any():
-            sizes = np.where(is_null, np.diff(self.bounds), np.diff(of))
-            told, of = values, offsets_of(sizes)
-            values = np.full(of[-1], absent, told.dtype)
+            sizes = np.where(is_null, np.diff(self.bounds), np.diff(bounds))
+            told, bounds = values, offsets_of(sizes)
+            values = np.full(bounds[-1], absent, told.dtype)
             values[np.repeat(~is_null, sizes)] = told
-        self.check_lengths(self.bounds, of, ("tokens", name))
+        self.check_lengths(self.bounds, bounds, ("tokens", name))
         return values
 
     def candidates(

@@ -285,8 +285,8 @@ def _sglang_answer(
         meta["input_token_ids_logprobs"] = [
             None,
             *(
-                [[value, i, None] for value, i in zip(row, of, strict=True)]
-                for row, of in zip(values_of[start + 1 :], wanted[start + 1 :], strict=True)
+                [[value, i, None] for value, i in zip(row, ids, strict=True)]
+                for row, ids in zip(values_of[start + 1 :], wanted[start + 1 :], strict=True)
             ),
         ]
         meta["output_token_ids_logprobs"] = []

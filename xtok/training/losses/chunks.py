@@ -77,19 +77,19 @@ def number_chunks(
 
 
 def kept_with(
-    alignment: ShiftedAlignment, key: Any, of: Sequence[Any], make: Callable[[], Any]
+    alignment: ShiftedAlignment, key: Any, made_of: Sequence[Any], make: Callable[[], Any]
 ) -> Any:
-    """Return what is made `of` some objects and an alignment, which lives as long as it does.
+    """Return what `make` returns, kept while an alignment lives and `made_of` are the same objects.
 
     So a step counts its chunks once: what counts them, and the loss, take the same objects, which
     must not change in place meanwhile. An alignment with another tensor is another one.
     """
-    of = *of, *vars(alignment).values()
+    made_of = *made_of, *vars(alignment).values()
     kept = _KEPT.setdefault(alignment, {})
-    objects, made = kept.get(key, ((None,) * len(of), None))
-    if made is None or any(old is not new for old, new in zip(objects, of, strict=True)):
+    objects, made = kept.get(key, ((None,) * len(made_of), None))
+    if made is None or any(old is not new for old, new in zip(objects, made_of, strict=True)):
         made = make()
-        kept[key] = of, made
+        kept[key] = made_of, made
     return made
 
 

@@ -195,10 +195,10 @@ class _CSDStep(NamedTuple):
         numbers = torch.arange(len(chunks), device=chunks.device)
         ours, theirs = (tokens.ids[tokens.starts[chunks]] for tokens in (self.ours, self.theirs))
         tokens = torch.cat([ours, index.teacher_partner[theirs], self.events.student])
-        of = torch.cat([numbers, numbers, self.events.place])
+        number = torch.cat([numbers, numbers, self.events.place])
         is_shared = (tokens >= 0) & (index.student_partner[tokens] >= 0)
         width = index.widths[0]
-        cells = torch.where(is_shared, of * width + tokens, len(chunks) * width).sort().values
+        cells = torch.where(is_shared, number * width + tokens, len(chunks) * width).sort().values
         is_twice = torch.zeros_like(cells, dtype=torch.bool)
         is_twice[1:] = cells[1:] == cells[:-1]
         cells = cells.masked_fill(is_twice, len(chunks) * width).sort().values
@@ -312,11 +312,11 @@ def _chunk_entries(
     member = torch.arange(total, device=chunks.device)
     places = member + (tokens.starts[chunks] - ends + sizes)[number]
     path = places_of(member != ends[number] - 1, total - len(chunks))
-    of = torch.cat([path, (ends - 1)[place]])
+    members = torch.cat([path, (ends - 1)[place]])
     ids = torch.cat([tokens.ids[places[path]], last])
-    order = of.argsort(stable=True)
+    order = members.argsort(stable=True)
     return _ChunkEntries(
-        PositionTokens(tokens.at(places), of[order], ids[order]), order, number[path]
+        PositionTokens(tokens.at(places), members[order], ids[order]), order, number[path]
     )
 
 

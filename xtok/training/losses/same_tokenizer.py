@@ -88,8 +88,8 @@ def _plan(
     if config.top_k is not None and config.top_k < width and len(rows):
         columns = top_columns(teacher.largest()[:width], config.top_k)
 
-    def compare(block: LogitBlock, of: Rows) -> tuple[Tensor, Tensor]:
-        theirs = teacher.at((rows[of.numbers], places[of.numbers]), dtype)[:, :width]
+    def compare(block: LogitBlock, entries: Rows) -> tuple[Tensor, Tensor]:
+        theirs = teacher.at((rows[entries.numbers], places[entries.numbers]), dtype)[:, :width]
         if columns is None:
             shared = width, config.temperature
             log_s, s = block.log_probabilities(*shared), block.probabilities(*shared)

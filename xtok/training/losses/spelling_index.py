@@ -132,8 +132,8 @@ class SpellingIndex(NamedTuple):
         parts = [(both, ours.ids[ours.last(both)], theirs.ids[theirs.last(both)])]
         for (completions, chunks, nodes, several), total in zip(found, totals, strict=True):
             place, tokens, pieces = completions.of(nodes, several, total)
-            of = (tokens, pieces) if completions is self.of_student else (pieces, tokens)
-            parts.append((chunks[place], *of))
+            sides = (tokens, pieces) if completions is self.of_student else (pieces, tokens)
+            parts.append((chunks[place], *sides))
         chunk, student, teacher = (torch.cat(part) for part in zip(*parts, strict=True))
         order, others = torch.argsort(chunk, stable=True), places_of(is_other, num_others)
         return Events(

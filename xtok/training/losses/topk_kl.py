@@ -74,9 +74,9 @@ def plan_topk_kl(
         ids, log_p = candidates(top_ids[tokens], top_logprobs[tokens].to(dtype), width)
         return ids, log_p, rest_logprob[tokens].to(dtype)
 
-    def compare(block: LogitBlock, of: Rows) -> tuple[Tensor, Tensor]:
+    def compare(block: LogitBlock, entries: Rows) -> tuple[Tensor, Tensor]:
         log_q = block.log_probabilities(width)
-        ids, log_p, log_rest = of_teacher(of.numbers)
+        ids, log_p, log_rest = of_teacher(entries.numbers)
         p, p_rest = log_p.exp(), log_rest.exp()
         # The student's rest is summed up from the other tokens: 1 − Σ q_k has no digits left where
         # it is small. Column `width` is of what is not a candidate.
