@@ -45,10 +45,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Besides options and configs, the function may take `context: typer.Context` and
     `stderr: TextIO`, which --quiet does not silence.
     """
-    own, types = inspect.signature(function).parameters, get_type_hints(function)
-    configs = {name: types[name] for name in own if is_dataclass(types[name])}
+    arguments, types = inspect.signature(function).parameters, get_type_hints(function)
+    configs = {name: types[name] for name in arguments if is_dataclass(types[name])}
     options: dict[str, Option] = {}
-    for name, parameter in own.items():
+    for name, parameter in arguments.items():
         if name in configs:
             config = configs[name]
             for field in fields(config):
@@ -77,7 +77,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             console.print_notes([*nemo_words(context).notes, *notes])
             values |= {**of_configs, "context": context, "stderr": stderr}
             try:
-                function(**{name: values[name] for name in own})
+                function(**{name: values[name] for name in arguments})
             except XtokError as error:
                 error.hint = _hint(error, options, context)
                 raise
@@ -90,12 +90,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-def _of_nemo(command: str, own: Mapping[str, Option]) -> Iterator[Option]:
+def _of_nemo(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
     """Yield NeMo-RL's options that a command understands."""
-    for name, target in nemo_options(command, own):
+    for name, target in nemo_options(command, options):
         kind, parser = bool if target is None else str, None
-        if target and target in own:
-            kind, parser = own[target].type, own[target].details.parser
+        if target and target in options:
+            kind, parser = options[target].type, options[target].details.parser
         default = False if target is None else None
         yield Option(name, kind, option(default, "", flag=True, hidden=True, parser=parser))
 

@@ -172,7 +172,7 @@ def _parts(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]
         else:
             panel = getattr(parameter, "rich_help_panel", None) or MAIN
             rows.setdefault(panel, []).append((_flags(name), says))
-    yield from ((part, own) for part, own in rows.items() if own)
+    yield from ((panel, lines) for panel, lines in rows.items() if lines)
 
 
 def _flags(record: str) -> str:

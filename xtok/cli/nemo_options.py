@@ -71,11 +71,11 @@ _PLACES = ("data_dir", "output_dir", "output_filename")
 _THEIRS = {"multitoken": "num_examples"}
 
 
-def nemo_options(command: str, own: Collection[str]) -> Iterator[tuple[str, str | None]]:
+def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, str | None]]:
     """Yield NeMo-RL's options that a command understands, with what the value is of, if any."""
     is_tool = command in (*_NAMES, _IGNORING, "sort-cut")
     for name, sets in ALIASES.items() if is_tool else ():
-        if name not in own and (command == _IGNORING or sets.keys() <= {*own}):
+        if name not in options and (command == _IGNORING or sets.keys() <= {*options}):
             yield name, next((target for target, value in sets.items() if value is ...), None)
     yield from ((name, "") for name, (tool, _, _) in FIXED.items() if tool == command)
 

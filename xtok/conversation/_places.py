@@ -101,18 +101,18 @@ class Places:
             return
         inside = [r for r in self._all_runs if whole[0] <= r.start and r.end <= whole[1]]
         mine = [r for r in inside if r.message == index]
-        own = [r for r in mine if r.path[:1] != ("role",)]
+        spoken = [r for r in mine if r.path[:1] != ("role",)]
         later = [r for r in inside if r.message > index]
-        first = own[0].start if own else whole[1]
+        first = spoken[0].start if spoken else whole[1]
         start = self._after_header(whole[0], first, asked)
         if start < 0:
             start = whole[0] if not asked or self._text.endswith(asked, 0, whole[0]) else first
         if not asked and mine and mine[0].path[:1] == ("role",):
             # Nothing asks for an answer; the header is what has the role.
-            is_written = not own or own[0].path[:1] == ("content",)
+            is_written = not spoken or spoken[0].path[:1] == ("content",)
             start = first if is_written else self._behind_role(mine[0].end)
         if not later:
-            yield from self._part(start, own, whole[1], control)
+            yield from self._part(start, spoken, whole[1], control)
             return
         both = self._text[: later[0].start], up_to(index)
         limit = min(map(len, both))
@@ -120,8 +120,8 @@ class Places:
         if self._text.rfind("<", start, limit) > self._text.rfind(">", start, limit):
             limit = self._text.rfind("<", start, limit)  # not within a tag
         if limit > start:
-            yield from self._part(start, [r for r in own if r.end <= limit], limit, control)
-        resumed = [r for r in own if r.start >= later[-1].end and r.path[:1] == ("content",)]
+            yield from self._part(start, [r for r in spoken if r.end <= limit], limit, control)
+        resumed = [r for r in spoken if r.start >= later[-1].end and r.path[:1] == ("content",)]
         if resumed:
             yield from self._part(resumed[0].start, resumed, whole[1], control)
 
@@ -146,8 +146,8 @@ class Places:
         whole = self.whole(index)
         if whole is None or not whole[0] <= place < whole[1]:
             return place
-        own = [r for r in self._runs.get(index, ()) if r.path[:1] != ("role",)]
-        first = own[0].start if own else whole[1]
+        spoken = [r for r in self._runs.get(index, ()) if r.path[:1] != ("role",)]
+        first = spoken[0].start if spoken else whole[1]
         return max(place, self._after_header(whole[0], first, asked))
 
     def _after_header(self, start: int, first: int, asked: str) -> int:

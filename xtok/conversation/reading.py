@@ -473,10 +473,10 @@ def _proved(
         rest = chat.ids[np.searchsorted(begins, len(text)) :]
         every = np.concatenate([ids, rest])
         names, tokens = tokenizer.table.control_names, tokenizer.table.tokens()
-        own = [names[i].encode() if i in names else tokens[i] for i in every.tolist()]
-        if b"".join(own) != chat.text.encode():
+        spelled = [names[i].encode() if i in names else tokens[i] for i in every.tolist()]
+        if b"".join(spelled) != chat.text.encode():
             return None
-        bounds = np.array([0, *accumulate(map(len, own))])
+        bounds = np.array([0, *accumulate(map(len, spelled))])
         chat = encoded(tokenizer, messages, arguments, (every, bounds))
     return ReadBack(
         messages=messages,

@@ -340,19 +340,19 @@ def tool_suffix(
         if span.whole is None:
             raise _no_suffix(f"message {i}, the {span.role}'s, is not in the text")
         turns.append(span.whole)
-    own, *others = (turn.tokens for turn in turns)
-    stop = min([own[1], *(other[0] for other in others)])
-    written = own[0] + np.flatnonzero(chat.assistant_mask[slice(*own)])
+    answer, *others = (turn.tokens for turn in turns)
+    stop = min([answer[1], *(other[0] for other in others)])
+    written = answer[0] + np.flatnonzero(chat.assistant_mask[slice(*answer)])
     if (written >= stop).any():
         raise _no_suffix(f"message {last}, the assistant's, goes on after what the tools say")
     if len(written):
         control = np.isin(chat.ids, list(tokenizer.table.control_names))
         # Some training templates count the line break behind the end of a turn to the turn.
-        end = _end_of_turn(control, chat.bounds, chat.text.encode(), own[0], written[-1] + 1)
+        end = _end_of_turn(control, chat.bounds, chat.text.encode(), answer[0], written[-1] + 1)
         if end is not None:
             return chat.ids[end + 1 :]
     # No control token ends the turn, so all of it was there when the tools were called.
-    if chat.bounds[own[1]] == turns[0].bytes[1] and stop == own[1]:
+    if chat.bounds[answer[1]] == turns[0].bytes[1] and stop == answer[1]:
         return chat.ids[stop:]
     raise _no_suffix(f"message {last}, the assistant's, does not end with a token")
 
@@ -427,18 +427,18 @@ def find_template(
     Raises:
         XtokError: if the tokenizer has none, or the file cannot be read.
     """
-    own = tokenizer.chat_templates
+    templates = tokenizer.chat_templates
     hint = f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}"
     if template in (None, "default"):
         for name in ("tool_use", "default") if tools else ("default",):
-            if name in own:
-                return own[name]
+            if name in templates:
+                return templates[name]
         problem = f"{tokenizer.vocabulary.model_id} has no chat template"
-        if own:
-            problem += f" by default, but the named ones {', '.join(own)}"
+        if templates:
+            problem += f" by default, but the named ones {', '.join(templates)}"
             hint = f"give the name of one, or {hint.removeprefix('give ')}"
-    elif template in own:
-        return own[str(template)]
+    elif template in templates:
+        return templates[str(template)]
     elif template in FORMATS:
         return FORMATS[str(template)]
     elif isinstance(template, str) and "{" in template:

@@ -148,9 +148,9 @@ def describe_side(vocabulary: Vocabulary) -> SideDescription:
     table = vocabulary.table
     types = np.zeros(0, np.uint8) if table is None else table.types
     counts = np.bincount(types, minlength=len(TokenType) + 1).tolist()
-    own = {name: value for name, value in vars(vocabulary).items() if name != "table"}
+    details = {name: value for name, value in vars(vocabulary).items() if name != "table"}
     kinds = {kind.name.lower(): counts[kind] for kind in TokenType if counts[kind]}
-    return SideDescription(**own, token_types=kinds)
+    return SideDescription(**details, token_types=kinds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,8 +225,8 @@ def _reverse(
     spelled, counts = pair.reversed.pieces(np.array(holders, np.int64))
     pieces = []
     for t, ids in zip(holders, np.split(spelled, np.cumsum(counts)[:-1]), strict=False):
-        own = _weighted(ids.tolist(), decay)
-        weights = [weight if i == student_id else 0.0 for i, weight in own]
+        weighted = _weighted(ids.tolist(), decay)
+        weights = [weight if i == student_id else 0.0 for i, weight in weighted]
         if any(weights):
             place = next(place for place, weight in enumerate(weights) if weight)
             weight, name = sum(weights), columns.name(t)

@@ -90,12 +90,12 @@ def spelled_token(m: SpellingMap, side: str, token_id: int) -> SpelledToken:
     table, others = m.tables if side == "student" else m.tables[::-1]
     pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
     end = int(counts[: token_id + 1].sum(dtype=np.int64))
-    own = pieces[end - counts[token_id] : end].tolist()
-    reasons = m.left_out(side) if not own else {}
+    spelling = pieces[end - counts[token_id] : end].tolist()
+    reasons = m.left_out(side) if not spelling else {}
     return SpelledToken(
         side=side,
         token_id=token_id,
         token=table.name(token_id),
-        pieces=tuple(map(others.name, own)),
+        pieces=tuple(map(others.name, spelling)),
         left_out=next((why for why, ids in reasons.items() if token_id in ids), ""),
     )

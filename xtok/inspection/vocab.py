@@ -103,12 +103,12 @@ def _of_teacher(
     both: Pair, ids: Sequence[int], progress: Progress
 ) -> Iterable[tuple[int | None, tuple[int, ...]]]:
     """Give each id's token in the teacher's vocabulary, and its spelling there."""
-    own = np.array(ids, np.int64)
-    has_bytes = both.tables[0].lengths[own] > 0
-    spelled = both.pieces(own[has_bytes], progress)
-    counts = np.zeros(len(own), np.int64)
+    token_ids = np.array(ids, np.int64)
+    has_bytes = both.tables[0].lengths[token_ids] > 0
+    spelled = both.pieces(token_ids[has_bytes], progress)
+    counts = np.zeros(len(token_ids), np.int64)
     counts[has_bytes] = spelled.counts
     pieces = spelled.ids.tolist()
     bounds = pairwise(offsets_of(counts).tolist())
-    for partner, (start, end) in zip(both.partners[own].tolist(), bounds, strict=True):
+    for partner, (start, end) in zip(both.partners[token_ids].tolist(), bounds, strict=True):
         yield (partner if partner >= 0 else None), tuple(pieces[start:end])

@@ -93,7 +93,7 @@ def to_nemo(
     likelihoods[lowered, 0] = _BELOW_1
     if indices[-1].max() < 0:
         indices[-1, 0] = 0
-    own = {
+    kept = {
         name: torch.from_numpy(tensor if tensor.flags.writeable else tensor.copy())
         for name, tensor in {**tensors, _LOWERED: lowered}.items()
         if name not in Edges._fields
@@ -106,7 +106,7 @@ def to_nemo(
             "student_model_id": student.model_id,
             "teacher_model_id": teacher.model_id,
             "enable_scale_trick": slot is not None,
-            "xtok": {"tensors": own, "metadata": metadata},
+            "xtok": {"tensors": kept, "metadata": metadata},
         },
         buffer,
     )
@@ -136,8 +136,8 @@ def read_pt(loaded: Any, size: int) -> PtEntries:
         ValueError: if it is something else; or a `RuntimeError`, or what its shape provokes.
     """
     entries = _read_entries(loaded, size)
-    own = entries.says.get("xtok")
-    return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
+    said = entries.says.get("xtok")
+    return entries._replace(own=own_tensors(said, size)) if isinstance(said, dict) else entries
 
 
 def trained(tensors: Tensors, metadata: str) -> PtEntries:

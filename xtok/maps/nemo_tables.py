@@ -66,7 +66,7 @@ def to_tables(
     for side, vocabulary, into in zip(SIDES, (student, teacher), (teacher, student), strict=True):
         size = _num_ids(vocabulary)
         pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
-        own = {name: torch.from_numpy(t.copy()) for name, t in tensors.items() if side in name}
+        kept = {name: torch.from_numpy(t.copy()) for name, t in tensors.items() if side in name}
         buffer = io.BytesIO()  # torch.save writes a file's name into it
         torch.save(
             {
@@ -77,7 +77,7 @@ def to_tables(
                 "N_max": N_MAX,
                 "V_src": size,
                 "V_dst": _num_ids(into),
-                "xtok": {"side": side, "tensors": own, "metadata": metadata},
+                "xtok": {"side": side, "tensors": kept, "metadata": metadata},
             },
             buffer,
         )
@@ -145,11 +145,11 @@ def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArra
 
 
 def _read(loaded: Any, source: Path) -> _Table:
-    own = loaded.get("xtok") if are_tables(loaded) else None
-    if not isinstance(own, dict):
+    said = loaded.get("xtok") if are_tables(loaded) else None
+    if not isinstance(said, dict):
         raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN_HINT)
-    tensors, metadata = own_tensors(own, source.stat().st_size)
-    side = own["side"]
+    tensors, metadata = own_tensors(said, source.stat().st_size)
+    side = said["side"]
     require_valid(isinstance(side, str) and side in SIDES, "the side")
     pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
     for name, values in ("pieces", pieces), ("counts", counts):

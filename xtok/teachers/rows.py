@@ -57,8 +57,8 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
     encoded = translator.student.encode_batch([texts[i] for i in by_text])
     shared = dict(zip(by_ids, translator.of_teacher([ids[i] for i in by_ids]), strict=True))
-    for (i, span), own in zip(by_text.items(), encoded, strict=True):
-        shared[i] = _of_text(translator.pair, ids[i], own, *span)
+    for (i, span), student_ids in zip(by_text.items(), encoded, strict=True):
+        shared[i] = _of_text(translator.pair, ids[i], student_ids, *span)
     for i, chat in enumerate(chats):
         if chat is not None:
             shared[i] = _of_chat(translator, ids[i], chat)
@@ -87,10 +87,10 @@ def _text_in(
                 if ends[end] == stop and end >= inner.stop:
                     has_control = is_control[begin:end].any()
                     return None if has_control else (slice(begin, end), space)
-    [own] = translator.teacher.encode_batch([text])  # by a library that changes the text
+    [encoded] = translator.teacher.encode_batch([text])  # by a library that changes the text
     for begin in range(inner.start + 1):
-        span = slice(begin, begin + len(own))
-        if ids[span].tolist() == own and is_control[span.stop :].all():
+        span = slice(begin, begin + len(encoded))
+        if ids[span].tolist() == encoded and is_control[span.stop :].all():
             return span, 0
     text_of_ids = b"".join(spelled[inner])
     both = enumerate(zip(text_of_ids, data, strict=False))
@@ -109,7 +109,7 @@ def _inner(is_control: NDArray[np.bool_]) -> slice:
 
 
 def _of_text(
-    pair: Pair, ids: NDArray[np.int32], own: Sequence[int], span: slice, start: int
+    pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, start: int
 ) -> SharedText:
     """Put the counterparts of the control tokens around a text around the student's ids."""
     roles = pair.reversed.equal_roles
@@ -117,7 +117,7 @@ def _of_text(
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
-    ours = np.array([*before, *own, *behind], np.int32)
+    ours = np.array([*before, *student_ids, *behind], np.int32)
     if not start:
         return SharedText.of(ours, ids)
     lengths = [table.lengths for table in pair.tables]

@@ -109,9 +109,9 @@ class Translator:
         }
         rest = [n for n in range(len(sequences)) if n not in chats]
         spelled = self._to_student([sequences[n].tolist() for n in rest])
-        own = dict(zip(rest, spelled, strict=True))
+        student_ids = dict(zip(rest, spelled, strict=True))
         return [
-            chats[n] if n in chats else SharedText.of(own[n], ids)
+            chats[n] if n in chats else SharedText.of(student_ids[n], ids)
             for n, ids in enumerate(sequences)
         ]
 
@@ -146,14 +146,14 @@ class Translator:
         told = read_back(self.pair.tokenizers[given], ids, template=self.templates[given])
         if told is None:
             return None
-        own, tables = told.conversation, self.pair.tables
+        this, tables = told.conversation, self.pair.tables
         try:
             other = told.render(self.pair.tokenizers[1 - given], self.templates[1 - given])
         except XtokError:  # a template that refuses a role, or tools
             return None
-        ours, theirs = (own, other) if given == 0 else (other, own)
+        ours, theirs = (this, other) if given == 0 else (other, this)
         spans = written_alike(ours, theirs, self._roles)
-        is_shared = np.zeros(len(own.ids), np.bool_)
+        is_shared = np.zeros(len(this.ids), np.bool_)
         for both in spans:
             is_shared[both[given]] = True
             student, teacher = (
@@ -162,16 +162,16 @@ class Translator:
             )
             if student != teacher:
                 return None
-        needed = own.assistant_mask
+        needed = this.assistant_mask
         if not ends_too:
-            needed = needed & (tables[given].lengths[own.ids] > 0)
+            needed = needed & (tables[given].lengths[this.ids] > 0)
         if not spans or (needed & ~is_shared).any():
             return None
         last = spans[-1]
         our_end, their_end = len(ours.ids), len(theirs.ids)
         if given == 0 and last[0].stop == our_end:  # the teacher is asked for no more
             their_end = last[1].stop
-        if given == 1 and own.bounds[-1] < len(own.text.encode()):  # it breaks off
+        if given == 1 and this.bounds[-1] < len(this.text.encode()):  # it breaks off
             our_end = last[0].stop
         mask = ours.assistant_mask[:our_end]
         return SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
@@ -239,7 +239,7 @@ class Translator:
         projected, row_of = self._projector.project_spans(
             told, plain, plain_bounds, [text.spans for text in texts], top_k
         )
-        own = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
+        of_plain = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
         bounds = offsets_of([len(text.ids) for text in texts])
         # Token i's parts in `plain` are `begins[i]:begins[i + 1]`; one spelled as nothing has none.
         offsets = np.repeat(plain_bounds[:-1], np.diff(bounds))
@@ -248,8 +248,8 @@ class Translator:
         rows = np.where(sizes > 0, np.append(row_of, -1)[begins], -1)
         rows[firsts_of(bounds)] = -1  # no student has logits before its first token
         if without_gaps:
-            _share_gaps(own, plain_bounds, texts, told)
-        realized = np.bincount(rows_of(offsets_of(sizes)), own, len(sizes)).astype(np.float32)
+            _share_gaps(of_plain, plain_bounds, texts, told)
+        realized = np.bincount(rows_of(offsets_of(sizes)), of_plain, len(sizes)).astype(np.float32)
         realized[firsts_of(bounds)] = np.nan
         token_ids = _concatenated(text.ids for text in texts)
         topk = chosen_rows(projected, rows, token_ids, bounds)
@@ -264,7 +264,7 @@ def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDA
 
 
 def _share_gaps(
-    own: NDArray[np.float32],
+    of_plain: NDArray[np.float32],
     bounds: NDArray[np.int64],
     texts: Sequence[SharedText],
     told: TopK,
@@ -274,7 +274,7 @@ def _share_gaps(
     What only the student's template writes is certain.
     """
     for text, begin, their_begin in zip(texts, bounds.tolist(), told.bounds.tolist(), strict=False):
-        values = own[begin : begin + len(text.plain)]
+        values = of_plain[begin : begin + len(text.plain)]
         theirs = told.realized_logprob[their_begin : their_begin + len(text.teacher_ids)]
         ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
         begins = [(ours.start, other.start) for ours, other in text.spans]

@@ -296,16 +296,16 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
     Raises:
         TokenizerError: if the text is not the concatenation of its tokens' bytes.
     """
-    own: Callable[[str], bytes] | None = None  # of a component that decodes a token alone
+    decode_alone: Callable[[str], bytes] | None = None  # of a component that decodes a token alone
     replacements: list[tuple[str, str]] = []
     is_joined = False  # then what follows sees the whole text as one token
     for component in components:
         kind, (old, new) = component["type"], _replaced(component, is_joined)
-        if kind == "ByteLevel" and not (own or replacements):
-            own, is_joined = byte_level_bytes, True
-        elif kind == "WordPiece" and not (own or replacements or is_joined):
-            own = _word_piece(component)
-        elif old and own is None:
+        if kind == "ByteLevel" and not (decode_alone or replacements):
+            decode_alone, is_joined = byte_level_bytes, True
+        elif kind == "WordPiece" and not (decode_alone or replacements or is_joined):
+            decode_alone = _word_piece(component)
+        elif old and decode_alone is None:
             replacements.append((old, new))
         elif kind == "Fuse":
             is_joined = True
@@ -326,7 +326,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
             display = display.replace(old, new)
         return display.encode()
 
-    return own or decode
+    return decode_alone or decode
 
 
 def _replaced(component: Spec, is_joined: bool) -> tuple[str, str]:

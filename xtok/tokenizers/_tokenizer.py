@@ -232,11 +232,11 @@ class Tokenizer:
         """
         [ids] = self.encode_batch([text])
         data, names, tokens = text.encode(), self._control_names, self._tokens
-        own = [names.get(i) or (tokens[i] if i < len(tokens) else b"") for i in ids]
-        if b"".join(own) == data:
-            bounds, num_changed = [0, *accumulate(map(len, own))], 0
+        spelled = [names.get(i) or (tokens[i] if i < len(tokens) else b"") for i in ids]
+        if b"".join(spelled) == data:
+            bounds, num_changed = [0, *accumulate(map(len, spelled))], 0
         else:
-            bounds, num_changed = _bounds(own, data, self._spans(text))
+            bounds, num_changed = _bounds(spelled, data, self._spans(text))
         return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64), num_changed)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -512,22 +512,22 @@ def _bounds(
     for first, behind in pairwise(firsts):
         place = int(begins[first]) if first else 0
         end = int(begins[behind]) if behind < len(tokens) else len(data)
-        own, stretch = tokens[first:behind], data[place:end]
+        group, stretch = tokens[first:behind], data[place:end]
         begin = int(begins[first])
-        if len(own) > 1 and own[0].isspace() and not data[begin : begin + 1].isspace():
+        if len(group) > 1 and group[0].isspace() and not data[begin : begin + 1].isspace():
             starts.append(place)  # the library's own space
             num_changed += begin - place
-            first, own, place, stretch = first + 1, own[1:], begin, data[begin:end]
-        spelled = b"".join(own)
+            first, group, place, stretch = first + 1, group[1:], begin, data[begin:end]
+        spelled = b"".join(group)
         if spelled in (stretch, b" " + stretch):
-            after = accumulate(map(len, own), initial=end - len(spelled))
+            after = accumulate(map(len, group), initial=end - len(spelled))
             starts += [max(start, place) for start in after][:-1]
             continue
-        if len(own) > 1 or own[0].strip() != stretch.strip():  # not whitespace of a control token
+        if len(group) > 1 or group[0].strip() != stretch.strip():  # no control token's whitespace
             num_changed += end - place
         places, indices = np.unique(begins[first:behind].clip(place, end), return_index=True)
         places[0] = place
-        shared = np.interp(range(len(own)), [*indices, len(own)], [*places, end])
+        shared = np.interp(range(len(group)), [*indices, len(group)], [*places, end])
         starts += shared.astype(int).tolist()
     return [*starts, len(data)], num_changed
 

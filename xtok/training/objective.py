@@ -64,9 +64,11 @@ class Objective:
         int64 `[1 + teachers]`, on the batch's device.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
-        own = (batch["targets"] >= 0).sum()
+        num_targets = (batch["targets"] >= 0).sum()
         counts = [loss.count(batch, side) for loss, side in sides]
-        return torch.stack([own, *(torch.as_tensor(n, device=own.device) for n in counts)])
+        return torch.stack(
+            [num_targets, *(torch.as_tensor(n, device=num_targets.device) for n in counts)]
+        )
 
     def terms(
         self,
@@ -95,12 +97,12 @@ class Objective:
             with torch.no_grad():
                 whole = self._weighed(*given, (1.0, 1.0))[1:]
         weights = weights_of(self.combine, *(whole or (shares[0], shares[0])))
-        loss, distillation, own = self._weighed(*given, weights)
+        loss, distillation, cross_entropy = self._weighed(*given, weights)
         inside = batch["targets"] >= 0
         covered = [(_covered(side) & inside).sum() for side in batch["teachers"]]
-        coverage = sum(covered, torch.zeros_like(own)) / max(1, len(covered))
+        coverage = sum(covered, torch.zeros_like(cross_entropy)) / max(1, len(covered))
         coverage = coverage * (shares[0] / count[0].clamp(min=1))
-        return LossTerms(loss, own, distillation, coverage)
+        return LossTerms(loss, cross_entropy, distillation, coverage)
 
     def _weighed(
         self,
@@ -111,13 +113,13 @@ class Objective:
         weights: tuple[Tensor | float, Tensor | float],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weighted sum, and detached its parts: distillation and cross-entropy."""
-        of_distillation, of_own = weights
+        of_distillation, of_cross_entropy = weights
         of_teachers = teacher_weights(self.teacher_weights, len(sides))
-        total = own = distillation = torch.zeros_like(shares[0])
+        total = cross_entropy = distillation = torch.zeros_like(shares[0])
         planned: list[tuple[Plan, Tensor, Tensor | float]] = []  # with a share, and its weight
-        if of_own:
+        if of_cross_entropy:
             own_plan = plan_cross_entropy(student_logits, batch["targets"])
-            planned.append((own_plan, shares[0], of_own))
+            planned.append((own_plan, shares[0], of_cross_entropy))
         for (loss, logits, side), share, weight in zip(sides, shares[1:], of_teachers, strict=True):
             plan = loss.plan(student_logits, logits, batch, side)
             if plan is not None:
@@ -130,9 +132,9 @@ class Objective:
             weighted = [factor * share for factor, share in zip(factors, of_plans, strict=True)]
             in_blocks, means = one_pass(student_logits, plans, weighted)
             parts = [mean * share for mean, share in zip(means, of_plans, strict=True)]
-            own = parts.pop(0) if of_own else own
+            cross_entropy = parts.pop(0) if of_cross_entropy else cross_entropy
             total, distillation = total + in_blocks, sum(parts, distillation)
-        return total, distillation, own
+        return total, distillation, cross_entropy
 
 
 def _covered(side: Mapping[str, Any]) -> Tensor:
@@ -287,8 +289,8 @@ class DistillationMixin:
             self.model_wrapped.train()
             terms = [self._terms(self.model_wrapped, batch) for batch in batches]
         parts = torch.stack([torch.stack([t.distillation, t.cross_entropy]) for t in terms])
-        distillation, own = self.accelerator.reduce(parts.sum(0), "sum")
-        return distillation, own
+        distillation, cross_entropy = self.accelerator.reduce(parts.sum(0), "sum")
+        return distillation, cross_entropy
 
     def prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the prepared batch of what the library hands to `compute_loss`."""

@@ -79,8 +79,8 @@ def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
     """Return the weight of each pair `student_id << 32 | teacher_id`; 0 if it is not an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
-    own = edge_keys(edges)
-    order = np.argsort(own)
-    own, weights = own[order], edges.weights[order].astype(np.float64)
-    places = np.searchsorted(own, keys).clip(0, len(own) - 1)
-    return np.where(own[places] == keys, weights[places], 0.0)
+    of_edges = edge_keys(edges)
+    order = np.argsort(of_edges)
+    of_edges, weights = of_edges[order], edges.weights[order].astype(np.float64)
+    places = np.searchsorted(of_edges, keys).clip(0, len(of_edges) - 1)
+    return np.where(of_edges[places] == keys, weights[places], 0.0)

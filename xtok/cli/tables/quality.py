@@ -145,9 +145,11 @@ def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     rows = []
     for row in evaluation.worst_rows:
         lines = []
-        for token, share, own in row.wanted:
-            apart = " leaks" if own == 0 else ""
-            lines.append(f"{quoted(token)} {share:.1%}{apart if of_events else f', {weight(own)}'}")
+        for token, share, in_map in row.wanted:
+            apart = " leaks" if in_map == 0 else ""
+            lines.append(
+                f"{quoted(token)} {share:.1%}{apart if of_events else f', {weight(in_map)}'}"
+            )
         name, excess = f"{quoted(row.token)} #{row.student_id}", f"{row.excess:{digits}}"
         rows.append((name, numbers[row.name], excess, "\n".join(lines)))
     return new_table(*heads, rows=rows, right=(1, 2), caption=caption)

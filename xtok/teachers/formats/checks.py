@@ -79,8 +79,8 @@ def check_predictions(
     topk = _sorted(given, row_of)
     candidate = _logprobs_of(topk, row_of, 0)
     firsts = firsts_of(topk.bounds)
-    told, own = (own_logprobs(values, firsts) for values in (topk.realized_logprob, candidate))
-    differs = np.abs(told - own) > STORED_ROUNDING
+    told, listed = (own_logprobs(values, firsts) for values in (topk.realized_logprob, candidate))
+    differs = np.abs(told - listed) > STORED_ROUNDING
     if is_projected or (not is_answer and 2 * differs.sum() < (~np.isnan(told)).sum()):
         differs[:] = False
     if is_answer:
@@ -90,10 +90,10 @@ def check_predictions(
     has_all = _has_all(topk, vocabulary)
     topk = without_padding(topk)
     sums = masses(topk)
-    realized = np.where(np.isnan(told), own, told)
+    realized = np.where(np.isnan(told), listed, told)
     _check_sums(given, topk, sums)
     if not is_projected:
-        outside = np.where(np.isnan(own), np.exp(realized, dtype=np.float64), 0)
+        outside = np.where(np.isnan(listed), np.exp(realized, dtype=np.float64), 0)
         _check_own(given, topk, sums + np.nan_to_num(outside))
     with np.errstate(divide="ignore"):
         rest = np.log1p(-np.minimum(sums, 1)).astype(np.float32)

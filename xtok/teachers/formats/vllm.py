@@ -160,8 +160,8 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
         json.loads(content, object_pairs_hook=unique_keys)
     entries_of = chain.from_iterable(row.values() for row in kept)
     values = without_null(entry.logprob for entry in entries_of)
-    own = [row.get(i) for i, row in zip(ids, kept, strict=False)]
-    ranks = [(entry.rank or 0) if entry else 0 for entry in own]
+    realized = [row.get(i) for i, row in zip(ids, kept, strict=False)]
+    ranks = [(entry.rank or 0) if entry else 0 for entry in realized]
     return scores_of(ids, kept, values, ranks)
 
 

@@ -269,11 +269,11 @@ def _sglang_answer(
     ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
     top_k, start = asked.top_logprobs_num, asked.logprob_start_len
     start = start if start >= 0 else len(ids) - 1
-    own: list[Any] = [[value, i, None] for value, i in zip(values, ids, strict=True)][start:]
-    own[0][0] = None  # the first one is not scored
+    realized: list[Any] = [[value, i, None] for value, i in zip(values, ids, strict=True)][start:]
+    realized[0][0] = None  # the first one is not scored
     meta: dict[str, Any] = {
         "id": name, "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(ids),
-        "completion_tokens": 0, "cached_tokens": 0, "input_token_logprobs": own,
+        "completion_tokens": 0, "cached_tokens": 0, "input_token_logprobs": realized,
         "output_token_logprobs": [],
     }  # fmt: skip
     if top_k:

@@ -187,21 +187,21 @@ class TeacherServer:
         None if it tells nothing that could be compared, as a server that was started without a
         tokenizer.
         """
-        [own] = tokenizer.encode_batch([PROBE])
+        [ids] = tokenizer.encode_batch([PROBE])
         body = {"model": self.model, "prompt": PROBE, "add_special_tokens": False}
         response = await self._client.post("/tokenize", json=body, timeout=60.0)
         value = _json(response) if response.is_success else None
         if not isinstance(value, dict) or not isinstance(value.get("tokens"), list):
-            return await self._differs_in_names(tokenizer, own)
+            return await self._differs_in_names(tokenizer, ids)
         if self.max_model_len is None and isinstance(value.get("max_model_len"), int):
             self.max_model_len = value["max_model_len"]
-        if value["tokens"] == own:
+        if value["tokens"] == ids:
             return ""
-        return f"{len(value['tokens'])} tokens for a text of {len(own)}, or others"
+        return f"{len(value['tokens'])} tokens for a text of {len(ids)}, or others"
 
-    async def _differs_in_names(self, tokenizer: Tokenizer, own: Sequence[int]) -> str | None:
+    async def _differs_in_names(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
         """Compare what the server calls the tokens of a text, where it has no /tokenize."""
-        asked, route = self._format.request(self.model, own, 1), self._format.ROUTE
+        asked, route = self._format.request(self.model, ids, 1), self._format.ROUTE
         with_texts = msgspec.json.encode({**asked, "return_text_in_logprobs": True})
         try:
             response = await self.post(route, with_texts)
@@ -215,12 +215,12 @@ class TeacherServer:
                     return str(again)
                 raise
             return None
-        self._read(response.content, own)  # so it is what it should be
+        self._read(response.content, ids)  # so it is what it should be
         value = _json(response)
         if value is None:  # nested too deeply
             raise TeacherError(f"{self._format.ROUTE} did not answer with JSON")
         compared = 0
-        for token_id, name in zip(own[1:], self._format.token_names(value, own), strict=True):
+        for token_id, name in zip(ids[1:], self._format.token_names(value, ids), strict=True):
             ours = tokenizer.table[token_id].decode("utf-8", "replace").strip()
             if isinstance(name, str) and "\N{REPLACEMENT CHARACTER}" not in ours + name:
                 compared += bool(ours)

@@ -111,13 +111,13 @@ def plan_alm(
         )
     )  # fmt: skip
     at = _entries(ours)
-    own = gather_logprobs(student, at, widths[0], dtype)
+    of_student = gather_logprobs(student, at, widths[0], dtype)
     if stored is None:
         of_teacher = gather_logprobs(teacher, _entries(theirs), widths[1], dtype)
     else:
         of_teacher = stored_logprobs(stored, theirs.positions, dtype)
-    a, b = torch.zeros((2, chunks.total), dtype=dtype, device=own.device)
-    a.index_add_(0, ours.chunk, own)
+    a, b = torch.zeros((2, chunks.total), dtype=dtype, device=of_student.device)
+    a.index_add_(0, ours.chunk, of_student)
     b.index_add_(0, theirs.chunk, of_teacher)
     with torch.enable_grad():
         a.requires_grad_()
@@ -133,7 +133,7 @@ def plan_alm(
         if stored is not None:
             check_stored(stored, theirs.positions)
 
-    parts = [gradient_part(at, own, to_a[ours.chunk], widths[0])]
+    parts = [gradient_part(at, of_student, to_a[ours.chunk], widths[0])]
     known = lost.detach().double()
     return Plan(parts, chunks.total, dtype, known=known, teacher=teacher, explain=explain)
 

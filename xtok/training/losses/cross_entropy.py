@@ -43,11 +43,11 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
     ids = of_positions.clamp(max=width - 1)[:, None]
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        log_p, own = block.log_probabilities(width), ids[rows.numbers]
+        log_p, target = block.log_probabilities(width), ids[rows.numbers]
         is_wrong = (of_positions[rows.numbers] >= width).any()
-        lost = -log_p.gather(1, own).sum(dtype=torch.float64)
+        lost = -log_p.gather(1, target).sum(dtype=torch.float64)
         back = block.probabilities(width).clone()
-        back.scatter_add_(1, own, torch.full_like(own, -1, dtype=back.dtype))
+        back.scatter_add_(1, target, torch.full_like(target, -1, dtype=back.dtype))
         return lost.masked_fill(is_wrong, torch.nan), back
 
     def explain() -> None:

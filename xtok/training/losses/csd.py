@@ -267,10 +267,10 @@ class _CSDStep(NamedTuple):
         is_one = (self.ours.sizes == 1) & (self.theirs.sizes == 1)
         weights = torch.where(is_one[events.others], 1.0, config.beta).to(self.dtype)
         with torch.enable_grad():
-            own = logprobs[0].requires_grad_()
+            of_student = logprobs[0].requires_grad_()
             log_p, log_q = (
                 one.completed(values, place, size)
-                for one, values in ((ours, own), (theirs, logprobs[1]))
+                for one, values in ((ours, of_student), (theirs, logprobs[1]))
             )
             p_rest, q_rest = (
                 1 - log_p.new_zeros(size).index_add(0, place, side.exp()) for side in (log_p, log_q)
@@ -279,9 +279,9 @@ class _CSDStep(NamedTuple):
             of_rest, _ = _divergence(*rests, config)
             of_each, _ = _divergence(log_p, log_q, config)
             lost = of_rest.index_add(0, place, of_each).dot(weights)
-            (to_own,) = torch.autograd.grad(lost, own)
+            (to_student,) = torch.autograd.grad(lost, of_student)
         part = gradient_part(
-            ours.at, own.detach(), to_own, self.spellings.widths[0], config.temperature
+            ours.at, of_student.detach(), to_student, self.spellings.widths[0], config.temperature
         )
         return lost.detach().double(), part
 

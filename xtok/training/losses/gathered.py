@@ -18,21 +18,21 @@ def stored_logprobs(logprobs: Tensor, positions: Positions, dtype: torch.dtype) 
 
     NaN is what is missing, or is of a probability above 1: `check_stored` tells which.
     """
-    own = logprobs[positions].to(dtype)
-    return own.clamp(max=0).masked_fill(_is_wrong(own), torch.nan)
+    values = logprobs[positions].to(dtype)
+    return values.clamp(max=0).masked_fill(_is_wrong(values), torch.nan)
 
 
 def check_stored(logprobs: Tensor, positions: Positions) -> None:
     """Raise a `ValueError` for log-probabilities that are missing, or of probabilities above 1."""
-    own = logprobs[positions].float()
-    wrong = _is_wrong(own)
+    values = logprobs[positions].float()
+    wrong = _is_wrong(values)
     if bool(wrong.any()):
-        culprit = float(own[wrong][0])
+        culprit = float(values[wrong][0])
         raise ValueError(f"teacher_logprobs have {culprit:.4g} at a position that is compared")
 
 
-def _is_wrong(own: Tensor) -> Tensor:
-    return ~(own <= BFLOAT16_ROUNDING) | torch.isneginf(own)
+def _is_wrong(values: Tensor) -> Tensor:
+    return ~(values <= BFLOAT16_ROUNDING) | torch.isneginf(values)
 
 
 class PositionTokens(NamedTuple):
@@ -77,10 +77,10 @@ def gradient_part(
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[float, Tensor]:
         row, is_there = rows.entries_at(at.place)
-        own = to_logprobs[rows.entries] * is_there
+        gradient = to_logprobs[rows.entries] * is_there
         p = block.probabilities(width, temperature)
-        sums = p.new_zeros(len(p)).index_add_(0, row, own)
+        sums = p.new_zeros(len(p)).index_add_(0, row, gradient)
         back = p * -sums[:, None]
-        return 0.0, back.index_put_((row, at.ids[rows.entries]), own, accumulate=True)
+        return 0.0, back.index_put_((row, at.ids[rows.entries]), gradient, accumulate=True)
 
     return Part(at.positions, compare, place=at.place, only_gradient=True)
