@@ -358,9 +358,9 @@ class Output(Config):
 def note_one_vocabulary(pair: Pair) -> None:
     """Print a note where both models have one vocabulary, which needs no file; it is made."""
     if pair.is_same:
-        from xtok.inspection.advice import SAME
+        from xtok.inspection.advice import USE_PLAIN_KL
 
-        console.print_note(SAME)
+        console.print_note(USE_PLAIN_KL)
 
 
 def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:

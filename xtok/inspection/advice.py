@@ -54,9 +54,9 @@ OTHER_LOSSES = (
 )
 """What else there is for two tokenizers, and what each needs of a teacher."""
 
-SAME = "Use plain KL: both have the same vocabulary, so no map is needed."
+USE_PLAIN_KL = "Use plain KL: both have the same vocabulary, so no map is needed."
 
-WORTH = (
+WHEN_TO_DISTIL = (
     "A teacher pays where text is scarce or was read before, or where its predictions are stored; "
     "elsewhere new text alone teaches more in the same time."
 )
@@ -83,7 +83,8 @@ def advise(
         maps: of the pair, which need not be made again.
     """
     if pair.same:
-        sentence = f"{SAME} Compare the first {pair.num_ids:,} columns; what is wider is padding."
+        columns = f"Compare the first {pair.num_ids:,} columns; what is wider is padding."
+        sentence = f"{USE_PLAIN_KL} {columns}"
         return Advice(loss="plain KL", map_loss=None, sentence=sentence, commands=())
     student, teacher = names or (pair.student, pair.teacher)
     on_text = ("--text", TRAINING_TEXT) if pair.text is not None else ()
@@ -146,12 +147,12 @@ def fits(
     heavy = np.zeros(len(is_text), np.bool_)
     is_heavy = ~projection.is_slot & (projection.weights >= H_KL_THRESHOLD)
     heavy[projection.student_ids[is_heavy]] = True
-    gold = _gold(pair, exact)
+    gold = _judge_gold(pair, exact)
     judged: dict[Loss | Literal["event-kl"], Judgement] = {
         "p-kl": p_kl_fit(projection, measures, empty_text),
         "gold": gold,
-        "h-kl": _h_kl(gold, exact, float(heavy[is_text].mean()) if is_text.any() else 0.0),
-        "event-kl": _event_kl(pair),
+        "h-kl": _judge_h_kl(gold, exact, float(heavy[is_text].mean()) if is_text.any() else 0.0),
+        "event-kl": _judge_event_kl(pair),
     }
     for loss in get_args(Loss) if failed else ():
         judged[loss] = "bad", f"The map is not in order: {', '.join(failed)}."
@@ -179,7 +180,7 @@ def p_kl_fit(
     return "good", f"{rows}, without exact rows or slots{measured}."
 
 
-def _gold(pair: PairFacts, exact: int) -> Judgement:
+def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
     if not exact:
         return "bad", "It compares rows of equal bytes, and the map has none."
     missing = pair.numbers.only_student
@@ -194,7 +195,7 @@ def _gold(pair: PairFacts, exact: int) -> Judgement:
     return "good" if leak <= MOST_LEAK else "care", why
 
 
-def _h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
+def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
     if heavy < 0.5:
         why = f"Only {heavy:.0%} of the rows have an entry of {H_KL_THRESHOLD}, which makes a pair."
         return "bad", why
@@ -204,7 +205,7 @@ def _h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
     return gold
 
 
-def _event_kl(pair: PairFacts) -> Judgement:
+def _judge_event_kl(pair: PairFacts) -> Judgement:
     if pair.same:
         return "note", "It needs no map; with one vocabulary, plain KL needs no events either."
     events = pair.events

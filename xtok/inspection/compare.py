@@ -45,7 +45,7 @@ class Comparison:
     examples: tuple[RowDifference, ...]  # the rows whose distance, times their share, is largest
 
 
-_SAME = 1e-6  # a total variation distance that is rounding
+_ROUNDING = 1e-6  # a total variation distance that is rounding
 
 
 def compare(
@@ -111,7 +111,7 @@ def comparison_of(
         student=first.student.model_id,
         teacher=first.teacher.model_id,
         rows=int(filled.sum()),
-        rows_that_differ=int(np.count_nonzero(distance > _SAME)),
+        rows_that_differ=int(np.count_nonzero(distance > _ROUNDING)),
         rows_of_other_top=int(np.count_nonzero(is_other)),
         mean_distance=float(cost.sum()),
         weighted_by_text=token_counts is not None,
@@ -125,7 +125,7 @@ def comparison_of(
                 second=_entries(second, row),
             )
             for row in rows.tolist()
-            if distance[row] > _SAME and cost[row] > 0
+            if distance[row] > _ROUNDING and cost[row] > 0
         ),
     )
 

@@ -14,7 +14,7 @@ from xtok.building.events import events_of_pair
 from xtok.building.spellings import spellings_of_pair
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
-from xtok.inspection.advice import WORTH, Advice, advise
+from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
@@ -103,7 +103,7 @@ class Diagnosis:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
             result = f"no check failed, {plural(warnings, 'warning')}"
-        advice = "" if self.advice is None else f". {self.advice.sentence} {WORTH}"
+        advice = "" if self.advice is None else f". {self.advice.sentence} {WHEN_TO_DISTIL}"
         if self.pair is not None and self.advice is None:
             advice = ". No loss is recommended for text that does not round-trip."
         return f"{'failed' if self.failed else 'ok'}: {who}: {result}{advice}"

@@ -121,7 +121,7 @@ def examine(
     spellings = spellings_of_pair(pair, progress) if has_tokenizers and not pair.is_same else None
     facts = pair_facts(pair, text, of_pair, spellings)
     examined = [
-        _of_one(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
+        _examine(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
     ]
     reports, of_maps = zip(*examined, strict=True)
     comparison = None
@@ -130,7 +130,7 @@ def examine(
     report = Report(
         pair=facts,
         advice=advise(facts, models, loaded),
-        findings=_worst_first([*_of_pair(facts)], of_maps),
+        findings=_worst_first([*_pair_findings(facts)], of_maps),
         maps=reports,
         evaluation=evaluation,
         comparison=comparison,
@@ -140,7 +140,7 @@ def examine(
     return PageData(report=report, maps=tuple(loaded), text=text, pair=pair)
 
 
-def _of_one(
+def _examine(
     m: ProjectionMap,
     name: str,
     facts: PairFacts,
@@ -160,7 +160,7 @@ def _of_one(
         verification=verification,
         fits=fits(m, facts, failed=verification.failed, measures=measures, empty_text=empty_text),
     )
-    return report, list(_of_map(description, facts, measures, empty_text))
+    return report, list(_map_findings(description, facts, measures, empty_text))
 
 
 def _worst_first(
@@ -182,7 +182,7 @@ def _empty_text(m: ProjectionMap, text: PairText) -> float:
     return float(text.tokens[0][empty].sum() / max(1, text.tokens[0].sum()))
 
 
-def _of_pair(pair: PairFacts) -> Iterator[Finding]:
+def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
     same = "of the student's tokens are in the teacher's vocabulary, byte for byte"
     if pair.text is not None:
         at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
@@ -201,7 +201,7 @@ def _of_pair(pair: PairFacts) -> Iterator[Finding]:
         yield Finding(pair.text.grade, f"{left_out.num_bytes:,}", f"{left_out.words}.", "quality")
 
 
-def _of_map(
+def _map_findings(
     description: Description, pair: PairFacts, measures: MapMeasures | None, empty_text: float
 ) -> Iterator[Finding]:
     if measures is not None:

@@ -67,7 +67,7 @@ def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Expla
     if rows is not None and columns is not None:
         token = rows[student_id]
         if kind == RowKind.COUNTED:
-            why = _counted(projection, row.entries, columns, token)
+            why = _why_counted(projection, row.entries, columns, token)
         else:
             why = _why(kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and token:
@@ -144,7 +144,7 @@ _COUNTS = {
 }
 
 
-def _counted(
+def _why_counted(
     projection: ProjectionMap, entries: Sequence[RowEntry], columns: TokenTable, token: bytes
 ) -> str:
     """Return what was counted for a row; in numbers if the token is always spelled alike.

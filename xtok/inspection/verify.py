@@ -61,7 +61,7 @@ def verify(
         MapFileError: if the file cannot be read, or is not a map.
     """
     if isinstance(projection, AnyMap):
-        return Verification(path="the map", checks=tuple(_all(projection, {}, pair)))
+        return Verification(path="the map", checks=tuple(_checks(projection, {}, pair)))
     path = fspath(projection)
     parts = read_parts(path)
     digests: Mapping[str, str | None] = {}
@@ -74,14 +74,14 @@ def verify(
         else:
             fields, digests = mapfile.assemble(*parts)
             loaded = CLASSES[mapfile.kind_of(fields)](**fields)
-        checks = tuple(_all(loaded, digests, pair))
+        checks = tuple(_checks(loaded, digests, pair))
     except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         checks = (Check("format", "failed", f"{missing}{error}"),)
     return Verification(path=path, checks=checks)
 
 
-def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Iterator[Check]:
+def _checks(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Iterator[Check]:
     """Give every check of a map; `digests` are those that its file has, if any."""
     sides = {"student": m.student, "teacher": m.teacher}
     yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {_contents(m)}")
@@ -94,7 +94,7 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
     if invariants[-1].level == "failed":  # what comes after relies on it
         yield Check("rows", "skipped", "the arrays are not in order")
     else:
-        yield from _of_kind(m)
+        yield from _kind_checks(m)
     for side, vocabulary in sides.items():
         yield Check(f"{side} roles", *_roles(vocabulary.table))
     if pair is None:
@@ -117,7 +117,7 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
             yield Check(f"{side} width", *_width(vocabulary, tokenizer.vocabulary))
 
 
-def _of_kind(m: AnyMap) -> Iterator[Check]:
+def _kind_checks(m: AnyMap) -> Iterator[Check]:
     """Give the checks that a kind of map has besides its invariants."""
     if isinstance(m, SpellingMap):
         for side in SIDES:
