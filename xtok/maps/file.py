@@ -202,13 +202,13 @@ def read(
             return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
         tensors, header = read_tensors(contents, source)
         if "xtok" in header and normalize and kind_of(tensors) == "map":
-            return _imported(nemo.trained(tensors, header["xtok"]), normalize=True)
+            return _imported(nemo.read_trained(tensors, header["xtok"]), normalize=True)
         if "xtok" in header:
             return unpack(tensors, header["xtok"])
         if {"indices", "likelihoods"} & tensors.keys():
             slots = header.get("enable_scale_trick", "").lower() == "true"
             says = {**header, "enable_scale_trick": slots}
-            entries = nemo.padded(tensors["indices"], tensors["likelihoods"], says)
+            entries = nemo.read_padded(tensors["indices"], tensors["likelihoods"], says)
             return _imported(entries, preserve_last)
     raise MapFileError(
         f"{source} is a safetensors file, but not an xtok map: it holds "
@@ -222,14 +222,14 @@ def _imported(
 ) -> dict[str, Any]:
     """Return the fields of a map that may have to be put in order, with a report of that."""
     if entries.own is None:
-        fields, counts, notes = nemo.foreign(entries, preserve_last)
+        fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
         return fields | {
             **{side: Vocabulary(**fields[side]) for side in SIDES},
             "history": (history_step("import", {}),),
             "reports": (StageReport("import", counts, notes),),
         }
     tensors, metadata = entries.own
-    tensors, counts = nemo.in_order(entries, tensors)
+    tensors, counts = nemo.repaired_tensors(entries, tensors)
     fields, is_whole = _unpacked(tensors, metadata)
     if not (is_whole or counts or normalize):
         counts = {"file that another program changed": 1}
@@ -268,22 +268,22 @@ def check_json(text: str) -> None:
 
 # A map as tensors and JSON
 
-_OF_MAP = {
+_MAP_DTYPES = {
     "student_ids": "int32", "teacher_ids": "int32", "weights": "float32", "row_kind": "uint8",
     "scale_slot": "uint8",
 }  # fmt: skip
-_ARRAYS: Mapping[Kind, Mapping[str, str]] = {
-    "map": _OF_MAP,
+_ARRAY_DTYPES: Mapping[Kind, Mapping[str, str]] = {
+    "map": _MAP_DTYPES,
     "events": {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")},
     "spellings": {f"{side}_{name}": "int32" for side in SIDES for name in ("pieces", "counts")},
 }
 _FIELDS: Mapping[Kind, Sequence[str]] = {
     "map": ("method", "top_k", "enable_scale_trick"), "events": ("rest",), "spellings": (),
 }  # fmt: skip
-_OF_TABLE = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
-_OF_TABLES = {f"{s}_token_{name}": d for s in SIDES for name, d in _OF_TABLE.items()}
+_TABLE_DTYPES = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
+_BOTH_TABLES_DTYPES = {f"{s}_token_{name}": d for s in SIDES for name, d in _TABLE_DTYPES.items()}
 
-_OF_VOCABULARY = {
+_VOCABULARY_TYPES = {
     "model_id": (str,),
     "revision": (str, NoneType),
     "backend": (str, NoneType),
@@ -306,16 +306,16 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
         fields["kind"] = kind
     elif (recipe := vars(any_map)["recipe"]) is not None:
         fields["recipe"] = recipe
-    tensors = {name: getattr(any_map, name) for name in _ARRAYS[kind]}
+    tensors = {name: getattr(any_map, name) for name in _ARRAY_DTYPES[kind]}
     fields |= {name: getattr(any_map, name) for name in _FIELDS[kind]}
     for side in SIDES:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
-        fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
+        fields[side] = {name: getattr(vocabulary, name) for name in _VOCABULARY_TYPES}
         if vocabulary.definition_sha256 is not None:
             fields[side][_DEFINITION] = vocabulary.definition_sha256
         if table is not None:
-            names = (f"{side}_token_{name}" for name in _OF_TABLE)
+            names = (f"{side}_token_{name}" for name in _TABLE_DTYPES)
             tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
             fields[side] |= {
                 "table_sha256": table.sha256(),
@@ -342,7 +342,7 @@ def tensors_sha256(tensors: Mapping[str, NDArray[Any] | None]) -> str:
     It takes 1.3 ms of the 19 ms that a map of Llama 3 and Qwen takes to load.
     """
     digest = hashlib.sha256()
-    for name in sorted(_ARRAYS[kind_of(tensors)]):
+    for name in sorted(_ARRAY_DTYPES[kind_of(tensors)]):
         tensor = tensors.get(name)
         if tensor is not None:
             digest.update(f"{name} {len(tensor)}\n".encode())
@@ -385,7 +385,7 @@ def assemble(
         ValueError: if they are not a map; or any other of `MALFORMED`.
     """
     kind = kind_of(tensors)
-    dtypes = _ARRAYS[kind]
+    dtypes = _ARRAY_DTYPES[kind]
     check_json(metadata)
     header: dict[str, Any] = json.loads(metadata)
     version = header["format_version"]
@@ -393,7 +393,7 @@ def assemble(
         raise ValueError(
             f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
         )
-    for name, dtype in {**dtypes, **_OF_TABLES}.items():
+    for name, dtype in {**dtypes, **_BOTH_TABLES_DTYPES}.items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
             raise ValueError(f"{name} is not a list of {dtype}")
     json.dumps(header, ensure_ascii=False).encode()  # no lone surrogates
@@ -425,22 +425,22 @@ def _vocabulary(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
     """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
-    for name, kinds in _OF_VOCABULARY.items():
+    for name, kinds in _VOCABULARY_TYPES.items():
         require_valid(type(fields[name]) in kinds, f"the {side}'s {name}")
     definition = fields.get(_DEFINITION)
     require_valid(type(definition) in (str, NoneType), f"the {side}'s {_DEFINITION}")
     width = fields["vocab_size"]
     require_valid(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
-    has_table = any(f"{side}_token_{name}" in tensors for name in _OF_TABLE)
+    has_table = any(f"{side}_token_{name}" in tensors for name in _TABLE_DTYPES)
     table = _table(side, fields, tensors, width) if has_table else None
-    known = {name: fields[name] for name in _OF_VOCABULARY}
+    known = {name: fields[name] for name in _VOCABULARY_TYPES}
     return Vocabulary(**known, table=table, definition_sha256=definition)
 
 
 def _table(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], width: int
 ) -> TokenTable:
-    data, offsets, types = (tensors[f"{side}_token_{name}"] for name in _OF_TABLE)
+    data, offsets, types = (tensors[f"{side}_token_{name}"] for name in _TABLE_DTYPES)
     require_valid(
         len(types) == width == len(offsets) - 1, f"the {side}'s table is not {width} long"
     )

@@ -140,7 +140,7 @@ def read_pt(loaded: Any, size: int) -> PtEntries:
     return entries._replace(own=own_tensors(said, size)) if isinstance(said, dict) else entries
 
 
-def trained(tensors: Tensors, metadata: str) -> PtEntries:
+def read_trained(tensors: Tensors, metadata: str) -> PtEntries:
     """Read the tensors of a map by xtok whose weights were trained since.
 
     If more of it is wrong than the sums and order of its rows, that is a `ValueError`.
@@ -152,7 +152,9 @@ def trained(tensors: Tensors, metadata: str) -> PtEntries:
     )
     require_valid((s[1:] >= s[:-1]).all(), "the order of student_ids")
     ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
-    return _coo(edges)._replace(is_last=ends_row, has_order=True, own=(tensors, metadata))
+    return _entries_by_row(edges)._replace(
+        is_last=ends_row, has_order=True, own=(tensors, metadata)
+    )
 
 
 def _read_entries(loaded: Any, size: int) -> PtEntries:
@@ -161,17 +163,17 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
 
     if isinstance(loaded, dict) and {"indices", "likelihoods"} & loaded.keys():
         indices, likelihoods = (strided(loaded[n], size) for n in ("indices", "likelihoods"))
-        return padded(indices.numpy(), likelihoods.numpy(), loaded)
+        return read_padded(indices.numpy(), likelihoods.numpy(), loaded)
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
         if loaded.layout == torch.strided:
             matrix = strided(loaded, size).numpy()
             s, t = np.nonzero(matrix)
-            entries = _coo(Edges(s, t, matrix[s, t]))
+            entries = _entries_by_row(Edges(s, t, matrix[s, t]))
         else:
-            entries = _coo(_sparse(loaded.detach(), size))
+            entries = _entries_by_row(_sparse(loaded.detach(), size))
         return entries._replace(shape=(loaded.shape[0], loaded.shape[1]))
     if isinstance(loaded, dict) and any(type(key) is tuple for key in loaded):
-        return _coo(_counted(loaded))
+        return _entries_by_row(_edges_of_counts(loaded))
     what = type(loaded).__name__
     if isinstance(loaded, dict):
         what = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
@@ -198,7 +200,7 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
     return Edges(s, t, values.numpy())
 
 
-def _counted(counts: Mapping[Any, Any]) -> Edges:
+def _edges_of_counts(counts: Mapping[Any, Any]) -> Edges:
     """Return what `{(student_id, teacher_id): count}` holds, ids as int64, counts as float64."""
     pairs = all(
         type(pair) is tuple and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int
@@ -212,7 +214,9 @@ def _counted(counts: Mapping[Any, Any]) -> Edges:
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
 
 
-def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> PtEntries:
+def read_padded(
+    indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]
+) -> PtEntries:
     """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
 
     `says` is what the file says besides: names of models, and whether there are scale slots.
@@ -226,7 +230,7 @@ def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, 
     padding = likelihoods[~is_entry]
     require_valid(not np.isnan(padding).any(), "a weight that is not a number")
     s, column = np.nonzero(is_entry)
-    return _coo(Edges(s, indices[s, column], likelihoods[s, column]))._replace(
+    return _entries_by_row(Edges(s, indices[s, column], likelihoods[s, column]))._replace(
         is_last=column == top_k - 1,
         top_k=top_k,
         has_order=True,
@@ -236,7 +240,7 @@ def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, 
     )
 
 
-def _coo(edges: Edges) -> PtEntries:
+def _entries_by_row(edges: Edges) -> PtEntries:
     """Take entries in any order; those of a row stay in theirs."""
     for side, ids in zip(SIDES, edges[:2], strict=True):
         lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
@@ -251,7 +255,7 @@ def _coo(edges: Edges) -> PtEntries:
     return PtEntries(Edges(s, t, w), np.zeros(len(s), np.bool_), int(sizes.max(initial=0)))
 
 
-def in_order(
+def repaired_tensors(
     entries: PtEntries, tensors: Tensors
 ) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """Put in order what was edited of a map that xtok wrote; count what had to be changed.
@@ -267,7 +271,7 @@ def in_order(
     kind = tensors["row_kind"].copy()
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
-    edges, slotted, counts = _in_order(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
+    edges, slotted, counts = _put_in_order(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
     counts.pop("zero weights dropped", None)  # those of fillers are not worth a count
     has_entries = np.zeros(len(kind), np.bool_)
     has_entries[edges.student_ids] = True
@@ -280,7 +284,7 @@ def in_order(
     return changed, counts
 
 
-def foreign(
+def foreign_fields(
     entries: PtEntries, preserve_last: bool | None
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
     """Return the fields of another program's map and of its sides, counts of changes, and notes."""
@@ -293,7 +297,7 @@ def foreign(
     exact_rows = s[exact]
     is_last = entries.is_last & scale_trick
     is_last[exact] = False
-    edges, slotted, counts = _in_order(entries.edges, is_last, entries.has_order)
+    edges, slotted, counts = _put_in_order(entries.edges, is_last, entries.has_order)
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
     kind, scale_slot = np.zeros((2, student["vocab_size"]), np.uint8)
@@ -343,7 +347,7 @@ def _side(place: int, entries: PtEntries) -> dict[str, Any]:
     }
 
 
-def _in_order(
+def _put_in_order(
     edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROW_SUM_ROUNDING
 ) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
     """Add up duplicates, drop zero weights, normalize and sort; count what had to be done.

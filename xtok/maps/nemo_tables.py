@@ -166,14 +166,14 @@ def _read(loaded: Any, source: Path) -> _Table:
     same = all(type(loaded.get(k)) is type(v) and loaded[k] == v for k, v in says.items())
     if not (
         same
-        and _is(loaded["lengths"], counts[: sizes[0]].astype(np.int64))
-        and _is(loaded["subtoks"], _padded(pieces, counts)[: sizes[0]])
+        and _equals(loaded["lengths"], counts[: sizes[0]].astype(np.int64))
+        and _equals(loaded["subtoks"], _padded(pieces, counts)[: sizes[0]])
     ):
         raise MapFileError(f"{source} was changed since xtok wrote it", hint=_AGAIN_HINT)
     return _Table(side, f"{src['model_id']} in {dst['model_id']}", tensors, metadata)
 
 
-def _is(found: Any, expected: NDArray[np.int64]) -> bool:
+def _equals(found: Any, expected: NDArray[np.int64]) -> bool:
     """Whether what a file holds is this tensor."""
     import torch
 

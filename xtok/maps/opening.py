@@ -25,7 +25,7 @@ MALFORMED = (
 
 _NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
-_OF_TRAINING = ("weights", "order", "sums", "tensors")
+_BROKEN_BY_TRAINING = ("weights", "order", "sums", "tensors")
 """The invariants that training breaks, and `normalize` restores."""
 
 
@@ -37,7 +37,7 @@ def naming(source: Path) -> Iterator[None]:
     except (*MALFORMED, RuntimeError) as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         message = f"{source} is not a valid map: {missing}{error}"
-        if isinstance(error, InvariantError) and error.invariant in _OF_TRAINING:
+        if isinstance(error, InvariantError) and error.invariant in _BROKEN_BY_TRAINING:
             hint = "if its weights were trained, convert the map once with {option}"
             raise MapFileError(message, hint=hint, parameter="normalize") from error
         raise MapFileError(message, hint=MAP_HINT) from error

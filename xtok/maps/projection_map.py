@@ -64,7 +64,7 @@ OTHER_KINDS: Mapping[str, tuple[str, str]] = {
 """What a file that holds no projection map is, and what it is for."""
 
 
-class _OfPair(Protocol):
+class _HasSides(Protocol):
     @property
     def student(self) -> Vocabulary: ...
 
@@ -362,7 +362,7 @@ class ProjectionMap(StoredMap):
         return result.after("import", {"preserve_last": preserve_last})
 
 
-def require_width(m: _OfPair, side: str, width: int, *, name: str = "the map") -> None:
+def require_width(m: _HasSides, side: str, width: int, *, name: str = "the map") -> None:
     """Raise a `MapFileError` if a side of a map of any kind cannot be of this width."""
     vocabulary: Vocabulary = getattr(m, side)
     if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
