@@ -234,7 +234,7 @@ def test_folders_with_and_without_transformers(
     small: Path, tmp_path: Path, short: bool, name: str, source: str, edits: list[Edit]
 ) -> None:
     folder = copied(small / f"small-{source}", tmp_path / name, *edits)
-    assert is_short(folder) == (short and hf_folder.reads_alone())
+    assert is_short(folder) == (short and hf_folder.can_read_alone())
     assert_as_transformers(folder)
 
 
@@ -256,7 +256,9 @@ print('tokenizers' in sys.modules, 'transformers' in sys.modules)
 """
 
 
-checked = pytest.mark.skipif(not hf_folder.reads_alone(), reason="Transformers reads all folders")
+checked = pytest.mark.skipif(
+    not hf_folder.can_read_alone(), reason="Transformers reads all folders"
+)
 
 
 @checked
@@ -344,7 +346,7 @@ def unigram(folder: Path, tokenizer_class: str, model_type: str) -> Path:
 
 def test_unigram_folders(tmp_path: Path) -> None:
     plain = unigram(tmp_path / "plain", "PreTrainedTokenizerFast", "llama")
-    assert is_short(plain) == hf_folder.reads_alone()
+    assert is_short(plain) == hf_folder.can_read_alone()
     t5 = unigram(tmp_path / "t5", "T5TokenizerFast", "t5")
     assert not is_short(t5)
     for folder in (plain, t5):
@@ -362,7 +364,7 @@ def test_folders_as_on_the_hub(
     else:
         folder = hub_folder(name)
         # Llama 2's file has another normalizer than its class builds.
-        assert is_short(folder) == (name != "llama2" and hf_folder.reads_alone())
+        assert is_short(folder) == (name != "llama2" and hf_folder.can_read_alone())
     assert_as_transformers(folder, num_texts=150)
 
 

@@ -22,7 +22,7 @@ STAND_IN = -9999.0
 STORED_ROUNDING = 0.01
 """What half precision may add to a sum of probabilities, and to a log-probability."""
 
-NEXT = "nothing predicts a first token: row i is of token i, not of the next"
+PREDICTS_FIRST = "nothing predicts a first token: row i is of token i, not of the next"
 """What is wrong with rows that begin with a prediction."""
 
 
@@ -48,10 +48,10 @@ def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
     return known
 
 
-def is_of_nothing(token: int, ids: NDArray[Any], logprobs: NDArray[Any]) -> bool:
+def says_nothing(token: int, ids: NDArray[Any], logprobs: NDArray[Any]) -> bool:
     """Whether a first token's candidates say nothing: there are none, or it is certain itself.
 
-    >>> is_of_nothing(309, ids=np.array([309]), logprobs=np.array([0.0]))
+    >>> says_nothing(309, ids=np.array([309]), logprobs=np.array([0.0]))
     True
     """
     kept = ~is_stand_in(logprobs)
@@ -88,8 +88,8 @@ def candidates_of_row(
     kept = ~is_stand_in(logprobs) & ~np.isneginf(logprobs)
     first = slice(int(counts[:1].sum()))
     if first.stop:
-        if not is_of_nothing(int(token_ids[0]), ids[first], logprobs[first]):
-            raise ValueError(f"topk_ids begin with candidates, and {NEXT}")
+        if not says_nothing(int(token_ids[0]), ids[first], logprobs[first]):
+            raise ValueError(f"topk_ids begin with candidates, and {PREDICTS_FIRST}")
         kept[first] = False
     row_of = np.repeat(np.arange(len(counts)), counts)[kept]
     ids, logprobs = ids[kept], logprobs[kept]

@@ -98,14 +98,14 @@ def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
     batches = file.iter_batches(columns=names, batch_size=256, use_threads=False)
     rows = (row for batch in batches for row in batch.to_pylist())
     for i, row in enumerate(rows):
-        yield chat_record(without_none(row), f"{path}, row {i}")
+        yield chat_record(without_missing(row), f"{path}, row {i}")
 
 
-def without_none(value: Any) -> Any:
+def without_missing(value: Any) -> Any:
     """Drop the fields that Parquet gives a message only because others have them."""
     if isinstance(value, dict):
-        return {name: without_none(item) for name, item in value.items() if item is not None}
-    return [without_none(item) for item in value] if isinstance(value, list) else value
+        return {name: without_missing(item) for name, item in value.items() if item is not None}
+    return [without_missing(item) for item in value] if isinstance(value, list) else value
 
 
 _FIELDS = {"messages": list, "tools": list, "chat_template_kwargs": dict}

@@ -138,7 +138,7 @@ def read_back(
             if cut_off is not None and not is_whole:
                 continue
             with suppress(_UnclearError):
-                proved = _proved(tokenizer, read, text, _told(last), options, is_whole)
+                proved = _proved(tokenizer, read, text, _conversation_of(last), options, is_whole)
                 if proved is not None and is_whole:
                     return proved
                 cut_off = cut_off or proved
@@ -222,12 +222,12 @@ def _pieces(
         for asks in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
             with suppress(XtokError):  # a template may not take tools, or a system message
                 arguments = {"tools": tools, "add_generation_prompt": asks, **options}
-                for slot, piece in _learnt(tokenizer, messages, arguments):
+                for slot, piece in _pieces_of_rendering(tokenizer, messages, arguments):
                     behind.setdefault(slot, {})[piece] = None
     return {slot: sorted(found, key=lambda p: -len(p.symbols)) for slot, found in behind.items()}
 
 
-def _learnt(
+def _pieces_of_rendering(
     tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[_Slot, _Piece]]:
     """Yield the pieces of one rendering, and the slots before them."""
@@ -321,14 +321,14 @@ def _readings(
             continue
         control = _ANY_CONTROL.search(text, start)
         limit = control.start() if control else len(text)
-        ways = [*_ways(text, start, limit, piece.slot, pieces.get(piece.slot, ()))]
-        todo += _chosen(ways, text, piece, before)
+        ways = [*_ways_on(text, start, limit, piece.slot, pieces.get(piece.slot, ()))]
+        todo += _best_ways(ways, text, piece, before)
         if not ways and not piece.slot.is_json:
             for stop in _cut(text, start, limit, pieces.get(piece.slot, ())):
                 yield _ReadSlot(piece, _words(text[start:stop]), before), False
 
 
-def _chosen(
+def _best_ways(
     ways: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _ReadSlot | None
 ) -> Iterator[tuple[_Piece, int, _ReadSlot]]:
     """Yield the ways to go on, the best last: one that ends the text, or the next piece.
@@ -347,7 +347,7 @@ def _chosen(
     yield from ending
 
 
-def _ways(
+def _ways_on(
     text: str, start: int, limit: int, slot: _Slot, behind: Sequence[_Piece]
 ) -> Iterator[tuple[int, _Piece, Any]]:
     """Yield where the words of a slot may end, the piece that follows, and the words."""
@@ -387,7 +387,9 @@ def _json(text: str, start: int, limit: int) -> tuple[Any, int]:
     return None, start
 
 
-def _told(last: _ReadSlot | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+def _conversation_of(
+    last: _ReadSlot | None,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
     """Return the messages and tools of a reading, and whether it asks for an answer."""
     steps = []
     while last is not None:

@@ -187,7 +187,9 @@ def _targets(
             continue
         before = messages[max(0, index - 1)]
         if before["role"] not in asked:
-            asked[before["role"]] = _asked(tokenizer, rendering, messages, before, arguments)
+            asked[before["role"]] = _answer_header(
+                tokenizer, rendering, messages, before, arguments
+            )
         header = asked[before["role"]]
         if rendering.generated is None:
             yield from places.targets(index, header, control, up_to)
@@ -234,7 +236,7 @@ def _note_on_date(
     return f"{_DATED}, and no variable sets another"
 
 
-def _asked(
+def _answer_header(
     tokenizer: Tokenizer,
     rendering: Rendering,
     messages: Sequence[Message],

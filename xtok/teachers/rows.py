@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import shared_span, written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation, render
-from xtok.conversation.files import ChatRecord, chat_record, without_none
+from xtok.conversation.files import ChatRecord, chat_record, without_missing
 from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
 from xtok.teachers.formats.topk import Documents, cache_error, firsts_of
@@ -194,7 +194,7 @@ def _chats(rows: Documents) -> list[ChatRecord | None]:
     columns = zip(*map(rows.values, names), strict=True)
     return [
         None if fields[0] is None
-        else chat_record(without_none(dict(zip(names, fields, strict=True))), place)
+        else chat_record(without_missing(dict(zip(names, fields, strict=True))), place)
         for place, fields in zip(rows.places, columns, strict=True)
     ]  # fmt: skip
 

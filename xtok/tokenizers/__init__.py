@@ -95,16 +95,16 @@ def load_tokenizer(
         return Tokenizer(_BUILT_IN[kind](location), model_id=str(model), vocab_size=vocab_size)
     is_local = path.exists()
     with no_panic(os.fspath(model)):
-        if kind in _FILES or (kind is None and path.is_file() and path.name != _OWN):
+        if kind in _FILES or (kind is None and path.is_file() and path.name != _TOKENIZER_JSON):
             files = None
             backend = _from_file(path, kind, suffix)
         elif is_local or not _is_path(location, sure=kind == "hf"):
-            is_own = path.name == _OWN and path.is_file()
+            names_json = path.name == _TOKENIZER_JSON and path.is_file()
             if is_local:
-                files = ModelFiles(path.parent if is_own else path, offline=offline)
+                files = ModelFiles(path.parent if names_json else path, offline=offline)
             else:
                 files = ModelFiles(location, revision=suffix, offline=offline)
-            if is_own and runs_code(files) and not trust_remote_code:
+            if names_json and runs_code(files) and not trust_remote_code:
                 backend = load_json(path)
             else:
                 pattern = suffix if is_local else None  # a repo's is its revision
@@ -126,9 +126,9 @@ def load_tokenizer(
         )
 
 
-_OWN = "tokenizer.json"  # stands for its folder
+_TOKENIZER_JSON = "tokenizer.json"  # stands for its folder
 _CONFIG = "tokenizer_config.json"
-_WORDS = ("merges.txt", "vocab.txt")  # of GPT-2's and BERT's
+_WORD_FILES = ("merges.txt", "vocab.txt")  # of GPT-2's and BERT's
 
 
 def pair(
@@ -213,7 +213,8 @@ def _id_of(name: _Name) -> str:
     path, model = name.path, name.location
     if path.exists():
         whole = Path(os.path.abspath(path))
-        model = (whole.parent if path.name == _OWN and path.is_file() else whole).name or model
+        names_json = path.name == _TOKENIZER_JSON and path.is_file()
+        model = (whole.parent if names_json else whole).name or model
     # A file system's name may be any bytes; the one in a map is UTF-8.
     return os.fsencode(model).decode("utf-8", "backslashreplace")
 
@@ -271,15 +272,15 @@ def _kind(head: bytes) -> str:
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
     """Read tiktoken and tekken files by themselves, and whatever else as AutoTokenizer reads it."""
-    path = files.first((_OWN, *NAMES, *_WORDS))
+    path = files.first((_TOKENIZER_JSON, *NAMES, *_WORD_FILES))
     if path is None:
         raise _nothing_in(files)
-    if path.name in _WORDS and not any(map(files.find, ("config.json", _CONFIG))):
+    if path.name in _WORD_FILES and not any(map(files.find, ("config.json", _CONFIG))):
         raise TokenizerError(
             f"{files} has {path.name}, and no config.json that names the tokenizer's class",
             hint="fetch the model's config.json or tokenizer_config.json into it",
         )
-    is_loose = path.name not in (_OWN, *_WORDS)
+    is_loose = path.name not in (_TOKENIZER_JSON, *_WORD_FILES)
     if is_loose:
         _check_alone(path, files)
     head = _head(path)
@@ -289,7 +290,7 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
         backend.other = "AutoTokenizer", partial(load_folder, files, path)
         return backend
     read = load_folder(files, path, trust_remote_code=trust_remote_code)
-    if path.name != _OWN:
+    if path.name != _TOKENIZER_JSON:
         _check_read(read, files)
     return read
 
@@ -302,7 +303,7 @@ def _nothing_in(files: ModelFiles) -> TokenizerError:
     """
     if isinstance(files.model, Path) and files.model.is_file():
         _head(files.model)
-    files.find(_OWN, required=True)
+    files.find(_TOKENIZER_JSON, required=True)
     return TokenizerError(
         f"{files} has no tokenizer.json, so no fast tokenizer",
         hint=hint_without_fast(files)

@@ -153,7 +153,7 @@ class HuggingFaceBackend(Backend):
 
     def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
-        return [list(ids) for ids in self._called(list(texts))["input_ids"]] if texts else []
+        return [list(ids) for ids in self._call(list(texts))["input_ids"]] if texts else []
 
     @property
     def drops_text(self) -> bool:
@@ -173,11 +173,11 @@ class HuggingFaceBackend(Backend):
         return ids[:1]
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        spans = self._called([text], return_offsets_mapping=True)["offset_mapping"][0]
+        spans = self._call([text], return_offsets_mapping=True)["offset_mapping"][0]
         byte_of = byte_offsets(text).tolist()
         return [(byte_of[start], byte_of[end]) for start, end in spans]
 
-    def _called(self, texts: list[str], **options: bool) -> Any:
+    def _call(self, texts: list[str], **options: bool) -> Any:
         """Call the tokenizer as users do.
 
         Raises:

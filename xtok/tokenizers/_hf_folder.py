@@ -256,14 +256,14 @@ _KEYS = {
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def reads_alone() -> bool:
+def can_read_alone() -> bool:
     """Whether the installed Transformers is one that the tables hold for."""
     return tuple(map(int, version("transformers").split(".")[:2])) >= _SINCE
 
 
 def read_alone(files: ModelFiles) -> PlainTokenizer | None:
     """Read a folder by its `tokenizer.json`; None where Transformers must decide."""
-    if not reads_alone():
+    if not can_read_alone():
         return None
     try:
         path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")

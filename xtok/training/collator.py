@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import NEXT, own_logprobs
+from xtok._lib.known_logprobs import PREDICTS_FIRST, own_logprobs
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,
@@ -344,7 +344,7 @@ def _scored_row(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
     realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
-        raise ValueError(f"realized_logprob begins with a value, and {NEXT}")
+        raise ValueError(f"realized_logprob begins with a value, and {PREDICTS_FIRST}")
     if (wrong := realized > BFLOAT16_ROUNDING).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
     is_target = flags(columns, "loss_mask", len(ids))

@@ -155,7 +155,9 @@ def _edges_by_spelling(
     values, places = most_similar(rows, columns, config.top_k, progress)
     weights = _weights(values, values[:, :1], config, power=_power)
     weights = np.where(places >= 0, weights, 0)
-    edges, counts = _kept(row_ids, column_ids, places, weights, weights.sum(axis=1), config)
+    edges, counts = _edges_above_threshold(
+        row_ids, column_ids, places, weights, weights.sum(axis=1), config
+    )
     alone = row_ids[places[:, 0] < 0].tolist()
     return edges, counts, [f"no byte in common: {examples_of(alone, student)}"] if alone else []
 
@@ -182,7 +184,7 @@ def _weights(
     return power(abs(cosines), POWER_OF_LARGEST * largest)
 
 
-def _kept(
+def _edges_above_threshold(
     row_ids: NDArray[np.int64],
     column_ids: NDArray[np.int64],
     places: NDArray[np.int32],
@@ -238,7 +240,7 @@ def _edges_by_embedding(
     for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
         if zeros.any():
             notes.append(f"{side} tokens whose embedding is zero: {zeros.sum():,}")
-    edges, dropped = _similar(
+    edges, dropped = _most_similar(
         row_ids[rows], x[rows], column_ids[columns], y[columns], config, progress
     )
     return edges, {**counts, **dropped}, notes
@@ -265,7 +267,7 @@ def _notes_of_textless(table: TokenTable, side: str, num_texts: int) -> list[str
     return [f"{side} tokens without a text to embed: {listed}"] if listed else []
 
 
-def _similar(
+def _most_similar(
     row_ids: NDArray[np.int64],
     x: Vectors,
     column_ids: NDArray[np.int64],
@@ -288,4 +290,4 @@ def _similar(
         absolute = config.transform == "power"
         values, places, sums = cosine.top_k(x, k, absolute=absolute, advance=advance, weigh=weigh)
     weights = _weights(values.astype(np.float64), values[:, :1], config)
-    return _kept(row_ids, column_ids, places, weights, sums, config)
+    return _edges_above_threshold(row_ids, column_ids, places, weights, sums, config)

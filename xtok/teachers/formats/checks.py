@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import NEXT, STORED_ROUNDING, is_of_nothing, own_logprobs
+from xtok._lib.known_logprobs import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs, says_nothing
 from xtok.teachers.formats.topk import (
     Documents,
     TopK,
@@ -113,10 +113,12 @@ def _without_first_rows(given: Documents, topk: TopK, firsts: NDArray[np.int64])
     for first in firsts[topk.valid[firsts] | ~np.isnan(realized[firsts])].tolist():
         row = slice(starts[first], starts[first + 1])
         is_told = not np.isnan(realized[first])
-        if is_told or not is_of_nothing(
+        if is_told or not says_nothing(
             int(topk.token_ids[first]), topk.ids[row], topk.logprobs[row]
         ):
-            raise cache_error(given.place(first), f"it has a prediction, and {NEXT}", _SHIFTED_HINT)
+            raise cache_error(
+                given.place(first), f"it has a prediction, and {PREDICTS_FIRST}", _SHIFTED_HINT
+            )
     is_first = np.zeros(len(topk.token_ids), np.bool_)
     is_first[firsts] = True
     return with_candidates(topk, ~is_first[rows_of(starts)])
