@@ -183,7 +183,8 @@ def _written(conversation: Conversation) -> list[_Stretch]:
     A string that is rendered twice counts where it stands first.
     """
     byte_of = byte_offsets(conversation.text)
-    spans: dict[tuple[Any, ...], list[int]] = {}  # start, end, offset of the last run, of the first
+    # Start, end, offset of the last run and of the first, and whether offsets rise as places do.
+    spans: dict[tuple[Any, ...], list[int]] = {}
     for run in conversation.runs:
         key = (run.message, *run.path)
         if run.path[:1] == ("role",):

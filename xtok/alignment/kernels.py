@@ -26,8 +26,8 @@ class Side(NamedTuple):
     """One side's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
 
     Id i stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one
-    is a control token that has a counterpart, the same symbol on both sides, or of an unknown
-    token, which stands for any text. Tokens without symbols are skipped.
+    is a control token that has a counterpart, the same symbol on both sides, or an unknown token,
+    which stands for any text. Tokens without symbols are skipped.
     """
 
     ids: NDArray[np.int32]  # [tokens]

@@ -41,8 +41,8 @@ def prefix_weights(
 
     C counts the candidates that begin with the bytes, along the tokens that the teacher itself has
     for them, and shares the rest equally among all other tokens. That the teacher may write the
-    same bytes in other tokens is left out: it hardly ever does. The errors of
-    shares: `scripts/benchmark.py credit`.
+    same bytes in other tokens is left out: it hardly ever does. How far the shares are off then:
+    `scripts/benchmark.py credit`.
 
     Args:
         aligner: of both.

@@ -16,7 +16,7 @@ from xtok.tokenizers._backend import (
     chat_templates,
     splitting_at,
 )
-from xtok.tokenizers.display import listed as listed_of
+from xtok.tokenizers.display import listed
 from xtok.tokenizers.hub import ModelFiles
 from xtok.tokenizers.table import TokenEntry, TokenType
 
@@ -53,7 +53,7 @@ class FolderBackend(Backend):
             self._config |= files.json("special_tokens_map.json")
         special = _named(self._config)
         try:
-            listed = self._config.get("added_tokens_decoder") or {
+            given = self._config.get("added_tokens_decoder") or {
                 i: {"content": name, "special": name in special}
                 for name, i in files.json("added_tokens.json").items()
             }
@@ -62,7 +62,7 @@ class FolderBackend(Backend):
                 int(i): TokenEntry(
                     int(i), kinds[bool(t.get("special"))], str(t["content"]).encode()
                 )
-                for i, t in listed.items()
+                for i, t in given.items()
             }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise bad_config(files, "added_tokens_decoder") from error
@@ -71,7 +71,7 @@ class FolderBackend(Backend):
         known = {entry.content for entry in (*entries.values(), *self._added.values())}
         if missing := [name for name in special if name.encode() not in known]:
             raise TokenizerError(
-                f"{files} names special tokens that have no id in its files: {listed_of(missing)}",
+                f"{files} names special tokens that have no id in its files: {listed(missing)}",
                 hint="list them with their ids in added_tokens_decoder of tokenizer_config.json",
             )
         self.text_tokens = {

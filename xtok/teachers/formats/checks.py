@@ -54,7 +54,7 @@ def check_predictions(
 ) -> Documents:
     """Check predictions, sort candidates, and fill in what a cache may leave out.
 
-    What no model said becomes unknown; see `known`.
+    What no model said becomes unknown; see `known_logprobs`.
 
     Args:
         given: as they were read.
