@@ -159,7 +159,12 @@ class HuggingFaceBackend(Backend):
 
     @property
     def drops_text(self) -> bool:
-        """So does BPE without an unknown token, if it does not have all bytes."""
+        """So does BPE without an unknown token, if it does not have all bytes.
+
+        And added tokens that take the white space beside them.
+        """
+        if _stripping(self._rust):
+            return True
         if type(self._rust.model).__name__ != "BPE" or self._rust.model.unk_token is not None:
             return False
         every: list[str] = []
@@ -266,6 +271,12 @@ def _notes_on_added(rust: RustTokenizer, model: str) -> Iterator[str]:
                 f"{listed(sorted(map(repr, names)))}; its library takes any of them, a different "
                 "one each time that it is loaded"
             )
+
+
+def _stripping(rust: RustTokenizer) -> list[str]:
+    """Return the added tokens of text that take the white space beside them."""
+    added = rust.get_added_tokens_decoder().values()
+    return sorted(t.content for t in added if not t.special and (t.lstrip or t.rstrip))
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
@@ -418,7 +429,12 @@ _CHANGES = {
 }
 
 
-_DROPPING = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"})
+_AT_SPLITS = "what it splits at, such as whitespace, is not kept"
+_SPLITTING = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit")
+_DROPPING = {
+    **dict.fromkeys(_SPLITTING, _AT_SPLITS),
+    "UnicodeScripts": "a beginning without a script, such as spaces, is not kept",
+}
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
@@ -438,15 +454,16 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
         elif kind not in ("Prepend", "ByteLevel"):
             options = [name for name, value in component.items() if value is True]
             yield kind, ", ".join(options) or "not known here"
+    if names := _stripping(rust):
+        yield "added tokens", f"white space beside {listed(map(repr, names))} is not kept"
     if any(c["type"] == "WordPiece" for c in decoder):
         what = "whitespace is not kept: one space before each word, none before . , ? !"
         yield "WordPiece", what
         return
     for component in components(rust.pre_tokenizer):
-        if component["type"] == "UnicodeScripts":
-            yield "UnicodeScripts", "a beginning without a script, such as spaces, is not kept"
-        elif component["type"] in _DROPPING or component.get("behavior") == "Removed":
-            yield component["type"], "what it splits at, such as whitespace, is not kept"
+        kind = component["type"]
+        if component.get("behavior") == "Removed" or kind in _DROPPING:
+            yield kind, _DROPPING.get(kind, _AT_SPLITS)
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
