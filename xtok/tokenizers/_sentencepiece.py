@@ -125,7 +125,8 @@ class SentencePieceBackend(Backend):
 
     def text_changes(self) -> Sequence[TextChange]:
         """Return what the model's own normalizer changes."""
-        spec, changes = self._proto.normalizer_spec, []
+        spec = self._proto.normalizer_spec
+        changes: list[TextChange] = []
         if spec.precompiled_charsmap:
             what = "characters that its table maps, compatibility characters as a rule "
             changes.append((spec.name or "charsmap", what + "(ﬁ → fi, ① → 1)"))
