@@ -133,4 +133,4 @@ class SentencePieceBackend(Backend):
         if self._removes_spaces:
             what = "several spaces become one, and those at the ends of a text are dropped"
             changes.append(("remove_extra_whitespaces", what))
-        return changes
+        return tuple(changes)
