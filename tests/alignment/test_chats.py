@@ -12,7 +12,8 @@ from make import TURNS, two_files
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
-from xtok.alignment.chats import ChatAlignment, align_chat
+from xtok.alignment.chats import ChatAlignment, align_chat, written_alike
+from xtok.conversation import render
 from xtok.tokenizers.display import unescape
 from xtok.tokenizers.pairs import Pair
 
@@ -127,6 +128,42 @@ def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
             span = side.message_spans[i].content
             inside.append(set(ids[slice(*known(span).tokens)].tolist()))
         assert inside[0] == inside[1] != {-1}
+
+
+WHOLE = "{% for m in messages %}({{ m.content }}){% endfor %}"
+TRIMMED = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+ANSWER = "{% for m in messages %}<{{ m.content.split('</think>')[-1] }}>{% endfor %}"
+CUT = (
+    "{% for m in messages %}{{ m.content.split('|')[0] }}{{ m.content.split('|')[-1] }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "shared"),
+    [
+        (TRIMMED, "\u3000Hello", "Hello"),
+        (TRIMMED, "Hello\u3000", "Hello"),
+        (ANSWER, "<think>\u6771\u4eac</think>Hello", "Hello"),
+        (CUT, "\u6771|Hello", None),  # neither side's text is all in the other's
+        (CUT.replace(" }}", ".upper() }}"), "Hello", None),
+    ],
+)
+def test_what_is_written_alike_is_the_same_text(
+    template: str, content: str, shared: str | None
+) -> None:
+    tokenizer = xtok.load_tokenizer("bytes")
+    rows = [
+        render(tokenizer, [{"role": "user", "content": content}], template=one)
+        for one in (template, WHOLE)
+    ]
+    for sides in (rows, rows[::-1]):
+        texts = [
+            tuple(
+                bytes(side.ids[of].tolist()).decode() for side, of in zip(sides, spans, strict=True)
+            )
+            for spans in written_alike(*sides, {})
+        ]
+        assert texts == ([] if shared is None else [(shared, shared)])
 
 
 @pytest.mark.real

@@ -11,6 +11,8 @@ from conftest import Tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from make import qwen_like
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Rust
 from torch.nn.utils.rnn import pad_sequence
 
 import xtok
@@ -48,6 +50,19 @@ def test_any_ids(data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenize
     ids = data.draw(st.lists(st.sampled_from(digits.table.text_ids.tolist()), max_size=30))
     [theirs] = Retokenizer(xtok.pair(digits, sentencepiece))([ids])
     assert spelled(sentencepiece, theirs) == spelled(digits, ids)
+
+
+def test_white_space_beside_an_added_token_that_takes_it(
+    digits: Tokenizer, small: Path, tmp_path: Path
+) -> None:
+    rust = Rust.from_file(str(small / "small-byte-level" / "tokenizer.json"))
+    rust.add_tokens([AddedToken("</x>", rstrip=True, normalized=False)])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    teacher = xtok.load_tokenizer(tmp_path)
+    assert teacher.drops_text
+    assert [name for name, _ in teacher.text_changes] == ["added tokens"]
+    [ids] = Retokenizer(xtok.pair(digits, teacher))([digits.segment(b"a</x> b")])
+    assert spelled(teacher, ids) == b"a</x> b"
 
 
 def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:

@@ -231,6 +231,19 @@ def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path)
     assert found.ids.tolist() == expected
 
 
+def test_a_template_does_not_know_the_eos_of_the_generation_config(
+    small: Path, tmp_path: Path
+) -> None:
+    names = {"eos_token": None}
+    folder = copied(small / "small-byte-level", tmp_path / "hf", tokenizer_config=names)
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    )
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.table.roles["eos"]
+    assert render(tokenizer, CHAT[3:4]).text == "<|begin_of_text|>again"
+
+
 @pytest.mark.parametrize("kind", ["ranks", "sentencepiece", "digits"])
 def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str) -> None:
     tokenizer = request.getfixturevalue(kind)
@@ -371,6 +384,7 @@ RAISES = each(
         (CHAT, "nemotron6-moe", "nemotron6-moe cannot be read"),  # its text is not public
         (CHAT, "{{ '\udc00' }}", "has '\\udc00', half of"),
         (CHAT, "{{ cycler() }}", "raises: "),
+        (CHAT, "{{ 'x'.join(messages) }}", "raises: sequence item 0: expected str"),
         (CHAT, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: "),
         (CHAT, "{% break %}", "'break' outside loop"),
         (CHAT, "{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many"),

@@ -120,6 +120,28 @@ def test_bytes_of_the_model_that_the_decoder_does_not_know(kind: Any, tmp_path: 
     assert b"".join(table_of(tokenizer)[i] for i in ids) == "aé\n a".encode()
 
 
+def test_a_byte_token_that_is_an_added_token_too(tmp_path: Path) -> None:
+    vocab = {name: i for i, name in enumerate(["<unk>", "<0x41>", "<0x0A>", "a"])}
+    rust = Rust(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    rust.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    rust.add_tokens(["<0x41>"])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert rust.decode([3, 1, 2]) == "aA\n"
+    assert table_of(tokenizer).tokens()[1:] == [b"A", b"\n", b"a"]
+    assert table_of(tokenizer).types.tolist() == [2, 6, 6, 1]
+
+
+def test_a_beginning_that_unicode_scripts_drops_is_said(small: Path, tmp_path: Path) -> None:
+    rust = Rust.from_file(str(small / "small-byte-level" / "tokenizer.json"))
+    rust.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.UnicodeScripts(), rust.pre_tokenizer]
+    )
+    rust.save(str(tmp_path / "tokenizer.json"))
+    assert rust.decode(rust.encode("  a a").ids) == "a a"
+    assert [name for name, _ in load_tokenizer(tmp_path).text_changes] == ["UnicodeScripts"]
+
+
 def test_no_loss_is_recommended_for_what_does_not_come_back(small: Path, tmp_path: Path) -> None:
     rust = Rust.from_file(str(small / "small-byte-level" / "tokenizer.json"))
     dropped = pre_tokenizers.Split(" ", "removed")

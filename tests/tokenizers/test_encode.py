@@ -13,13 +13,14 @@ import tiktoken
 from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import Library, check, pieces_for, qwen_like, sentencepiece_with, texts
+from make import Library, byte_ranks, check, pieces_for, qwen_like, sentencepiece_with, texts
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from xtok import DistillationCollator
-from xtok.errors import XtokError
-from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
+from xtok.alignment.retokenize import Retokenizer
+from xtok.errors import TokenizerError, XtokError
+from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer, pair
 from xtok.tokenizers._tiktoken import FAMILIES
 from xtok.tokenizers.table import TokenType
 
@@ -122,6 +123,17 @@ def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
     own.backend_tokenizer.enable_truncation(max_length=3)
     text = "the tokens of <think> a longer text"
     check(from_transformers(own), lambda t: list(own(t, add_special_tokens=False).input_ids), text)
+
+
+def test_a_split_pattern_that_leaves_out_text(tmp_path: Path) -> None:
+    tokenizer = byte_ranks(tmp_path / "a.tiktoken")  # knows words, digits and spaces
+    assert tokenizer.drops_text
+    assert not load_tokenizer(f"{tmp_path / 'a.tiktoken'}@[\\s\\S]").drops_text
+    assert tokenizer.encode("a 1").bounds.tolist() == [0, 1, 2, 3]
+    with pytest.raises(TokenizerError, match=r"leaves out a part of the text 'a\.'"):
+        tokenizer.encode("a.")
+    given = Retokenizer(pair("bytes", tokenizer))
+    assert given([list(b"a.1")]) == [list(b"a.1")]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "ranks", "digits", "bytes"])

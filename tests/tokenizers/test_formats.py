@@ -15,7 +15,16 @@ from checks import not_loaded
 from conftest import REAL, Load
 from hypothesis import given
 from hypothesis import strategies as st
-from make import copied, saved, spelled, table_of, tekken_file, unigram_model, word_piece
+from make import (
+    copied,
+    saved,
+    sentencepiece_with,
+    spelled,
+    table_of,
+    tekken_file,
+    unigram_model,
+    word_piece,
+)
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
@@ -313,11 +322,24 @@ def test_a_unigram_folder(tmp_path: Path) -> None:
         assert b"".join(spelled(tokenizer, sample)) == sample
 
 
+def test_a_sentencepiece_file_that_removes_spaces_says_so(small: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(
+        sentencepiece_with(
+            small / "small.model",
+            tmp_path / "a.model",
+            lambda proto: setattr(proto.normalizer_spec, "remove_extra_whitespaces", True),
+        )
+    )
+    table = table_of(tokenizer)
+    assert b"".join(table[i] for i in tokenizer.encode("  the  the ").ids) == b" the the"
+    assert list(dict(tokenizer.text_changes)) == ["remove_extra_whitespaces"]
+
+
 def test_a_sentencepiece_file_with_a_charsmap_says_so(small: Path, tmp_path: Path) -> None:
     path = tmp_path / "unigram.model"
     path.write_bytes(unigram_model(byte_fallback=True))
     tokenizer = load_tokenizer(str(path))
-    assert list(dict(tokenizer.text_changes)) == ["nmt_nfkc"]
+    assert list(dict(tokenizer.text_changes)) == ["nmt_nfkc", "remove_extra_whitespaces"]
     assert not load_tokenizer(str(small / "small.model")).text_changes
     for sample in SAMPLES:
         assert b"".join(spelled(tokenizer, sample)) == sample

@@ -30,7 +30,7 @@ class _Stretch(NamedTuple):
     key: tuple[Any, ...]
     start: int
     end: int
-    origin: int  # the byte of the text where that string begins, had nothing of it been cut away
+    origin: int  # the character of the text where that string begins, had nothing been cut away
     offset: int  # of its first character in the string; −1 if a part was cut out or rewritten
 
 
@@ -91,7 +91,7 @@ def align_rendered(
         ids = [s.ids[p] for s, p in zip(sides, places, strict=True)]
         if strings and _is_same_text(*strings) and aligner.prefers_spans(*ids):
             bounds = [
-                side.bounds[string.end - len(p) : string.end + 1] - string.origin
+                _places_in(side, string)[-len(p) - 1 :]
                 for side, p, string in zip(sides, places, strings, strict=True)
             ]
             aligned = aligner.align_spans(ids[0], bounds[0], ids[1], bounds[1])
@@ -129,8 +129,8 @@ def written_alike(
 ) -> list[tuple[slice, slice]]:
     """Return the tokens of both sides that come from the same string of a message, in order.
 
-    They begin and end at bytes where tokens of both sides do. A control token behind a string,
-    which ends a turn on both sides, goes with it.
+    They begin and end at bytes where tokens of both sides do, and are the same text. A control
+    token behind a string, which ends a turn on both sides, goes with it.
 
     Args:
         student: a rendering by the student's template.
@@ -138,14 +138,18 @@ def written_alike(
         roles: for each special token of the student, the teacher's of the same role.
     """
     alike = []
+    texts = [side.text.encode() for side in (student, teacher)]
     for ours, theirs in _in_common(_written(student), _written(teacher)):
-        spans = shared_span(
-            *(
-                side.bounds[stretch.start : stretch.end + 1] - stretch.origin
-                for side, stretch in ((student, ours), (teacher, theirs))
-            )
-        )
+        spans = shared_span(_places_in(student, ours), _places_in(teacher, theirs))
         if spans:
+            own, other = (
+                text[side.bounds[string.start + span.start] : side.bounds[string.start + span.stop]]
+                for text, side, string, span in zip(
+                    texts, (student, teacher), (ours, theirs), spans, strict=True
+                )
+            )
+            if own != other:  # a template cut a part out, or changed it
+                continue
             our_end, their_end = ours.start + spans[0].stop, theirs.start + spans[1].stop
             behind, of_teacher = student.ids[our_end:][:1], teacher.ids[their_end:][:1]
             more = len(behind) > 0 and [roles.get(int(behind[0]))] == of_teacher.tolist()
@@ -156,6 +160,18 @@ def written_alike(
                 )
             )
     return alike
+
+
+def _places_in(side: Conversation, string: _Stretch) -> NDArray[np.int64]:
+    """Return where the tokens of a string begin in it, and the last one ends.
+
+    Places are 4 × the character + the byte within it, because what a template cut away before is
+    known in characters alone.
+    """
+    byte_of = byte_offsets(side.text)
+    bounds = side.bounds[string.start : string.end + 1]
+    char = np.searchsorted(byte_of, bounds, side="right") - 1
+    return 4 * (char - string.origin) + bounds - byte_of[char]
 
 
 def shared_span(
@@ -202,7 +218,7 @@ def _written(conversation: Conversation) -> list[_Stretch]:
         first = int(np.searchsorted(conversation.bounds[1:], byte_of[start], side="right"))
         last = int(np.searchsorted(conversation.bounds[:-1], byte_of[end], side="left"))
         if first < last:
-            origin = int(byte_of[start]) - max(0, offset)
+            origin = start - max(0, offset)
             stretches.append(_Stretch(key, first, last, origin, offset if is_linear else -1))
     return stretches
 

@@ -335,8 +335,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Let `", ".join(...)` keep the origins of its parts."""
         owner = getattr(function, "__self__", None)
-        if isinstance(owner, str) and function.__name__ == "join":
-            return _join(self, args[0], owner)
+        if isinstance(owner, str) and function.__name__ == "join" and len(args) == 1:
+            args = (list(args[0]),)
+            if all(isinstance(part, str) for part in args[0]):
+                return join_with(owner, args[0])
         return super().call(context, function, *args, **kwargs)
 
 

@@ -55,8 +55,9 @@ class ChatTrial:
     @property
     def ends(self) -> tuple[int, ...]:
         """The ids that end an answer: by the template, else eos."""
-        eos = self._tokenizer.special_token_names.get("eos_token", "")
-        return self.turn_ends or tuple(self._table.ids_of(eos)[:1])
+        eos = self._tokenizer.special_token_names.get("eos_token")
+        ids = self._table.roles.get("eos", ()) if eos is None else self._table.ids_of(eos)
+        return self.turn_ends or tuple(ids[:1])
 
     @property
     def shown_end(self) -> str:

@@ -121,6 +121,10 @@ class FolderBackend(Backend):
                 result[-1] += [self.text_tokens[part]] if place % 2 else next(encoded)
         return result
 
+    @property
+    def drops_text(self) -> bool:
+        return self._inner.drops_text
+
     def encode_start(self, text: str) -> list[int]:
         return self._inner.encode_start(text)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, damaged
+from xtok.tokenizers.display import listed
 from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class HuggingFaceBackend(Backend):
             not self._byte_level and _falls_back(rust.model)
         )
         self._text_changes = tuple(_text_changes(self._rust, decoder))
+        self.notes = (*self.notes, *_notes_on_added(self._rust, model))
 
     def entries(self) -> Iterable[TokenEntry]:
         """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL.
@@ -74,12 +76,12 @@ class HuggingFaceBackend(Backend):
                 kind, content = TokenType.UNKNOWN, display.encode()
             elif added is not None and added.special:
                 kind, content = TokenType.CONTROL, added.content.encode()
+            elif self._byte_fallback and display[:1] == "<" and _BYTE_TOKEN.fullmatch(display):
+                kind, content = TokenType.BYTE, bytes([int(display[3:5], 16)])
             elif added is not None:
                 kind = TokenType.USER_DEFINED
                 # A byte-level vocabulary matches added tokens as the text that they are.
                 content = added.content.encode() if self._byte_level else None
-            elif self._byte_fallback and display[:1] == "<" and _BYTE_TOKEN.fullmatch(display):
-                kind, content = TokenType.BYTE, bytes([int(display[3:5], 16)])
             yield TokenEntry(
                 i, kind, self._decode(display) if content is None else content, display.encode()
             )
@@ -157,7 +159,12 @@ class HuggingFaceBackend(Backend):
 
     @property
     def drops_text(self) -> bool:
-        """So does BPE without an unknown token, if it does not have all bytes."""
+        """So does BPE without an unknown token, if it does not have all bytes.
+
+        And added tokens that take the white space beside them.
+        """
+        if _stripping(self._rust):
+            return True
         if type(self._rust.model).__name__ != "BPE" or self._rust.model.unk_token is not None:
             return False
         every: list[str] = []
@@ -248,6 +255,28 @@ def _within_text(rust: RustTokenizer) -> RustTokenizer:
     within.add_tokens([token for _, token in sorted(rust.get_added_tokens_decoder().items())])
     within.encode_special_tokens = True
     return within
+
+
+def _notes_on_added(rust: RustTokenizer, model: str) -> Iterator[str]:
+    """Name added tokens that the normalizer makes the same text."""
+    alike: dict[str, list[str]] = {}
+    for token in rust.get_added_tokens_decoder().values():
+        if token.normalized and rust.normalizer is not None:
+            form = rust.normalizer.normalize_str(token.content)
+            alike.setdefault(form, []).append(token.content)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"{model} has added tokens that its normalizer makes the same text: "
+                f"{listed(sorted(map(repr, names)))}; its library takes any of them, a different "
+                "one each time that it is loaded"
+            )
+
+
+def _stripping(rust: RustTokenizer) -> list[str]:
+    """Return the added tokens of text that take the white space beside them."""
+    added = rust.get_added_tokens_decoder().values()
+    return sorted(t.content for t in added if not t.special and (t.lstrip or t.rstrip))
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
@@ -400,7 +429,12 @@ _CHANGES = {
 }
 
 
-_DROPPING = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"})
+_AT_SPLITS = "what it splits at, such as whitespace, is not kept"
+_SPLITTING = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit")
+_DROPPING = {
+    **dict.fromkeys(_SPLITTING, _AT_SPLITS),
+    "UnicodeScripts": "a beginning without a script, such as spaces, is not kept",
+}
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
@@ -420,13 +454,16 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
         elif kind not in ("Prepend", "ByteLevel"):
             options = [name for name, value in component.items() if value is True]
             yield kind, ", ".join(options) or "not known here"
+    if names := _stripping(rust):
+        yield "added tokens", f"white space beside {listed(map(repr, names))} is not kept"
     if any(c["type"] == "WordPiece" for c in decoder):
         what = "whitespace is not kept: one space before each word, none before . , ? !"
         yield "WordPiece", what
         return
     for component in components(rust.pre_tokenizer):
-        if component["type"] in _DROPPING or component.get("behavior") == "Removed":
-            yield component["type"], "what it splits at, such as whitespace, is not kept"
+        kind = component["type"]
+        if component.get("behavior") == "Removed" or kind in _DROPPING:
+            yield kind, _DROPPING.get(kind, _AT_SPLITS)
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")

@@ -39,6 +39,7 @@ class SentencePieceBackend(Backend):
                 raise ValueError(f"piece {place} is not UTF-8: {piece.piece!r}")
         self._proto, self._data = proto, proto.SerializeToString()
         self._processor = SentencePieceProcessor()
+        self._removes_spaces = proto.normalizer_spec.remove_extra_whitespaces
         # In the middle of a text there is no dummy prefix, and every space counts.
         proto.normalizer_spec.add_dummy_prefix = False
         proto.normalizer_spec.remove_extra_whitespaces = False
@@ -125,7 +126,11 @@ class SentencePieceBackend(Backend):
     def text_changes(self) -> Sequence[TextChange]:
         """Return what the model's own normalizer changes."""
         spec = self._proto.normalizer_spec
-        if not spec.precompiled_charsmap:
-            return ()
-        what = "characters that its table maps, compatibility characters as a rule (ﬁ → fi, ① → 1)"
-        return ((spec.name or "charsmap", what),)
+        changes: list[TextChange] = []
+        if spec.precompiled_charsmap:
+            what = "characters that its table maps, compatibility characters as a rule "
+            changes.append((spec.name or "charsmap", what + "(ﬁ → fi, ① → 1)"))
+        if self._removes_spaces:
+            what = "several spaces become one, and those at the ends of a text are dropped"
+            changes.append(("remove_extra_whitespaces", what))
+        return tuple(changes)

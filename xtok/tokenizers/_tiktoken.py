@@ -9,6 +9,7 @@ import json
 from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -225,6 +226,10 @@ def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
     return None
 
 
+_OF_ALL_KINDS = "a1 \n.,A\u00e9\u0301\u4e2d\u00b2\u00a0$_\U0001f600\x00"
+"""Characters that a split pattern must match, so that it leaves out no text."""
+
+
 class RankBackend(Backend):
     """Bytes that merge by rank, through the `tiktoken` library.
 
@@ -260,6 +265,8 @@ class RankBackend(Backend):
         trial = self._encoding_of(mergeable_ranks=single_bytes, special_tokens={})
         if _attempt(trial.encode_ordinary, "a 1") is None:
             raise ValueError("it matches nothing")
+        ids = _attempt(trial.encode_ordinary, _OF_ALL_KINDS)
+        self._drops_text = ids is not None and len(ids) < len(_OF_ALL_KINDS.encode())
 
     @functools.cached_property
     def _encoding(self) -> Encoding:
@@ -307,6 +314,27 @@ class RankBackend(Backend):
 
     def _special(self, text: str) -> Set[str]:
         return set(self._text.findall(text))
+
+    @property
+    def drops_text(self) -> bool:
+        """So does a pattern that does not match all text."""
+        return self._drops_text
+
+    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        """Return where tokens are, one after another.
+
+        Raises:
+            TokenizerError: if the split pattern leaves a part of the text out.
+        """
+        of_token = self._encoding.decode_single_token_bytes
+        tokens = [of_token(i) for i in self.encode_texts([text])[0]]
+        if b"".join(tokens) != text.encode():
+            raise TokenizerError(
+                f"the split pattern {self._split_pattern[:80]!r} leaves out a part of the text "
+                f"{text[:40]!r}",
+                hint="give a pattern that matches all text, as with |[\\s\\S] at its end",
+            )
+        return list(pairwise(accumulate(map(len, tokens), initial=0)))
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge the bytes by rank, as one piece."""

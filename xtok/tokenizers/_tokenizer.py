@@ -353,9 +353,12 @@ class Tokenizer:
 
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
-        """The names of the special tokens by `bos_token` and the like, as chat templates use."""
+        """The names of the special tokens by `bos_token` and the like, as chat templates use.
+
+        Templates do not know the eos tokens of the generation config.
+        """
         names = dict(self._backend.special_names())
-        for role, ids in self._declared_roles.items():
+        for role, ids in self._backend.declared_roles().items():
             for i in ids[:1]:
                 name = self._control_names.get(i) or self._without_row.get(i) or self.table[i]
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
