@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import naive
 import pytest
 from checks import fails
 from conftest import Cli
-from make import token, write_documents
+from make import NO_SLOT, token, write_documents
 
 from xtok._lib.shards import source_of
 from xtok.building.build import map_of_pair
 from xtok.building.counted import wanted_by
 from xtok.building.counting.pair_text import PairText, Wanted
 from xtok.building.counting.smoothing import ALPHAS
+from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
 from xtok.config import BuildConfig, MultitokenConfig, Target
 from xtok.errors import XtokError
@@ -129,6 +131,35 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
     found = made(pair, [corpus], counting(alpha=1), with_slot)
     assert not found.enable_scale_trick
     assert found.edges.student_ids.tolist() == loose.edges.student_ids.tolist()
+
+
+@pytest.mark.parametrize("target", ["start", "both"])
+@pytest.mark.parametrize("exact_match", [False, True])
+def test_ignored_ids_are_not_counted(
+    pair: Pair, base: ProjectionMap, corpus: Path, target: Target, exact_match: bool
+) -> None:
+    """Nor are they in the rows of an initial map, or in those that are made exact later."""
+    (s, _), (_, t) = ids(pair, b"2", b"2"), ids(pair, b"e", b"e")
+    config = counting(
+        target=target, exact_match=exact_match, ignore_student_ids=(s,), ignore_teacher_ids=(t,)
+    )
+    for initial in (None, base):
+        found = made(pair, [corpus], config, initial)
+        found.check()
+        for one in (found, reapply_exact(found)):
+            assert one.row_kind[s] == RowKind.EMPTY
+            assert not (one.teacher_ids == t).any()
+    assert (base.row_kind[s], (base.teacher_ids == t).any()) == (RowKind.PIECES, True)
+
+
+def test_beside_an_initial_map_tokens_match_as_is_said_or_as_there(
+    pair: Pair, corpus: Path
+) -> None:
+    initial = multitoken(pair, replace(NO_SLOT, special_tokens="off"))
+    begin = pair.tables[0].roles["bos"][0]
+    for options, kind in (({}, RowKind.EMPTY), ({"special_tokens": "fuzzy"}, RowKind.ROLE)):
+        found = made(pair, [corpus], counting(exact_match=True, **options), initial)
+        assert found.row_kind[begin] == kind
 
 
 def test_a_base_of_another_pair_is_refused_before_the_text_is_read(

@@ -405,6 +405,20 @@ def test_ignored_ids_have_empty_rows_and_unused_columns(tmp_path: Path) -> None:
     assert (row(again, 256), row(again, 0x61)) == ([], [])
 
 
+def test_an_extended_map_has_the_options_of_its_last_stage(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "ab", " ,")
+    pair = xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
+    first = multitoken(
+        pair,
+        replace(NO_SLOT, canonicalization="relaxed", token_form="text", ignore_student_ids=(256,)),
+    )
+    extended = multitoken(pair, NO_SLOT, initial=first)
+    assert row(reapply_exact(extended), 256) == [(256, 1.0)]
+    assert row(reapply_exact(extended), 257) == row(extended, 257)
+    exact = reapply_exact(first, canonicalization="exact")
+    assert row(reapply_exact(exact), 257) == row(first, 257)
+
+
 # The command line
 
 

@@ -19,7 +19,7 @@ from xtok.building.counted import counted_map, synthetic_base, synthetic_map, wa
 from xtok.building.counting.pair_text import PairText, TextLike, counts_of
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events_of_pair
-from xtok.building.exact import used_options
+from xtok.building.exact import options_after
 from xtok.building.exact_rows import with_exact
 from xtok.building.matches import check_ignored, find_matches
 from xtok.building.multitoken import spelled_map
@@ -156,12 +156,12 @@ def _on_text(
     progress: Progress,
 ) -> _Made:
     """Make a map of what was counted on a text, smoothed towards another map."""
-    options = config.multitoken if base is None else used_options(base)
+    options = config.multitoken if base is None else options_after(base, config)
     matches = find_matches(pair, options)
     failures: Sequence[str] = ()
     if base is None:
         base, failures = synthetic_base(pair, config, matches, progress)
-    made, notes = counted_map(text, base, config)
+    made, notes = counted_map(text, base, config, options)
     if config.exact_match:
         made = with_exact(made, matches, options)
     return _Made(made, failures, notes)

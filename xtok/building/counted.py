@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, pair_edges, unit_of
+from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, edge_keys, pair_edges, unit_of
 from xtok.building.counting.pair_text import PairText, Wanted
-from xtok.building.counting.smoothing import choose_alpha, smooth
+from xtok.building.counting.smoothing import Pairs, choose_alpha, smooth
 from xtok.building.counting.synthetic import synthetic_edges
-from xtok.building.matches import Matches, with_matches
-from xtok.config import BuildConfig
+from xtok.building.exact import options_beside
+from xtok.building.matches import Matches, with_matches, without_ignored
+from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.making import map_of_edges, map_of_rows
@@ -70,7 +72,7 @@ def synthetic_base(
 
 
 def counted_map(
-    text: PairText, base: ProjectionMap, config: BuildConfig
+    text: PairText, base: ProjectionMap, config: BuildConfig, options: MultitokenConfig
 ) -> tuple[ProjectionMap, list[str]]:
     """Make a map of how likely teacher token t is where student token s begins.
 
@@ -83,6 +85,7 @@ def counted_map(
         text: what was counted on a text, as `wanted_by` asks for it.
         base: the map that the counts are smoothed towards.
         config: what `build` makes.
+        options: how tokens match; those that it ignores have neither rows nor columns.
 
     Returns:
         the map, without report and recipe, and notes on what was counted.
@@ -92,13 +95,14 @@ def counted_map(
     """
     if text.wanted != wanted_by(config):
         raise ValueError(f"the text was counted as {text.wanted}, not as {wanted_by(config)}")
-    towards = base.edges.take(~base.is_slot).normalized()
-    edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config)
+    towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
+    count = partial(_edges_of_counts, text, towards, base.shape, config, options)
+    edges, alpha, rows = count()
     if config.target != "start":
         first_map = edges._replace(weights=edges.weights.astype(np.float32))  # as a map has them
-        predicted = MapRows.of(first_map, base.shape[0])
-        edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config, predicted)
-    kind = base.row_kind.copy()
+        edges, alpha, rows = count(MapRows.of(first_map, base.shape[0]))
+    kind = np.zeros_like(base.row_kind)
+    kind[edges.student_ids] = base.row_kind[edges.student_ids]
     kind[rows] = RowKind.COUNTED
     made = map_of_edges(
         edges,
@@ -109,7 +113,12 @@ def counted_map(
         top_k=config.top_k,
     ).after(
         "count",
-        {"top_k": config.top_k, "target": config.target, "alpha": alpha},
+        {
+            "top_k": config.top_k,
+            "target": config.target,
+            "alpha": alpha,
+            **options_beside(base, options),
+        },
         initial_sha256=mapfile.sha256(base),
         texts=[asdict(source) for source in text.sources],
         counted=asdict(text.totals),
@@ -122,6 +131,7 @@ def _edges_of_counts(
     towards: Edges,
     shape: tuple[int, int],
     config: BuildConfig,
+    options: MultitokenConfig,
     predicted: MapRows | None = None,
 ) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
     """Return edges, their alpha, and the student ids that were counted.
@@ -129,7 +139,10 @@ def _edges_of_counts(
     Chunks are shared as `predicted` says, equally without.
     """
     unit = unit_of(config.target)
-    pairs, held = text.counts.pairs(predicted), text.held_out.pairs(predicted)
+    pairs, held = (
+        _without_ignored(counts.pairs(predicted), options)
+        for counts in (text.counts, text.held_out)
+    )
     alpha = config.alpha
     if alpha is None:
         alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
@@ -137,6 +150,12 @@ def _edges_of_counts(
     of_text = pair_edges(keys, amounts / unit)
     edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
     return edges, alpha, of_text.student_ids
+
+
+def _without_ignored(pairs: Pairs, options: MultitokenConfig) -> Pairs:
+    """Return counted pairs but for those of ignored ids."""
+    edges = without_ignored(pair_edges(*pairs), options)
+    return edge_keys(edges), edges.weights
 
 
 def _notes(text: PairText, alpha: float, config: BuildConfig) -> list[str]:
