@@ -439,6 +439,23 @@ def test_a_mask_goes_with_a_text_that_a_side_changes(
         assert b"".join(student.table[i] for i, is_kept in kept if is_kept) == targets.encode()
 
 
+def test_a_mask_that_distillkits_columns_carry(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
+    """Its trainer wants labels a place earlier; a chain of teachers takes them back."""
+    row = predicted(byte_level, byte_level.encode_batch(["the keeper lit lamps"])[0])
+    row["loss_mask"] = [i in (2, 3, 5) for i in range(len(row["input_ids"]))]
+    path = teachers.write_neutral(tmp_path / "a.parquet", [row])
+    formats: list[CacheFormat] = ["neutral", "distillkit"]
+    masks = []
+    for to in formats:
+        config, out = ProjectConfig(to=to), tmp_path / to / "out.parquet"
+        xtok.project(path, xtok.pair(digits, byte_level), out, config, back_map=back_map)
+        masks += [np.array(rows.loss_mask).tolist() for rows in read(out, digits)]
+    assert masks[0] == masks[1]
+    assert sum(masks[0]) >= 3
+
+
 def test_a_mask_of_control_tokens(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
