@@ -181,6 +181,43 @@ def test_a_teacher_cut_short(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert bool(side["alignment"].pair_is_correct[side["alignment"].pair_valid].all())
 
 
+def test_what_a_teacher_changes_and_is_cut_has_no_chunk(
+    digits: Tokenizer, composing: Tokenizer
+) -> None:
+    """Of the letters that this teacher makes of one, the first alone is no counterpart of it."""
+    text = "lamps ﬁ".encode()
+    ids = torch.tensor([digits.segment(text)])
+    whole, cut = (
+        DistillationCollator(digits, composing, max_length=end, bos=False).from_student_ids(
+            ids, torch.ones_like(ids), ids
+        )["teachers"][0]
+        for end in (None, -1 + len(composing.segment(b"lamps fi")))
+    )
+    assert spelled(composing, whole["input_ids"][0].tolist()) == b"lamps fi"
+    assert spelled(composing, cut["input_ids"][0].tolist()) == b"lamps f"
+    assert whole["alignment"].pair_is_correct[0].tolist()[-1] is False
+    assert int(cut["alignment"].num_chunks) == int(whole["alignment"].num_chunks) - 1
+    assert bool(cut["alignment"].pair_is_correct.all())
+
+
+def test_turns_are_aligned_each_alone(digits: Tokenizer, composing: Tokenizer) -> None:
+    """What a teacher made of a character has no counterpart in the next turn, which has it so."""
+    words = [digits.segment(part.encode()) for part in ("so", " ①", "and", "1①")]
+    ids = torch.tensor([[*chain(*words)]])
+    labels = torch.tensor([[i if n % 2 else -100 for n, part in enumerate(words) for i in part]])
+    collator = DistillationCollator(digits, composing, bos=False)
+    [side] = collator.from_student_ids(ids, torch.ones_like(ids), labels)["teachers"]
+    alignment, turns = side["alignment"], []
+    for of_side, chunk in ((labels[0], "student"), (side["labels"][0], "teacher")):
+        is_target = of_side >= 0
+        turn = torch.cumsum(is_target & ~is_target.roll(1), 0)
+        chunks = getattr(alignment, f"{chunk}_chunk_id")[0]
+        turns.append([turn[chunks == n].unique().tolist() for n in range(alignment.num_chunks)])
+    assert turns[0] == turns[1]
+    assert [1] in turns[0]
+    assert [2] in turns[0]
+
+
 def test_shapes_that_do_not_fit(digits: Tokenizer, byte_level: Tokenizer) -> None:
     collator = DistillationCollator(digits, byte_level)
     ids, mask, labels = rows_of(digits, *PAIRS, side="left")

@@ -151,6 +151,26 @@ def test_conversations(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert int(aligned.pair_valid[2].sum()) > 5
 
 
+def test_rows_of_data_sets(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    """A row's own variables and tools, which may be JSON, reach the templates of both sides."""
+    template = (
+        "{% for tool in tools or [] %}{{ tool.name }};{% endfor %}{% for m in messages %}"
+        "[{{ m.role }}, {{ mood }}]{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    collator = DistillationCollator(
+        digits, byte_level, student_template=template, teacher_templates=[template]
+    )
+    row = {"messages": CHAT, "chat_template_kwargs": {"mood": "glad"}, "tools": [{"name": "f"}]}
+    written = {**row, "chat_template_kwargs": '{"mood": "glad"}', "tools": '[{"name": "f"}]'}
+    batch = collator([row, written])
+    for tokenizer, side in ((digits, batch), (byte_level, batch["teachers"][0])):
+        for ids, kept in zip(side["input_ids"], side["attention_mask"] != 0, strict=True):
+            text = b"".join(tokenizer.table[i] for i in ids[kept].tolist())
+            assert text.startswith(b"f;[user, glad]How many steps?[assistant, glad]There")
+    with pytest.raises(XtokError, match="sample 0: its tools"):
+        collator([{**row, "tools": "f"}])
+
+
 @pytest.mark.filterwarnings("ignore:.*no token that ends the turn")
 @pytest.mark.parametrize("sample", [TEXTS[0], CHAT])
 def test_a_sample_that_is_cut_has_whole_chunks(
@@ -287,6 +307,15 @@ def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
             top([[], [6, 7], [8]], [[], [-0.1, -0.1], [-1.0]]),
             "token 1 have probabilities that sum to 1.81",
         ),
+        (
+            top([[], [6, 2**32], [8]], [[], [-1.0] * 2, [-1.0]]),
+            "4294967296 for token 1, which is no",
+        ),
+        (top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]), "topk_ids has -2 for token 1"),
+        (
+            top([[], [10**20], [8]], [[], [-1.0], [-1.0]]),
+            "topk_ids has 100000000000000000000, which",
+        ),
         ({"loss_mask": ["False"] * 3}, "loss_mask has"),
         ({"valid": [1, 2, 1]}, "valid has"),
     ],
@@ -304,13 +333,13 @@ def test_bad_batches_of_stored_predictions() -> None:
 
 
 def test_what_no_model_said_is_not_stored() -> None:
-    """What stands for −∞, and a first token as if it were certain."""
+    """What stands for −∞, an id of −1, and a first token as if it were certain."""
     row = STORED[1] | {
-        "topk_ids": [[5], [6, 3, 4], [7]],
-        "topk_logprobs": [[0.0], [-0.25, -9999.0, None], [-9999.0]],
+        "topk_ids": [[5], [6, 3, 4, -1, -1], [7]],
+        "topk_logprobs": [[0.0], [-0.25, -9999.0, None, -0.5, -0.5], [-9999.0]],
     }
     [plain], [odd] = (TopKCollator()([one])["teachers"] for one in (STORED[1], row))
-    assert odd["stored"].top_ids.tolist() == [[[0] * 3, [6, 0, 0], [0] * 3]]
+    assert odd["stored"].top_ids.tolist() == [[[0] * 5, [6, 0, 0, 0, 0], [0] * 5]]
     assert odd["stored"].top_logprobs[0, 1, 0] == plain["stored"].top_logprobs[0, 1, 0]
-    assert torch.isneginf(odd["stored"].top_logprobs).sum() == 8
+    assert torch.isneginf(odd["stored"].top_logprobs).sum() == 14
     assert odd["stored"].valid.tolist() == [[False, True, False]]

@@ -75,17 +75,17 @@ def candidates_of_row(
     Args:
         token_ids: `[T]`, the text's.
         counts: `[T]`, how many candidates each has.
-        ids: theirs, one after another.
+        ids: theirs, one after another; −1 is none.
         logprobs: theirs.
 
     Returns:
         counts, ids and log-probabilities.
 
     Raises:
-        ValueError: for a candidate that occurs twice, probabilities that are none or sum to more
-            than 1, and a row that predicts a first token.
+        ValueError: for a candidate that is no id or occurs twice, probabilities that are none or
+            sum to more than 1, and a row that predicts a first token.
     """
-    kept = ~is_stand_in(logprobs) & ~np.isneginf(logprobs)
+    kept = ~is_stand_in(logprobs) & ~np.isneginf(logprobs) & (ids != -1)
     first = slice(int(counts[:1].sum()))
     if first.stop:
         if not says_nothing(int(token_ids[0]), ids[first], logprobs[first]):
@@ -93,6 +93,10 @@ def candidates_of_row(
         kept[first] = False
     row_of = np.repeat(np.arange(len(counts)), counts)[kept]
     ids, logprobs = ids[kept], logprobs[kept]
+    is_wrong = (ids < 0) | (ids >= 1 << 31)
+    if is_wrong.any():
+        token, wrong = row_of[is_wrong][0], ids[is_wrong][0]
+        raise ValueError(f"topk_ids has {wrong} for token {token}, which is no token id")
     if not (logprobs <= STORED_ROUNDING).all():
         wrong = logprobs[~(logprobs <= STORED_ROUNDING)][0]
         raise ValueError(f"topk_logprobs has {wrong:.4g}, which is not a log-probability")

@@ -98,11 +98,11 @@ class Projector:
         self.student, _ = pair.tokenizers
         self.is_same = pair.is_same
         self.num_threads, self.along_path = num_threads or available_cores(), along_path
-        self._aligner = TokenAligner(pair)
+        self.aligner = TokenAligner(pair)
         self._teacher = _arrays(theirs, ours, back_map)
         self._tokens = theirs.tokens()
         self._id_of = theirs.canonical_ids()
-        self._in_order = [self._tokens[i] for i in self._aligner.teacher.by_bytes]
+        self._in_order = [self._tokens[i] for i in self.aligner.teacher.by_bytes]
         self._student = _spellings(ours)
         self._lengths = ours.lengths.tolist()
         self._is_utf8 = np.array([len(utf8_runs(token)) == 1 for token in self._tokens])
@@ -132,8 +132,8 @@ class Projector:
         Raises:
             ValueError: for ids that a vocabulary does not have, and other numbers of documents.
         """
-        student = self._aligner.student.flat(student_ids, student_bounds)
-        texts = self._aligner.teacher.flat(teacher.token_ids, teacher.bounds)
+        student = self.aligner.student.flat(student_ids, student_bounds)
+        texts = self.aligner.teacher.flat(teacher.token_ids, teacher.bounds)
         place, inside, is_aligned, credit = self._places(student, texts, teacher)
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
@@ -203,14 +203,14 @@ class Projector:
         it are before that; whether one of the student's begins at the first of these; its share of
         what the chunk's teacher tokens have, NaN if there is none.
         """
-        alignment = self._aligner.align_sequences(student, teacher)
+        alignment = self.aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         shared = np.append(alignment.is_correct, False)
         s_shared = shared[ours_in]
         s, t = np.flatnonzero(s_shared), np.flatnonzero(shared[theirs_in])
         # Both sides have the same symbols in these chunks, so one count of them holds for both.
-        s_lengths = np.diff(self._aligner.student.offsets)[student.ids[s]]
-        t_lengths = np.diff(self._aligner.teacher.offsets)[teacher.ids[t]]
+        s_lengths = np.diff(self.aligner.student.offsets)[student.ids[s]]
+        t_lengths = np.diff(self.aligner.teacher.offsets)[teacher.ids[t]]
         begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
         at = np.searchsorted(t_begins, begins, side="right") - 1
         place, inside = np.full(len(student.ids), -1), np.zeros(len(student.ids), np.int64)
@@ -219,7 +219,7 @@ class Projector:
         is_aligned[s] = np.isin(t_begins, begins)[at]
         sums = chunk_sums(theirs_in, given.realized_logprob, len(shared))
         numbers = np.where(s_shared, ours_in, len(sums) - 1), theirs_in
-        weights = prefix_weights(self._aligner, student, teacher, numbers, given, sums)
+        weights = prefix_weights(self.aligner, student, teacher, numbers, given, sums)
         credit = shares(sums, ours_in, s, weights)
         return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
 

@@ -21,6 +21,7 @@ from xtok.teachers.shared_text import SharedText, Templates
 from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
+    from xtok.alignment.aligner import TokenAligner
     from xtok.teachers.translator import Translator
 
 _OTHER_TEXT_HINT = "leave out its text and messages: then the ids tell the text"
@@ -40,7 +41,7 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     topk = translator.project(texts, rows.topk, top_k)
     masks = None
     if rows.loss_mask is not None or any(text.mask is not None for text in texts):
-        masks = np.concatenate([*_masks(translator.pair, rows, texts), np.zeros(0, np.bool_)])
+        masks = np.concatenate([*_masks(translator.aligner, rows, texts), np.zeros(0, np.bool_)])
     return rows._replace(topk=topk, loss_mask=masks)
 
 
@@ -145,25 +146,71 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], chat: ChatRecord) -
     return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
 
 
-def _masks(pair: Pair, rows: Documents, texts: Sequence[SharedText]) -> Iterator[NDArray[np.bool_]]:
-    """Return which of the student's tokens are targets, as the teacher's at their bytes are."""
+def _masks(
+    aligner: TokenAligner, rows: Documents, texts: Sequence[SharedText]
+) -> Iterator[NDArray[np.bool_]]:
+    """Return which of the student's tokens are targets, as the teacher's where they begin are."""
     bounds = rows.topk.bounds.tolist()
     for one, begin, end in zip(texts, bounds[:-1], bounds[1:], strict=True):
-        mask = np.ones(len(one.ids), np.bool_)
-        if one.mask is not None:
-            mask = one.mask
-        elif rows.loss_mask is not None and end > begin:
-            ids, of_teacher = rows.topk.token_ids[begin:end], rows.loss_mask[begin:end]
-            ours, theirs = (
-                np.cumsum(table.lengths[tokens]) - table.lengths[tokens]
-                for table, tokens in zip(pair.tables, (one.ids, ids), strict=True)
-            )
-            # A control token has no bytes, and so begins where the next token does.
-            of_text = np.searchsorted(theirs, ours, side="right") - 1
-            of_control = np.searchsorted(theirs, ours, side="left").clip(0, len(ids) - 1)
-            has_bytes = pair.tables[0].lengths[one.ids] > 0
-            mask = of_teacher[np.where(has_bytes, of_text, of_control)]
+        mask = np.ones(len(one.ids), np.bool_) if one.mask is None else one.mask
+        if rows.loss_mask is not None and end > begin:
+            mask = _narrowed(aligner, one, mask, rows.loss_mask[begin:end])
         yield mask
+
+
+def _narrowed(
+    aligner: TokenAligner, one: SharedText, mask: NDArray[np.bool_], of_teacher: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return a mask without the tokens that the teacher's leaves out.
+
+    In a conversation, what only the student's template writes goes with the words before it in its
+    turn, or with the first ones.
+    """
+    if one.mask is None:
+        return of_teacher[_places_in(aligner, one.teacher_ids, one.ids)]
+    mask, (is_target, is_told) = mask.copy(), np.zeros((2, len(mask)), np.bool_)
+    for ours, theirs in one.spans:
+        places = _places_in(aligner, one.teacher_ids[theirs], one.ids[ours])
+        is_target[ours], is_told[ours] = of_teacher[theirs][places], True
+    turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    for start, stop in turns.tolist():
+        told = start + np.flatnonzero(is_told[start:stop])
+        if len(told):
+            before = np.searchsorted(told, np.arange(start, stop), side="right") - 1
+            mask[start:stop] = is_target[told[before.clip(0)]]
+    return mask
+
+
+def _places_in(
+    aligner: TokenAligner, teacher_ids: NDArray[np.int32], student_ids: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Return in which of the teacher's tokens each of the student's begins.
+
+    Bytes are counted from the last chunk that both sides spell alike: a library may put a space
+    before a text, or change it. A control token that the teacher lacks begins where the next token
+    does.
+    """
+    if not len(student_ids):
+        return np.zeros(0, np.int64)
+    alignment = aligner.align_document(student_ids, teacher_ids)
+    bounds, firsts = [], []
+    for side, ids, chunk in (
+        (aligner.student, student_ids, alignment.student_chunk_id),
+        (aligner.teacher, teacher_ids, alignment.teacher_chunk_id),
+    ):
+        bounds.append(offsets_of(np.diff(side.offsets)[ids]))
+        within = np.flatnonzero(chunk >= 0)
+        _, of_chunk = np.unique(chunk[within], return_index=True)
+        first = within[of_chunk][alignment.is_correct]
+        firsts.append(bounds[-1][first if len(first) else [0]])
+    (ours, theirs), (our_firsts, their_firsts) = bounds, firsts
+    has_bytes = np.diff(ours) > 0
+    last = (np.searchsorted(our_firsts, ours[:-1], side="right") - 1).clip(0)
+    at = ours[:-1] + (their_firsts - our_firsts)[last]
+    at = np.minimum(at, np.append(their_firsts[1:], theirs[-1])[last] - has_bytes).clip(0)
+    of_text = (np.searchsorted(theirs[:-1], at, side="right") - 1).clip(0)
+    of_control = np.searchsorted(theirs[:-1], at, side="left").clip(max=len(teacher_ids) - 1)
+    return np.where(has_bytes, of_text, of_control)
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:

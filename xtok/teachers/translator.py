@@ -51,6 +51,7 @@ class Translator:
         self.pair, self.templates, self.is_same = pair, templates, pair.is_same
         self.student, self.teacher = pair.tokenizers
         self._projector = Projector(pair, back_map, num_threads)
+        self.aligner = self._projector.aligner
         has_templates = (
             template not in (None, "default") or tokenizer.chat_templates
             for template, tokenizer in zip(templates, pair.tokenizers, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from xtok.alignment.aligner import (
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
+from xtok.conversation.files import ChatRecord, chat_record
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
@@ -57,10 +58,10 @@ class DistillationCollator:
     """Turns samples into a batch for a student and its teachers, for a `DataLoader`.
 
     A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
-    `tools`. Texts have the ids of each side's own library; conversations are rendered by each
-    side's chat template, and only what the assistant wrote is a target. Rows are padded on the
-    right; a chunk that `max_length` cuts is dropped. The collator holds no tensors, and can be
-    pickled.
+    `tools` and `chat_template_kwargs`, the template's variables. Texts have the ids of each side's
+    own library; conversations are rendered by each side's chat template, and only what the
+    assistant wrote is a target. Rows are padded on the right; a chunk that `max_length` cuts is
+    dropped. The collator holds no tensors, and can be pickled.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
@@ -132,7 +133,7 @@ class DistillationCollator:
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
             return self._logprob_batch(rows)
-        read = [_read(sample) for sample in samples]
+        read = [_read(sample, f"sample {n}") for n, sample in enumerate(samples)]
         ours = self._rows(self.student, self.student_template, read)
         batch = _pad(ours, self.student, self.max_length)
         batch["teachers"] = []
@@ -194,14 +195,16 @@ class DistillationCollator:
         for number, teacher in enumerate(self.teachers):
             spelled = iter(self._retokenizers[number]([ids for row in rows for ids, _ in row]))
             theirs = [
-                self._teacher_row(number, [(next(spelled), flag) for _, flag in row], prompt)
+                self._teacher_parts(number, [(next(spelled), flag) for _, flag in row], prompt)
                 for row, prompt in zip(rows, prompts or [None] * len(rows), strict=True)
             ]
-            side = _pad(theirs, teacher, self.max_length)
-            side["alignment"] = replace(
-                _aligned_targets(self.aligners[number], input_ids, wanted, side),
-                student_kept=attention_mask != 0,
-                teacher_kept=side["attention_mask"] != 0,
+            side = _pad([*map(_row_of, theirs)], teacher, self.max_length)
+            alignments = [
+                _align_targets(self.aligners[number], *both, self.max_length)
+                for both in zip(rows, theirs, strict=True)
+            ]
+            side["alignment"] = _alignment_of_batch(
+                alignments, {"attention_mask": attention_mask}, side
             )
             _warn_if_unaligned(self.teachers[number], labels, side["alignment"])
             sides.append(side)
@@ -253,9 +256,9 @@ class DistillationCollator:
         [pair] = self.pairs
         return Retokenizer(pair.reversed)
 
-    def _teacher_row(
+    def _teacher_parts(
         self, number: int, parts: list[Part], prompt: Mapping[str, Any] | None
-    ) -> _SampleRow:
+    ) -> list[Part]:
         """Return a row as a teacher reads it, with its own beginning."""
         teacher = self.teachers[number]
         if prompt is not None:
@@ -275,13 +278,13 @@ class DistillationCollator:
             first = next((ids[0] for ids, _ in parts if ids), None)
             if begin and first not in teacher.table.roles["bos"]:
                 parts = [(list(begin), False), *parts]
-        return _row_of(parts)
+        return parts
 
     def _rows(
         self,
         tokenizer: Tokenizer,
         template: str | Path | None,
-        samples: Sequence[str | Mapping[str, Any]],
+        samples: Sequence[str | ChatRecord],
     ) -> list[_SampleRow]:
         """Return texts and conversations as one side reads them, whole."""
         roles = tokenizer.table.roles
@@ -298,9 +301,14 @@ class DistillationCollator:
                 is_target = np.ones(len(ids), np.bool_)
                 rows.append(_SampleRow(ids, is_target, text=sample, num_before=len(begin)))
             else:
-                tools = sample.get("tools")
                 with _naming(name):
-                    shown = render(tokenizer, sample["messages"], tools=tools, template=template)
+                    shown = render(
+                        tokenizer,
+                        sample.messages,
+                        tools=sample.tools,
+                        template=template,
+                        variables=sample.variables,
+                    )
                 for note in shown.notes:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
                 rows.append(_SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown))
@@ -318,21 +326,28 @@ class DistillationCollator:
             alignment = _align_texts(aligner, sides_of, ours, theirs)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
-        sides = (
-            (ours.is_target, alignment.student_chunk_id),
-            (theirs.is_target, alignment.teacher_chunk_id),
-        )
-        end = self.max_length
-        kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
-        for is_target, chunk in sides:
-            kept[chunk[~is_target]] = False
-            kept[chunk[len(chunk) if end is None else end :]] = False
-        kept[-1] = False  # of the tokens that are in no chunk, −1
-        number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-        chunks = [number[chunk[:end]] for _, chunk in sides]
-        return FlatAlignment(
-            chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
-        )
+        return _cut(alignment, (ours, theirs), (self.max_length, self.max_length))
+
+
+def _cut(
+    alignment: FlatAlignment,
+    rows: tuple[_SampleRow, _SampleRow],
+    ends: tuple[int | None, int | None],
+) -> FlatAlignment:
+    """Cut two whole rows that are aligned; keep the chunks that are all targets, and inside."""
+    sides = [
+        *zip(rows, (alignment.student_chunk_id, alignment.teacher_chunk_id), ends, strict=True)
+    ]
+    kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
+    for row, chunk, end in sides:
+        kept[chunk[~row.is_target]] = False
+        kept[chunk[len(chunk) if end is None else end :]] = False
+    kept[-1] = False  # of the tokens that are in no chunk, −1
+    number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+    chunks = [number[chunk[:end]] for _, chunk, end in sides]
+    return FlatAlignment(
+        chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
+    )
 
 
 def _scored_row(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
@@ -449,23 +464,37 @@ def _warn_if_unaligned(
         warnings.warn(note, stacklevel=3)
 
 
-def _aligned_targets(
-    aligner: TokenAligner, input_ids: torch.Tensor, wanted: NDArray[np.bool_], side: dict[str, Any]
-) -> PaddedAlignment:
-    """Align the student's targets, bool `[B, T]`, with a teacher's.
+def _align_targets(
+    aligner: TokenAligner, ours: Sequence[Part], theirs: Sequence[Part], end: int | None
+) -> FlatAlignment:
+    """Align a row's targets, each stretch of them alone; the teacher's row ends at `end`.
 
     Ids that stand for nothing, which a model wider than its tokenizer may write, and unknown tokens
     are in no chunk.
     """
-    nothing = aligner.student.stands_for_nothing.copy()
-    nothing[aligner.student.unknown_ids] = True
-    is_unknown = np.isin(side["labels"], aligner.teacher.unknown_ids)
-    return aligner.align(
-        input_ids,
-        side["input_ids"],
-        student_attention_mask=wanted & ~nothing[np.where(wanted, input_ids.cpu().numpy(), 0)],
-        teacher_attention_mask=(side["labels"].numpy() != IGNORED) & ~is_unknown,
-    )
+    rows, given = (_row_of(ours), _row_of(theirs)), []
+    for symbols, row, parts in zip(
+        (aligner.student, aligner.teacher), rows, (ours, theirs), strict=True
+    ):
+        is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
+        places = np.flatnonzero(row.is_target & ~is_left_out)
+        ends = np.cumsum([len(ids) for ids, _ in parts], dtype=np.int64)
+        stops = ends[[flag for _, flag in parts]]
+        given.append((places, np.append(0, np.searchsorted(places, stops))))
+    sides = [
+        x for row, (at, bounds) in zip(rows, given, strict=True) for x in (row.ids[at], bounds)
+    ]
+    aligned = aligner.align_ids(*sides)
+    chunks = []
+    for row, (at, _), number in zip(
+        rows, given, aligned.numbers(*(np.diff(bounds) for _, bounds in given)), strict=True
+    ):
+        chunk = np.full(len(row.ids), -1, np.int32)
+        chunk[at] = np.where(number < len(aligned.is_correct), number, -1)
+        chunks.append(chunk)
+    total = np.array([len(aligned.is_correct)])
+    whole = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
+    return _cut(whole, rows, (None, end))
 
 
 def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
@@ -474,17 +503,20 @@ def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
     return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
 
 
-def _read(sample: Sample) -> str | Mapping[str, Any]:
-    """Return a text, or a conversation as a mapping."""
+def _read(sample: Sample, place: str) -> str | ChatRecord:
+    """Return a text, or a conversation; tools may be a string of JSON, as data sets have them."""
     text = sample["text"] if isinstance(sample, Mapping) and "text" in sample else sample
     if isinstance(text, str):
         return text
     if text is not sample:
         raise ValueError(f"a text is {type(text).__name__}, and must be a str")
     if isinstance(sample, Mapping) and "messages" in sample:
-        return sample
+        listed = tuple, np.ndarray
+        return chat_record(
+            {name: list(v) if isinstance(v, listed) else v for name, v in sample.items()}, place
+        )
     if isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
-        return {"messages": sample}
+        return chat_record(list(sample), place)
     raise ValueError(f"a sample is {type(sample).__name__}: neither a text nor a conversation")
 
 
@@ -513,6 +545,6 @@ def _alignment_of_batch(
             for field in fields(FlatAlignment)
         )
     )
-    kept = (side["attention_mask"].numpy() != 0 for side in (ours, theirs))
+    kept = (side["attention_mask"].cpu().numpy() != 0 for side in (ours, theirs))
     arrays = vars(joined.padded(*kept))
     return PaddedAlignment(**{name: torch.from_numpy(array) for name, array in arrays.items()})

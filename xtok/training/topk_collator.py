@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, ClassVar
@@ -74,7 +74,7 @@ class TopKCollator:
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
-        ids, columns = np.asarray(row["input_ids"], np.int64), columns_of(row, _PER_TOKEN)
+        ids, columns = _integers(row["input_ids"], "input_ids"), columns_of(row, _PER_TOKEN)
         counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         is_target = flags(columns, "loss_mask", len(ids))
@@ -113,9 +113,18 @@ def _candidates_of(
     return candidates_of_row(
         token_ids,
         np.array(counts, np.int64),
-        np.fromiter(ids, np.int64),
+        _integers(ids, "topk_ids"),
         np.array(without_null(logprobs), np.float32),
     )
+
+
+def _integers(values: Iterable[int], name: str) -> NDArray[np.int64]:
+    given = [*values]
+    try:
+        return np.array(given, np.int64)
+    except OverflowError as error:
+        wrong = next(value for value in given if not -(1 << 63) <= value < 1 << 63)
+        raise ValueError(f"{name} has {wrong}, which is no token id") from error
 
 
 def pad_candidates(

@@ -14,12 +14,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
+from make import built
 from naive_projecting import top_k
 from stored_teachers import TEXTS, Row
 
 import xtok
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
+from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.formats import axolotl, distillkit, vllm
 from xtok.teachers.formats import neutral as neutral_format
 from xtok.teachers.formats.caches import open_cache, read_cache
@@ -412,6 +414,63 @@ def test_text_and_other_columns_come_along(
     assert [row["topk_ids"] for row in project(without)[1]] == [row["topk_ids"] for row in found]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "targets"),
+    [
+        ("sentencepiece", "the keeper lit lamps", " lit"),  # which puts a space before it
+        ("composing", "ﬁ ﬁ ﬁ ﬁ so the keeper lit lamps", " lit"),  # which writes two letters
+    ],
+)
+def test_a_mask_goes_with_a_text_that_a_side_changes(
+    name: str, text: str, targets: str, digits: Tokenizer, request: pytest.FixtureRequest,
+    project: Project,
+) -> None:  # fmt: skip
+    """The same words are targets, whatever bytes the teacher has before them."""
+    other = request.getfixturevalue(name)
+    for student, teacher in ((digits, other), (other, digits)):
+        [ids] = teacher.encode_batch([text])
+        row = {"text": text, **predicted(teacher, ids)}
+        ends = np.cumsum([len(teacher.table[i]) for i in ids])
+        start = int(ends[-1]) - len(" lit lamps")
+        row["loss_mask"] = [bool(start < end <= start + len(targets)) for end in ends]
+        back_map = built(teacher, student, BACK_MAP)
+        _, [found] = project([row], student, teacher, back_map=back_map)
+        kept = zip(found["input_ids"], found["loss_mask"], strict=True)
+        assert b"".join(student.table[i] for i, is_kept in kept if is_kept) == targets.encode()
+
+
+def test_a_mask_that_distillkits_columns_carry(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
+    """Its trainer wants labels a place earlier; a chain of teachers takes them back."""
+    row = predicted(byte_level, byte_level.encode_batch(["the keeper lit lamps"])[0])
+    row["loss_mask"] = [i in (2, 3, 5) for i in range(len(row["input_ids"]))]
+    path = teachers.write_neutral(tmp_path / "a.parquet", [row])
+    formats: list[CacheFormat] = ["neutral", "distillkit"]
+    masks = []
+    for to in formats:
+        config, out = ProjectConfig(to=to), tmp_path / to / "out.parquet"
+        xtok.project(path, xtok.pair(digits, byte_level), out, config, back_map=back_map)
+        masks += [np.array(rows.loss_mask).tolist() for rows in read(out, digits)]
+    assert masks[0] == masks[1]
+    assert sum(masks[0]) >= 3
+
+
+def test_a_mask_of_control_tokens(
+    byte_level: Tokenizer, digits: Tokenizer, project: Project
+) -> None:
+    """The end of a turn is a target, and what follows it is not: neither has bytes."""
+    marks = ["<|im_end|>", "<|im_start|>", "<|end_of_text|>"]
+    ids, ours = (
+        [i for part in ["lamps", *marks] for i in tokenizer.encode(part).ids.tolist()]
+        for tokenizer in (byte_level, digits)
+    )
+    mask = [*[True] * (len(ids) - 2), False, False]
+    _, [found] = project([{**predicted(byte_level, ids), "loss_mask": mask}])
+    assert found["input_ids"] == ours
+    assert found["loss_mask"] == [*[True] * (len(ours) - 2), False, False]
+
+
 CHAT = [
     {"role": "user", "content": "How many steps did it take?"},
     {"role": "assistant", "content": "There were 201 of them in 2012."},
@@ -487,6 +546,28 @@ def test_ids_alone_are_read_back_as_conversations(
     assert text_of(digits, told).startswith(text_of(digits, short))
     assert short["loss_mask"][-1]
     assert b"<user>" not in text_of(digits, spelled)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_mask_leaves_out_turns_of_a_conversation(
+    told: bool, byte_level: Tokenizer, digits: Tokenizer, project: Project
+) -> None:
+    """As the response mask of a rollout: of a student's turn, its own template's end as well."""
+    later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
+    theirs = xtok.render(byte_level, [*CHAT, *later], template="chatml")
+    last = theirs.assistant_mask & (theirs.bounds[:-1] >= theirs.message_spans[3].whole.bytes[0])
+    row = {**predicted(byte_level, theirs.ids.tolist()), "loss_mask": last.tolist()}
+    row["messages"] = [*CHAT, *later] if told else None
+    templates = {"teacher_template": "chatml", "student_template": TAGGED}
+    for template in (TAGGED, TAGGED.replace("<|im_end|>", ".\n")):
+        templates["student_template"] = template
+        ours = xtok.render(digits, [*CHAT, *later], template=template)
+        _, [found] = project([row], **templates)
+        assert found["input_ids"] == ours.ids.tolist()
+        begin = ours.message_spans[3].whole.tokens[0]
+        expected = ours.assistant_mask & (np.arange(len(ours.ids)) >= begin)
+        assert found["loss_mask"] == expected.tolist()
+        assert (ours.assistant_mask & ~expected).any()
 
 
 def test_words_that_the_students_template_drops_are_no_conversation(

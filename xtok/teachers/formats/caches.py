@@ -239,7 +239,10 @@ def _parquet(cache: Cache, shard: Shard, candidates: int) -> Iterator[tuple[Docu
             if cache.kind == "neutral":
                 documents = neutral.read(batch, places)
             else:
-                documents = distillkit.read(batch, places, cache.about.get("compression"))
+                compression = cache.about.get("compression")
+                documents = distillkit.read(
+                    batch, places, compression, is_projected=cache.is_projected
+                )
             yield documents, shard.size * len(batch) // max(1, part.num_rows)
             first += len(batch)
 

@@ -38,11 +38,17 @@ Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """Rows of bytes: where each begins, and the bytes."""
 
 
-def read(batch: Any, places: Sequence[object], compression: Compression | None) -> Documents:
+def read(
+    batch: Any,
+    places: Sequence[object],
+    compression: Compression | None,
+    *,
+    is_projected: bool = False,
+) -> Documents:
     """Return the documents of a record batch; they are not checked.
 
     As `compressed_logit_schema` and `decompress_to_sparse`. Rows are of one width, padded with −inf
-    or large negatives.
+    or large negatives. The labels that `table` writes mask the row at their place, not the token.
     """
     given = CacheColumns(batch, places)
     if compression is None:
@@ -64,7 +70,10 @@ def read(batch: Any, places: Sequence[object], compression: Compression | None) 
     row[(place == 0) | (row >= np.repeat(rows[1:], lengths))] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
-    return given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
+    found = given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
+    if not is_projected or found.loss_mask is None:
+        return found
+    return found._replace(loss_mask=np.append(False, found.loss_mask)[:-1] & (place > 0))
 
 
 def table(documents: Documents, target: Target) -> Any:

@@ -113,6 +113,10 @@ def _json_numbers(
     try:
         array = arrow.array(values)
     except (arrow.ArrowException, OverflowError, ValueError, TypeError) as error:
+        wide = (n for n, v in enumerate(values) if isinstance(v, int) and v.bit_length() > 63)
+        if (index := next(wide, None)) is not None:
+            problem = f"{values[index]} among its {name} has more than 64 bits"
+            raise cache_error(place_of(index, [place], bounds), problem, AGAIN_HINT) from error
         raise cache_error(
             place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN_HINT
         ) from error
