@@ -19,8 +19,8 @@ from xtok.building.counted import counted_map, synthetic_base, synthetic_map, wa
 from xtok.building.counting.pair_text import PairText, TextLike, counts_of
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events_of_pair
-from xtok.building.exact import options_after
 from xtok.building.exact_rows import with_exact
+from xtok.building.match_options import options_after
 from xtok.building.matches import check_ignored, find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
