@@ -265,7 +265,8 @@ _MADE_FOR = {
 
 def read_loss(text: str, known: Any = Loss) -> str:
     """Return the name of one of the `known` losses; an `XtokError` names another's command."""
-    loss, losses = with_hyphens(text), get_args(known)
+    losses = get_args(known)
+    loss: str = with_hyphens(text)
     if loss in losses:
         return loss
     if loss in _MADE_FOR:

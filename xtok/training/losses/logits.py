@@ -137,11 +137,11 @@ class HiddenLogits:
         with torch.autocast(self.device.type, enabled=False):
             back = back.to(self.dtype)
             if to_hidden is not None:
-                to_hidden[positions] = _over(back @ self._head, factor).to(to_hidden.dtype)
+                to_hidden[positions] = _unscaled(back @ self._head, factor).to(to_hidden.dtype)
             if to_weight is not None and to_weight.dtype == self.dtype:
                 to_weight.addmm_(back.t(), self._rows(positions))
             elif to_weight is not None:
-                to_weight += _over(back.t() @ self._rows(positions), factor)
+                to_weight += _unscaled(back.t() @ self._rows(positions), factor)
 
     def culprit(self) -> str | None:
         """Return what is NaN or infinite, if anything is."""
@@ -236,7 +236,7 @@ def _kept_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-def _over(product: Tensor, factor: Tensor | None) -> Tensor:
+def _unscaled(product: Tensor, factor: Tensor | None) -> Tensor:
     """Return a product without the factor of its gradient, in float32 if there is one."""
     return product if factor is None else product.float().div_(factor)
 

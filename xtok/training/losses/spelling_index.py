@@ -49,7 +49,7 @@ class CompletionTrie(NamedTuple):
             node = torch.where(inside, following, node)
         return node
 
-    def of(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
+    def first_of(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first completions of n nodes: the place of each one's node, tokens, pieces.
 
         Args:
@@ -131,7 +131,7 @@ class SpellingIndex(NamedTuple):
         num_others, of_ours, of_theirs, *totals = torch.stack(sums).tolist()
         parts = [(both, ours.ids[ours.last(both)], theirs.ids[theirs.last(both)])]
         for (completions, chunks, nodes, several), total in zip(found, totals, strict=True):
-            place, tokens, pieces = completions.of(nodes, several, total)
+            place, tokens, pieces = completions.first_of(nodes, several, total)
             sides = (tokens, pieces) if completions is self.of_student else (pieces, tokens)
             parts.append((chunks[place], *sides))
         chunk, student, teacher = (torch.cat(part) for part in zip(*parts, strict=True))
