@@ -163,7 +163,7 @@ class DistillationCollator:
 
         The teachers read the bytes of the student's tokens, spelled in their own (`Retokenizer`).
         Prompt and completion are spelled apart, so that no token of a teacher reaches across. Only
-        targets are aligned.
+        targets are aligned, each turn of them alone. `max_length` cuts the teachers' rows.
 
         Args:
             input_ids: int64 `[B, T]`, padded on any side.
