@@ -129,8 +129,9 @@ def written_alike(
 ) -> list[tuple[slice, slice]]:
     """Return the tokens of both sides that come from the same string of a message, in order.
 
-    They begin and end at bytes where tokens of both sides do, and are the same text. A control
-    token behind a string, which ends a turn on both sides, goes with it.
+    They begin and end at bytes where tokens of both sides do; where a template changed the string,
+    they are all of it. A control token behind a string, which ends a turn on both sides, goes with
+    it.
 
     Args:
         student: a rendering by the student's template.
@@ -140,16 +141,17 @@ def written_alike(
     alike = []
     texts = [side.text.encode() for side in (student, teacher)]
     for ours, theirs in _in_common(_written(student), _written(teacher)):
+        wholes = slice(0, ours.end - ours.start), slice(0, theirs.end - theirs.start)
         spans = shared_span(_places_in(student, ours), _places_in(teacher, theirs))
-        if spans:
-            own, other = (
-                text[side.bounds[string.start + span.start] : side.bounds[string.start + span.stop]]
-                for text, side, string, span in zip(
-                    texts, (student, teacher), (ours, theirs), spans, strict=True
-                )
+        own, other = (
+            text[side.bounds[string.start + span.start] : side.bounds[string.start + span.stop]]
+            for text, side, string, span in zip(
+                texts, (student, teacher), (ours, theirs), spans or wholes, strict=True
             )
-            if own != other:  # a template cut a part out, or changed it
-                continue
+        )
+        if spans and own != other:  # a template cut a part out, or changed it
+            spans = wholes
+        if spans:
             our_end, their_end = ours.start + spans[0].stop, theirs.start + spans[1].stop
             behind, of_teacher = student.ids[our_end:][:1], teacher.ids[their_end:][:1]
             more = len(behind) > 0 and [roles.get(int(behind[0]))] == of_teacher.tolist()
