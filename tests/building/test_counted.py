@@ -157,8 +157,9 @@ def test_beside_an_initial_map_tokens_match_as_is_said_or_as_there(
 ) -> None:
     initial = multitoken(pair, replace(NO_SLOT, special_tokens="off"))
     begin = pair.tables[0].roles["bos"][0]
-    for options, kind in (({}, RowKind.EMPTY), ({"special_tokens": "fuzzy"}, RowKind.ROLE)):
-        found = made(pair, [corpus], counting(exact_match=True, **options), initial)
+    for matched, kind in (("roles", RowKind.EMPTY), ("fuzzy", RowKind.ROLE)):  # by default, roles
+        config = counting(exact_match=True, special_tokens=matched)
+        found = made(pair, [corpus], config, initial)
         assert found.row_kind[begin] == kind
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checks import fails, known, works
 from conftest import Cli, Load
-from make import NO_SLOT, byte_ranks, row, same
+from make import NO_SLOT, byte_ranks, read_pt, row, same
 
 import xtok
 from xtok.building.counted import synthetic_base, synthetic_map
@@ -207,6 +208,23 @@ def test_relaxed_rows_have_one_entry_beside_their_slot(commas: tuple[Tokenizer, 
     assert [i for i in range(256) if row(exact, i) != row(relaxed, i)] == []
     plain = xtok.build(*commas, BuildConfig(canonicalization="relaxed", scale_trick=False))
     assert row(plain, comma) == [(0x2C, 1.0)]
+
+
+def test_a_near_equivalent_that_another_program_has_as_slot(
+    commas: tuple[Tokenizer, Tokenizer], tmp_path: Path
+) -> None:
+    """NeMo-RL leaves as a slot whatever is in the last column."""
+    comma, line_break = 256, 257
+    foreign = {
+        "indices": torch.tensor([[7, 8, 0x2C]] * 258),
+        "likelihoods": torch.tensor([[0.5, 0.25, 0.25]] * 258),
+        "enable_scale_trick": True,
+    }
+    projection = read_pt(tmp_path, foreign, teacher_vocab_size=260)
+    relaxed = reapply_exact(projection, xtok.pair(*commas), canonicalization="relaxed")
+    relaxed.check()
+    assert row(relaxed, comma) == [(0x2C, 1.0)]
+    assert row(relaxed, line_break) == [(0x0A, 0.75), (0x2C, 0.25)]
 
 
 def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(

@@ -140,6 +140,22 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
     assert levels(BuildConfig(), pair=little)[1:3] == ["good", "good"]
 
 
+def test_a_bad_map_is_not_good_where_the_recipe_is(tmp_path: Path) -> None:
+    """Both sides spell this text alike, so that the recipe is as good as the best map."""
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "ab", "abz")
+    (tmp_path / "a.txt").write_text("ab c " * 40, encoding="utf-8")
+    pair = xtok.pair(student, teacher)
+    good = xtok.build(student, teacher, for_loss="p-kl", texts=tmp_path / "a.txt")
+    bad = replace(good, teacher_ids=(good.teacher_ids + 1) % 258)
+    for m, level, says in ((good, "good", "already close"), (bad, "bad", "worse than X-Token's")):
+        report = examine(m, texts=[tmp_path / "a.txt"], pair=pair).report
+        [fit] = [fit for fit in report.maps[0].fits if fit.loss == "p-kl"]
+        [quality] = [one for one in report.findings if "nats over chunks" in one.text]
+        assert (fit.level, quality.level) == (level, level)
+        assert says in quality.text
+
+
 def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(pair: Pair) -> None:
     """A map that was counted for P-KL is not built once more; events are still to be made."""
     for_p_kl, plain = (xtok.build(*pair.tokenizers, for_loss=loss) for loss in ("p-kl", None))

@@ -103,6 +103,17 @@ def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
     )
 
 
+def test_pieces_of_passes_that_were_not_made(pair: Pair) -> None:
+    forward = xtok.build(*pair, BuildConfig(reverse_pass=False))
+    row = explained(forward, 257, pair)
+    assert row.why == "no teacher token has these bytes: spelled in pieces, forward"
+    assert (row.reverse, row.reverse_count) == (None, None)
+    similar = xtok.generate(xtok.pair(*pair), "spelling")
+    row = explained(similar, 257, pair)
+    assert [(p.token, p.weight) for p in known(row.forward)] == [("2", 0), ("0", 0), ("1", 0)]
+    assert row.reverse is None
+
+
 def test_exact_and_relaxed_rows(projection: ProjectionMap, pair: Pair) -> None:
     """An exact row tells what was lost; without models there are no pieces."""
     row = explained(projection, 258, pair)
@@ -154,8 +165,21 @@ def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
     assert role.entries[0].relation == "role bos"
     assert (empty.kind, empty.why) == ("empty", "the tokenizer does not use this id")
     assert empty.stages[:2] == ("multitoken: left empty", "reapply-exact: no counterpart")
-    off = xtok.build(byte_level, sentencepiece, BuildConfig(special_tokens="off"))
-    assert explained(off, bos).why.startswith("a special token: ")
+    turn = byte_level.table.roles["turn_start"][0]
+    assert explained(projection, turn).why == (
+        "a special token: the teacher has none for it (turn_start)"
+    )
+    both = xtok.pair(byte_level, sentencepiece)
+    ignoring = BuildConfig(ignore_student_ids=(bos,))
+    for found, why in (
+        (xtok.build(*both.tokenizers, BuildConfig(special_tokens="off")),
+         "a special token: none were matched (special_tokens off)"),
+        (xtok.build(*both.tokenizers, BuildConfig(special_tokens="fuzzy", fuzzy_threshold=1)),
+         "a special token: the teacher has none of a similar name"),
+        (xtok.build(*both.tokenizers, ignoring), "its id was ignored"),
+        (xtok.generate(both, "spelling"), "a special token, which no stage has matched"),
+    ):  # fmt: skip
+        assert explained(found, bos).why == why
 
 
 def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair: Pair) -> None:

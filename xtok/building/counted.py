@@ -155,7 +155,7 @@ def _edges_of_counts(
 def _without_ignored(pairs: Pairs, options: MultitokenConfig) -> Pairs:
     """Return counted pairs but for those of ignored ids."""
     edges = without_ignored(pair_edges(*pairs), options)
-    return edge_keys(edges), edges.weights
+    return edge_keys(edges), edges.weights.astype(np.int64, copy=False)
 
 
 def _notes(text: PairText, alpha: float, config: BuildConfig) -> list[str]:

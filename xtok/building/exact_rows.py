@@ -30,12 +30,14 @@ def with_exact(
     kind = projection.row_kind.copy()
     kind[matches.equal.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
     kind[relaxed_rows] = RowKind.RELAXED
-    of_row = projection.student_ids
-    is_relaxed = np.zeros(len(kind), np.bool_)
-    is_relaxed[relaxed_rows] = True
-    kept = ~matches.is_exact[of_row] & (~is_relaxed[of_row] | projection.is_slot)
+    near = np.full(len(kind), -1)
+    near[relaxed_rows] = matches.relaxed.teacher_ids
+    of_row, near_of_row = projection.student_ids, near[projection.student_ids]
+    # Of a row with a near-equivalent only the slot is left, and leaves it the rest of 1. In a map
+    # of another program, the slot may be on the near-equivalent itself: then there is none.
+    is_slot = projection.is_slot & (projection.teacher_ids != near_of_row)
+    kept = ~matches.is_exact[of_row] & ((near_of_row < 0) | is_slot)
     others = projection.edges.take(kept)
-    # Of a row with a near-equivalent only the slot is left, and leaves it the rest of 1.
     taken = np.zeros(len(kind))
     taken[others.student_ids] = others.weights
     relaxed = matches.relaxed._replace(weights=1 - taken[relaxed_rows])
@@ -44,6 +46,6 @@ def with_exact(
         Edges.concatenate([relaxed, others, matches.equal, special]),
         before=projection,
         row_kind=kind,
-        scale_slot=None if slot is None else np.where(matches.is_exact, np.uint8(0), slot),
+        scale_slot=None if slot is None else np.where(taken > 0, slot, np.uint8(0)),
     )
     return result.after("reapply-exact", matching_options(config))

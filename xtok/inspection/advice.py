@@ -164,7 +164,7 @@ def p_kl_fit(
 ) -> Judgement:
     """Tell whether a map suits P-KL, by itself or, with text, by its measures on it."""
     closed = None if measures is None else measures.chunk_closed
-    if measures is not None and closed is not None and closed.value < 0:
+    if measures is not None and measures.is_worse_than_recipe:
         value, recipe = measures.chunk_cross_entropy.value, measures.chunk_recipe
         worse = f"On this text it is worse than X-Token's recipe: {value:.3f} nats over chunks "
         return "bad", f"{worse}against {recipe:.3f}."

@@ -81,6 +81,12 @@ class MapMeasures(Measures):
     chunk_recipe: float
     chunk_closed: Interval | None
 
+    @property
+    def is_worse_than_recipe(self) -> bool:
+        """Whether X-Token's recipe is better over chunks, by more than noise."""
+        more = self.chunk_cross_entropy.value - self.chunk_recipe
+        return more > (SMALLEST_GAP if self.chunk_closed is None else 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EventMapMeasures(Measures):

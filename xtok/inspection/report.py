@@ -237,15 +237,15 @@ def _map_findings(
 def _quality(m: MapMeasures) -> Finding:
     """Say how near a map comes over chunks to the best one."""
     value = m.chunk_cross_entropy.value
+    best = f"the best map in hindsight has {m.chunk_floor:.3f}."
+    if m.is_worse_than_recipe:
+        words = f"nats over chunks: worse than X-Token's recipe, {m.chunk_recipe:.3f}; {best}"
+        words += _COUNT_ONE
+        return Finding("bad", f"{value:.3f}", words, "quality")
     if m.chunk_closed is None:
         words = "nats over chunks; X-Token's recipe is already close to the best map in hindsight."
         return Finding("good", f"{value:.3f}", words, "quality")
     closed = m.chunk_closed.value
-    best = f"the best map in hindsight has {m.chunk_floor:.3f}."
-    if closed < 0:
-        words = f"nats over chunks: worse than X-Token's recipe, {m.chunk_recipe:.3f}; {best}"
-        words += _COUNT_ONE
-        return Finding("bad", f"{value:.3f}", words, "quality")
     words = "of the way from X-Token's recipe to the best map in hindsight is closed over chunks: "
     words += f"{value:.3f} nats; the recipe has {m.chunk_recipe:.3f}, the best {m.chunk_floor:.3f}."
     if closed >= 0.5:

@@ -36,7 +36,7 @@ class SpelledPiece:
     token_id: int  # forward, a piece of the row's token; in reverse, a token that has it as a piece
     token: str
     place: int  # which piece it is, from 0
-    weight: float  # 0 beyond `max_pieces`, and where weights were counted
+    weight: float  # 0 beyond `max_pieces`, and where no pass gave weights: counted, by similarity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class ExplainedRow:
     why: str
     entries: tuple[ExplainedEntry, ...]
     forward: tuple[SpelledPiece, ...] | None  # None without the teacher's tokenizer
-    reverse: tuple[SpelledPiece, ...] | None  # the heaviest; None without the student's
+    reverse: tuple[SpelledPiece, ...] | None  # the heaviest; None without the student's, or pass
     reverse_count: int | None  # how many there are in all
     stages: tuple[str, ...]  # what each did to the row
 
@@ -69,10 +69,11 @@ def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Expla
         if kind == RowKind.COUNTED:
             why = _why_counted(projection, row.entries, columns, token)
         else:
-            why = _why(kind, rows, columns, student_id)
+            why = _why(projection, kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and token:
             forward = _forward(student_id, pair, columns, decay)
-        if pair.student_tokenizer is not None and token and decay:
+        has_reverse = decay and _last(projection, "reverse_pass", True)
+        if pair.student_tokenizer is not None and token and has_reverse:
             reverse = _reverse(student_id, pair, columns, token, decay)
     return ExplainedRow(
         student_id=student_id,
@@ -106,11 +107,15 @@ def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:
     return table.roles_by_id.get(token_id, ())
 
 
-def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
+def _why(
+    projection: ProjectionMap,
+    kind: RowKind,
+    rows: TokenTable,
+    columns: TokenTable,
+    student_id: int,
+) -> str:
     if kind == RowKind.EMPTY and student_id in rows.control_names:
-        if roles := _roles(rows, student_id):
-            return f"a special token: the teacher has none for it ({', '.join(roles)})"
-        return "a special token without a known role, and without one of its name"
+        return _why_special_is_empty(projection, student_id, _roles(rows, student_id))
     if kind == RowKind.EMPTY:
         is_used = bool(rows[student_id])
         unspelled = "its id was ignored, or the teacher cannot spell it"
@@ -118,6 +123,8 @@ def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) 
     if kind not in (RowKind.EXACT, RowKind.PIECES):
         return _REASONS[kind]
     same = columns.canonical_ids().get(rows[student_id])
+    if same is None and kind == RowKind.PIECES:
+        return f"no teacher token has these bytes: spelled in pieces, {_ways(projection)}"
     if same is None:
         return _REASONS[kind]
     if kind == RowKind.EXACT:
@@ -125,12 +132,37 @@ def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) 
     return f"teacher id {same} has the same bytes, but the row is not exact"
 
 
+def _why_special_is_empty(projection: ProjectionMap, student_id: int, roles: Sequence[str]) -> str:
+    if student_id in _last(projection, "ignore_student_ids", ()):
+        return "its id was ignored"
+    how = _last(projection, "special_tokens", None)
+    if how != "roles":
+        return _UNMATCHED.get(how, "a special token, which no stage has matched")
+    if roles:
+        return f"a special token: the teacher has none for it ({', '.join(roles)})"
+    return "a special token without a known role, and without one of its name"
+
+
+def _last(projection: ProjectionMap, option: str, default: Any) -> Any:
+    """Return what the last stage that says it says of an option."""
+    said = (step["options"][option] for step in projection.history if option in step["options"])
+    return [default, *said][-1]
+
+
+def _ways(projection: ProjectionMap) -> str:
+    return "both ways" if _last(projection, "reverse_pass", True) else "forward"
+
+
+_UNMATCHED = {
+    "off": "a special token: none were matched (special_tokens off)",
+    "fuzzy": "a special token: the teacher has none of a similar name",
+}
+
 _REASONS = {
     RowKind.EXACT: "exact, but no teacher token has these bytes: equal in another token form, or "
     "foreign",
     RowKind.ROLE: "a special token, paired by role or by name",
     RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
-    RowKind.PIECES: "no teacher token has these bytes: spelled in pieces, both ways",
     RowKind.SIMILAR: "by the similarity of spelling or embeddings",
     RowKind.MIXED: "from several sources, or an unknown one",
 }
@@ -190,9 +222,12 @@ def _relation(
 
 
 def _decay(projection: ProjectionMap) -> list[float]:
-    """Return the weights of a token's first pieces before they are normalized; none if counted."""
+    """Return the weights of a token's first pieces before they are normalized.
+
+    None where they were counted, or are by similarity.
+    """
     steps = {step["stage"]: step["options"] for step in projection.history}
-    if "count" in steps and "multitoken" not in steps:
+    if steps.keys() & {"count", "generate"} and "multitoken" not in steps:
         return []
     pieces = steps.get("multitoken", {}).get("max_pieces")
     if not (isinstance(pieces, int) and 1 <= pieces <= MAX_ENTRIES):
