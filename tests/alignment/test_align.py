@@ -94,6 +94,8 @@ def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_pa
     assert given.stdout.startswith("student │")
     assert cli("align", *pair, "--file", "text.txt").stdout == given.stdout
     assert cli("align", model, model, text).stdout == given.stdout
+    forgotten = works(cli("align", *pair, "text.txt"))
+    assert "to read the file: --file text.txt" in forgotten.stderr
     assert cli("align", *pair, "--quiet", text).stderr == ""
 
 

@@ -388,6 +388,8 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("Llama-3.2-1B/", "Llama-3.2-1B/m.pt"),
         ("there.pt", "there.pt/m.pt"),
         (".", "m.pt"),
+        ("-", "-"),
+        ("-/", "-/m.pt"),
         ("~/f.pt", "/home/me/f.pt"),
     ):
         assert output_path(expanded(output), "m.pt", Path("a/input.pt")) == Path(path)
@@ -408,6 +410,9 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("convert a.pt b.pt -o c.pt", "give one output: OUTPUT, or --output"),
         ("report a.pt b.pt c.pt", "give one map, or two of one pair"),
         ("report a --text b", "give the student and the teacher: --student-model and"),
+        ("evaluate bytes bytes --text b", "--teacher-model, or MAP... STUDENT TEACHER"),
+        ("evaluate m.pt / bytes b.txt --text a.txt", "/ is a folder, not a map"),
+        ("report / bytes", "/ is a folder, not a map"),
         ("sort-cut", "as MAP or as --initial-projection-path MAP"),
         ("reapply-exact", "as MAP or as --initial-projection-path MAP"),
         ("sort-cut a --initial-projection-path b", "as MAP or as --initial-projection-path MAP"),
@@ -473,7 +478,9 @@ def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Pat
     (tmp_path / "page.json").mkdir()
     for line in ("build ./no ./no", "reapply-exact no", "convert no"):
         fails(cli(*line.split(), "--output", "a-file/map.pt"), "the folder of the output, a-file")
+        fails(cli(*line.split(), "--output", "-"), "the output cannot be - (stdout)")
     fails(cli("report", "no", "--output", "page.html", "--json"), "page.json is a folder")
+    assert cli("convert", "no", "folder/").stderr.endswith("hint: name it folder.safetensors\n")
     assert sorted(os.listdir(tmp_path)) == ["a-file", "page.json"]
 
 

@@ -311,6 +311,11 @@ def test_every_ten_seconds_a_line_tells_how_far_a_step_is(
     assert capsys.readouterr().err.splitlines() == [
         "a\\x1b: 50%, about 12 s left", "a\\x1b: 100%, about 0 s left"
     ]  # fmt: skip
+    clock = iter([0.0, 12.0, 24.0])
+    with console.progress_bar("c", 1000) as advance:
+        advance(1)
+        advance(9)
+    assert capsys.readouterr().err.splitlines() == ["c: 0%", "c: 1%, about 40 min left"]
     monkeypatch.undo()
     with console.progress_bar("loading b") as advance:
         advance(1)

@@ -190,6 +190,16 @@ def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair
     assert explained(replace(projection, history=()), 258).stages == ()
 
 
+def test_an_option_in_the_history_is_not_cut(
+    cli: Cli, projection: ProjectionMap, tmp_path: Path
+) -> None:
+    options = {f"{'option' * 3}{i}": 32 for i in range(6)}
+    history = ({"stage": "count", "options": options},)
+    replace(projection, history=history).save(tmp_path / "m.pt")
+    shown = works(cli("inspect", "m.pt")).stdout
+    assert all(f"{name}=32" in shown for name in options)
+
+
 def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, saved: str) -> None:
     done = works(cli("inspect", saved, "\\x1b[31m", "ab"))
     assert "\x1b" not in done.stdout
@@ -308,6 +318,9 @@ def test_two_maps_on_the_command_line(
     assert fits_80_columns(done.stdout)
     assert "weighted by the text" in done.stdout
     assert cli(*line, "--text", "a.txt").returncode == 2
+    forgotten = cli("inspect", "a.safetensors", "b.safetensors")
+    assert (forgotten.returncode, forgotten.stdout) == (2, "")
+    assert "a second map is --against b.safetensors" in forgotten.stderr
     comparison = printed_json(cli(*line, "--num-examples", "3", "--json"))
     assert comparison["rows_that_differ"] > 0
     assert len(comparison["examples"]) == 3

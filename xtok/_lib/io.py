@@ -39,6 +39,8 @@ def check_output(
     """
     if "\0" in os.fspath(path):
         raise OutputError(f"the {what} {path} has a NUL character", hint="give another path")
+    if os.fspath(path) == "-":
+        raise OutputError(f"the {what} cannot be - (stdout)", hint="name a file")
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     if target.is_symlink():
         raise OutputError(

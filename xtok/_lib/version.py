@@ -24,7 +24,8 @@ def version_lines() -> Iterator[str]:
     yield f"xtok {__version__} ({Path(__file__).parents[1]})"
     yield f"Python {platform.python_version()} ({sys.executable})"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    yield f"{platform.platform()}, {available_cores()} cores, {memory:.1f} GB"
+    cores = available_cores()
+    yield f"{platform.platform()}, {cores} core{'s' * (cores != 1)}, {memory:.1f} GB"
     yield from (f"{name} {_installed(name)}" for name in _PACKAGES)
 
 

@@ -1,5 +1,6 @@
 """`xtok align`."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,8 @@ def align(
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give one of: a text (or - for stdin), --file, --chat")
     if chat is None:
+        if text and os.path.isfile(text):
+            console.print_notes([f"{text} is aligned as text; to read the file: --file {text}"])
         data = _text(text, file)
         alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
     else:

@@ -48,7 +48,9 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
         if total and now - told >= EVERY:
             told = now
             left = (now - start) * max(total - done, 0) / max(done, 1)
-            share = f"{min(done / total, 1):.0%}, about {_duration(left)} left"
+            share = f"{min(done / total, 1):.0%}"
+            if done >= total / 100:  # before that, nothing can be said: "about 10769 min left"
+                share += f", about {_duration(left)} left"
             with suppress(OSError, ValueError):  # nobody reads it
                 print(f"{printable(label)}: {share}", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -49,7 +49,7 @@ def events(
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
-        check_output(path, suffixes)
+        check_output(path, suffixes, or_folder=True)
     if path.suffix == ".pt":
         from xtok.maps.file import check_reverse
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xtok.config import MAIN, RARE
+from xtok.tokenizers.display import plural
 
 HELP = {
     "Start": {
@@ -119,7 +120,7 @@ def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
     for part, rows in parts.items():
         page.rows(part, rows, widest)
     if left_out:
-        page.prose(f"{ALL} also shows {left_out} options that are rarely needed.")
+        page.prose(f"{ALL} also shows {plural(left_out, 'rarely needed option')}.")
     page.show()
 
 

@@ -1,5 +1,6 @@
 """`xtok inspect`."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_option, text_option
 from xtok.cli.tables import maps as tables
 from xtok.config import Config, option
+from xtok.tokenizers.table import TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,7 @@ def inspect(
         raise typer.BadParameter("--text needs --against and --student-model")
     check_texts(text, field)
     loaded = map_options.load_any(map_path)
+    _check_tokens(tokens, loaded.student.table)
     if not isinstance(loaded, xtok.ProjectionMap):
         if is_listing or classes or against is not None:
             raise typer.BadParameter(
@@ -118,6 +121,15 @@ def inspect(
         show(description, tables.print_description, json=json)
         if classes and description.coverage is None:
             console.print_notes(["the map carries no tokens, so no classes"])
+
+
+def _check_tokens(tokens: list[str], table: TokenTable | None) -> None:
+    """Say where a second map and the models go, if the path of one is given as a token."""
+    for token in tokens:
+        if os.path.exists(token) and (table is None or not table.ids_of(token)):
+            raise typer.BadParameter(
+                f"{token} is not a token; a second map is --against {token}, models are -s and -t"
+            )
 
 
 def _show_other(

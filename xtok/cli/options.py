@@ -179,7 +179,9 @@ class Models(Loading):
             raise typer.BadParameter("give two models, STUDENT TEACHER")
         missing = [side for side in SIDES if side not in names]
         flags = " and ".join(f"--{side}-model" for side in missing)
-        raise typer.BadParameter(f"give the {' and the '.join(missing)}: {flags}")
+        raise typer.BadParameter(
+            f"give the {' and the '.join(missing)}: {flags}, or MAP... STUDENT TEACHER"
+        )
 
     def pair(self, widths: Widths | None = None) -> Pair:
         """Load both tokenizers; a model that is not given is a usage error."""
@@ -249,7 +251,13 @@ def maps_and_models(arguments: Sequence[str], models: Models) -> tuple[list[Path
     named: dict[str, Any] = {
         f"{side}_model": name for side, name in zip(SIDES, arguments[end:], strict=False)
     }
-    return [*map(Path, arguments[:end])], replace(models, **named)
+    maps = [*map(Path, arguments[:end])]
+    for path in maps:
+        if path.is_dir():
+            raise typer.BadParameter(
+                f"{path} is a folder, not a map: give MAP... STUDENT TEACHER, and a glob in quotes"
+            )
+    return maps, replace(models, **named)
 
 
 _MADE_FOR = {
@@ -309,6 +317,8 @@ def output_path(output: str | None, name: str, beside: Path | None = None) -> Pa
     if output is None:
         return Path(name) if beside is None or not beside.is_file() else beside.with_name(name)
     path = Path(output)
+    if output == "-":  # means stdout, which `check_output` refuses
+        return path
     is_folder = path.is_dir() or output.endswith(("/", os.sep))
     return path / name if is_folder or not (path.suffix or path.exists()) else path
 
@@ -331,7 +341,7 @@ class Output(Config):
         """Check that the map can be written, before anything costs time."""
         from xtok.maps import file
 
-        file.check_output(self.path("map.safetensors"))
+        file.check_output(self.path("map.safetensors"), or_folder=True)
 
     def write(self, projection: ProjectionMap, name: str) -> None:
         """Write the map, under this name unless another is given, and report it."""

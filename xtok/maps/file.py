@@ -126,9 +126,11 @@ def files_of(any_map: StoredMap, path: Path) -> list[Path]:
     return [path]
 
 
-def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> Path:
+def check_output(
+    path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES, *, or_folder: bool = False
+) -> Path:
     """Check, before any work is done, that a map can be written there; see `io.check_output`."""
-    return io.check_output(path, suffixes, or_folder=True)
+    return io.check_output(path, suffixes, or_folder=or_folder)
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:

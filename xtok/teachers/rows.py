@@ -210,7 +210,8 @@ def _places_in(
     at = np.minimum(at, np.append(their_firsts[1:], theirs[-1])[last] - has_bytes).clip(0)
     of_text = (np.searchsorted(theirs[:-1], at, side="right") - 1).clip(0)
     of_control = np.searchsorted(theirs[:-1], at, side="left").clip(max=len(teacher_ids) - 1)
-    return np.where(has_bytes, of_text, of_control)
+    places: NDArray[np.int64] = np.where(has_bytes, of_text, of_control)
+    return places
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:

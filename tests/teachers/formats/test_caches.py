@@ -555,7 +555,9 @@ def test_a_mask_leaves_out_turns_of_a_conversation(
     """As the response mask of a rollout: of a student's turn, its own template's end as well."""
     later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
     theirs = xtok.render(byte_level, [*CHAT, *later], template="chatml")
-    last = theirs.assistant_mask & (theirs.bounds[:-1] >= theirs.message_spans[3].whole.bytes[0])
+    turn = theirs.message_spans[3].whole
+    assert turn is not None
+    last = theirs.assistant_mask & (theirs.bounds[:-1] >= turn.bytes[0])
     row = {**predicted(byte_level, theirs.ids.tolist()), "loss_mask": last.tolist()}
     row["messages"] = [*CHAT, *later] if told else None
     templates = {"teacher_template": "chatml", "student_template": TAGGED}
@@ -564,8 +566,9 @@ def test_a_mask_leaves_out_turns_of_a_conversation(
         ours = xtok.render(digits, [*CHAT, *later], template=template)
         _, [found] = project([row], **templates)
         assert found["input_ids"] == ours.ids.tolist()
-        begin = ours.message_spans[3].whole.tokens[0]
-        expected = ours.assistant_mask & (np.arange(len(ours.ids)) >= begin)
+        our_turn = ours.message_spans[3].whole
+        assert our_turn is not None
+        expected = ours.assistant_mask & (np.arange(len(ours.ids)) >= our_turn.tokens[0])
         assert found["loss_mask"] == expected.tolist()
         assert (ours.assistant_mask & ~expected).any()
 

@@ -162,6 +162,12 @@ def _json_document(place: LinePlace, value: Any, columns: TextColumns) -> tuple[
     """Return the text and the group of a line of JSON."""
     if problem := _problem_of(value, columns):
         raise XtokError(f"{place}: {problem}", hint=_OBJECTS_HINT, parameter="field")
+    if columns.group and columns.group not in value:
+        raise XtokError(
+            f"{place}: no field {columns.group!r} to group by, but: {listed(value, 8)}",
+            hint="name one of its fields with {option}; by default, each file is a group",
+            parameter="group_by",
+        )
     text = value[columns.text].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     group = value.get(columns.group, "")
     return text, _group(group)
@@ -186,8 +192,6 @@ def _problem_of(value: Any, columns: TextColumns) -> str:
     if not isinstance(text, str):
         kind = _JSON_TYPES.get(type(text), "a number")
         return f"the field {columns.text!r} is {kind}, not a string"
-    if columns.group and columns.group not in value:
-        return f"no field {columns.group!r} to group by"
     return ""
 
 

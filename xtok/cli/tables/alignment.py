@@ -12,6 +12,7 @@ from rich.text import Text
 
 from xtok.cli.stdout import print_result
 from xtok.cli.tables._tables import new_console, visible
+from xtok.tokenizers.display import plural
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TextAlignment
@@ -79,9 +80,9 @@ def statistics(alignment: TextAlignment) -> list[str]:
     n, chunks = len(alignment.student_tokens), len(alignment.pairs)
     correct = sum(len(p.student_ids) for p in alignment.pairs if p.is_correct)
     return [
-        f"{n:,} student tokens ({alignment.student}), "
-        f"{len(alignment.teacher_tokens):,} teacher tokens ({alignment.teacher})",
-        f"{chunks:,} chunks, {alignment.num_correct:,} of them correct, "
+        f"{plural(n, 'student token')} ({alignment.student}), "
+        f"{plural(len(alignment.teacher_tokens), 'teacher token')} ({alignment.teacher})",
+        f"{plural(chunks, 'chunk')}, {alignment.num_correct:,} of them correct, "
         f"{alignment.num_one_to_one:,} of one token on each side",
         f"{correct / n if n else 0:.2%} of the student tokens in correct chunks; in none: "
         f"{alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher tokens",

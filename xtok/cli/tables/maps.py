@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing, weight
-from xtok.tokenizers.display import plural, quoted, shorten
+from xtok.tokenizers.display import listed, plural, quoted, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
@@ -62,8 +62,8 @@ def _sides(d: Description) -> Table:
     table = new_table("map", "student (rows)", "teacher (columns)", rows=rows)
     table.add_section()
     for step in d.history[:_MOST_STEPS]:
-        options = shorten(", ".join(f"{k}={v}" for k, v in sorted(step["options"].items())))
-        table.add_row("made by", cell(shorten(str(step["stage"]))), cell(options))
+        options = (shorten(f"{k}={v}") for k, v in sorted(step["options"].items()))
+        table.add_row("made by", cell(shorten(str(step["stage"]))), cell(listed(options, 20)))
     if len(d.history) > _MOST_STEPS:
         table.add_row("", f"and {plural(len(d.history) - _MOST_STEPS, 'stage')} more")
     table.add_row("entries", f"{d.nnz:,}", f"at most {d.top_k} per row")

@@ -69,8 +69,10 @@ class PromptFormat:
             )
         for i, message in enumerate(messages):
             role, content = message["role"], message.get("content")
+            fix = "change the message"
             if role not in self.roles:
-                problem = f"has the role {role!r}; it knows {', '.join(self.roles)}"
+                problem = f"has the role {role!r}"
+                fix = f"use one of its roles ({', '.join(self.roles)})"
             elif not isinstance(content, str) or message.get("tool_calls"):
                 problem = "is not plain text"
             elif role == "assistant" and (
@@ -81,7 +83,7 @@ class PromptFormat:
                 continue
             raise XtokError(
                 f"message {i} {problem}, which the format {self.name} does not allow",
-                hint="change the message, or give a chat template that takes it",
+                hint=f"{fix}, or give a chat template that takes it",
             )
 
 

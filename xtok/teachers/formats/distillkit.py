@@ -70,10 +70,11 @@ def read(
     row[(place == 0) | (row >= np.repeat(rows[1:], lengths))] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
-    found = given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
-    if not is_projected or found.loss_mask is None:
-        return found
-    return found._replace(loss_mask=np.append(False, found.loss_mask)[:-1] & (place > 0))
+    documents = given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
+    mask = documents.loss_mask
+    if not is_projected or mask is None:
+        return documents
+    return documents._replace(loss_mask=np.append(False, mask)[:-1] & (place > 0))
 
 
 def table(documents: Documents, target: Target) -> Any:
