@@ -37,7 +37,7 @@ def vocab(
     model: str = option(..., f"The model: {KINDS}", argument="MODEL"),
     tokens: list[str] = option(
         [],
-        "Tokens to show, spaces included: ' the'. By default those with a role.",
+        "Tokens to show, spaces included: ' the'. By default those with a role; with --json, all.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(
@@ -77,7 +77,7 @@ def vocab(
     _check_tokens(tokens, tokenizer)
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
     shown: list[Any] | None = asked or None
-    if not asked and output is None:
+    if not asked and not json and output is None:
         roles = tokenizer.table.roles_by_id
         shown = [i for i in sorted(roles) if roles[i] != ("reserved",)]
     table = xtok.vocab(tokenizer, shown, teacher=teacher, progress=console.progress_bar)
