@@ -319,8 +319,9 @@ def test_an_uncased_tokenizer_on_one_side(
         return [one.message for one in checks if one.name == "upper case"]
 
     for student, teacher, end in (
-        (byte_level, folder, "their rows are empty"), (folder, byte_level, "no row leads to them")
-    ):  # fmt: skip
+        (byte_level, folder, "in a map, their rows are empty"),
+        (folder, byte_level, "in a map, no row leads to them"),
+    ):
         assert upper_case(student, teacher) == [says + end]
         assert says + end in xtok.build(student, teacher).reports[0].notes
     assert not upper_case(byte_level, digits)

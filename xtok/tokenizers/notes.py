@@ -31,7 +31,7 @@ def tokenizer_notes(pair: Pair) -> list[str]:
 
 def case_notes(pair: Pair) -> list[str]:
     """Return a note for each side whose vocabulary has no upper case, where the other's has."""
-    ends = ("their rows are empty", "no row leads to them")
+    ends = ("in a map, their rows are empty", "in a map, no row leads to them")
     notes = []
     for one, end in zip((pair, pair.reversed), ends, strict=True):
         if count := len(one.upper_case):
