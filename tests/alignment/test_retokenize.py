@@ -59,7 +59,7 @@ def test_white_space_beside_an_added_token_that_takes_it(
     rust.add_tokens([AddedToken("</x>", rstrip=True, normalized=False)])
     rust.save(str(tmp_path / "tokenizer.json"))
     teacher = xtok.load_tokenizer(tmp_path)
-    assert teacher.drops_text
+    assert not teacher.keeps_text
     assert [name for name, _ in teacher.text_changes] == ["added tokens"]
     [ids] = Retokenizer(xtok.pair(digits, teacher))([digits.segment(b"a</x> b")])
     assert spelled(teacher, ids) == b"a</x> b"

@@ -127,8 +127,8 @@ def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
 
 def test_a_split_pattern_that_leaves_out_text(tmp_path: Path) -> None:
     tokenizer = byte_ranks(tmp_path / "a.tiktoken")  # knows words, digits and spaces
-    assert tokenizer.drops_text
-    assert not load_tokenizer(f"{tmp_path / 'a.tiktoken'}@[\\s\\S]").drops_text
+    assert not tokenizer.keeps_text
+    assert load_tokenizer(f"{tmp_path / 'a.tiktoken'}@[\\s\\S]").keeps_text
     assert tokenizer.encode("a 1").bounds.tolist() == [0, 1, 2, 3]
     with pytest.raises(TokenizerError, match=r"leaves out a part of the text 'a\.'"):
         tokenizer.encode("a.")

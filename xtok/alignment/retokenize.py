@@ -101,7 +101,7 @@ class Retokenizer:
         table = self.teacher.table
         if any(table.types[i] == TokenType.UNKNOWN for i in ids):
             return False
-        return not self.teacher.drops_text or b"".join(table[i] for i in ids) == text.encode()
+        return self.teacher.keeps_text or b"".join(table[i] for i in ids) == text.encode()
 
     def _spelled(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
         """Return the teacher's ids of each part."""

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from xtok.config import MAIN, RARE
-from xtok.tokenizers.display import plural
 
 HELP = {
     "Start": {
@@ -120,7 +119,7 @@ def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
     for part, rows in parts.items():
         page.rows(part, rows, widest)
     if left_out:
-        page.prose(f"{ALL} also shows {plural(left_out, 'rarely needed option')}.")
+        page.prose(f"{ALL} also shows {left_out} options that are rarely needed.")
     page.show()
 
 

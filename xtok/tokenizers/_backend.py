@@ -51,6 +51,11 @@ class Backend(ABC):
         """Whether the library leaves out, in silence, what it has no token for."""
         return False
 
+    @property
+    def keeps_text(self) -> bool:
+        """Whether its ids are of all of a text, white space beside added tokens included."""
+        return not self.drops_text
+
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
         return None

@@ -122,8 +122,8 @@ class FolderBackend(Backend):
         return result
 
     @property
-    def drops_text(self) -> bool:
-        return self._inner.drops_text
+    def keeps_text(self) -> bool:
+        return self._inner.keeps_text
 
     def encode_start(self, text: str) -> list[int]:
         return self._inner.encode_start(text)

@@ -159,12 +159,7 @@ class HuggingFaceBackend(Backend):
 
     @property
     def drops_text(self) -> bool:
-        """So does BPE without an unknown token, if it does not have all bytes.
-
-        And added tokens that take the white space beside them.
-        """
-        if _stripping(self._rust):
-            return True
+        """So does BPE without an unknown token, if it does not have all bytes."""
         if type(self._rust.model).__name__ != "BPE" or self._rust.model.unk_token is not None:
             return False
         every: list[str] = []
@@ -173,6 +168,11 @@ class HuggingFaceBackend(Backend):
         elif self._byte_fallback:
             every = [f"<0x{byte:02X}>" for byte in range(256)]
         return not every or any(self._rust.token_to_id(name) is None for name in every)
+
+    @property
+    def keeps_text(self) -> bool:
+        """Added tokens of text may take the white space beside them."""
+        return not (self.drops_text or _stripping(self._rust))
 
     def ids_before(self) -> Sequence[int]:
         """Return the first special token of an empty text."""

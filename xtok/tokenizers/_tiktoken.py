@@ -266,7 +266,7 @@ class RankBackend(Backend):
         if _attempt(trial.encode_ordinary, "a 1") is None:
             raise ValueError("it matches nothing")
         ids = _attempt(trial.encode_ordinary, _OF_ALL_KINDS)
-        self._drops_text = ids is not None and len(ids) < len(_OF_ALL_KINDS.encode())
+        self._keeps_text = ids is None or len(ids) == len(_OF_ALL_KINDS.encode())
 
     @functools.cached_property
     def _encoding(self) -> Encoding:
@@ -316,9 +316,9 @@ class RankBackend(Backend):
         return set(self._text.findall(text))
 
     @property
-    def drops_text(self) -> bool:
-        """So does a pattern that does not match all text."""
-        return self._drops_text
+    def keeps_text(self) -> bool:
+        """Not where the pattern does not match all text."""
+        return self._keeps_text
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         """Return where tokens are, one after another.

@@ -374,6 +374,11 @@ class Tokenizer:
         """Whether the library leaves out, in silence, what it has no token for."""
         return self._backend.drops_text
 
+    @functools.cached_property
+    def keeps_text(self) -> bool:
+        """Whether the library's ids are of all of a text, but for what its normalizer changes."""
+        return self._backend.keeps_text
+
     @property
     def text_changes(self) -> Sequence[TextChange]:
         """What keeps a text from being the concatenation of its tokens' bytes; mostly nothing."""

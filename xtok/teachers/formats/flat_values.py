@@ -115,8 +115,8 @@ def _json_numbers(
     except (arrow.ArrowException, OverflowError, ValueError, TypeError) as error:
         wide = (n for n, v in enumerate(values) if isinstance(v, int) and v.bit_length() > 63)
         if (index := next(wide, None)) is not None:
-            problem = f"{values[index]} among its {name} has more than 64 bits"
-            raise cache_error(place_of(index, [place], bounds), problem, AGAIN_HINT) from error
+            problem = f"its {name} are not all integers of 64 bits: {values[index]}"
+            raise cache_error(place, problem, AGAIN_HINT) from error
         raise cache_error(
             place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN_HINT
         ) from error
