@@ -472,8 +472,7 @@ def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
             axes.plot(times + read, bits_per_byte, colour, linestyle="--")
     axes.set_xlabel("processor seconds of training; dashed: and of the teacher, once")
     axes.set_ylabel("bits per byte of held-out text")
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, metadata={"Title": "Bits per byte over seconds"})
 
