@@ -16,7 +16,7 @@ from naive import rows_of
 import xtok
 from xtok.building.counting.pair_text import PairText
 from xtok.cli.tables.maps import print_comparison
-from xtok.config import BuildConfig, SortCutConfig
+from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.inspection.compare import compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import explain
@@ -180,6 +180,12 @@ def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
         (xtok.generate(both, "spelling"), "a special token, which no stage has matched"),
     ):  # fmt: skip
         assert explained(found, bos).why == why
+    ignored = xtok.multitoken(both, MultitokenConfig(ignore_student_ids=(turn,)))
+    assert explained(ignored, turn).why == "its id was ignored"
+    extended = xtok.multitoken(both, initial=ignored)  # which ignores nothing
+    assert explained(extended, turn).why == (
+        "a special token: the teacher has none for it (turn_start)"
+    )
 
 
 def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair: Pair) -> None:

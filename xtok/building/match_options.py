@@ -24,8 +24,8 @@ _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalizati
 """By stage, the options of which it says nothing where they are at their defaults."""
 
 
-def used_options(projection: ProjectionMap) -> MultitokenConfig:
-    """Return what a map's last stage of each kind says of how tokens are matched."""
+def said_options(projection: ProjectionMap) -> dict[str, Any]:
+    """Return what a map's last stage of each kind says of how tokens are matched, by option."""
     options: dict[str, Any] = {}
     for step in projection.history:
         for name in _DEFAULTS_LEFT_OUT.get(step["stage"], ()):
@@ -35,8 +35,13 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
             for name, value in step["options"].items()
             if name in _MATCHING
         }
+    return options
+
+
+def used_options(projection: ProjectionMap) -> MultitokenConfig:
+    """Return how tokens of a map are matched: as said, else by default."""
     try:
-        return MultitokenConfig(**options)
+        return MultitokenConfig(**said_options(projection))
     except (TypeError, ValueError) as error:
         raise XtokError(
             f"the map's history names options that this xtok does not know: {error}",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from xtok.building.match_options import said_options
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
 from xtok.tokenizers.classes import token_class
@@ -72,7 +73,7 @@ def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Expla
             why = _why(projection, kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and token:
             forward = _forward(student_id, pair, columns, decay)
-        has_reverse = decay and _last(projection, "reverse_pass", True)
+        has_reverse = decay and _has_reverse_pass(projection)
         if pair.student_tokenizer is not None and token and has_reverse:
             reverse = _reverse(student_id, pair, columns, token, decay)
     return ExplainedRow(
@@ -133,24 +134,25 @@ def _why(
 
 
 def _why_special_is_empty(projection: ProjectionMap, student_id: int, roles: Sequence[str]) -> str:
-    if student_id in _last(projection, "ignore_student_ids", ()):
+    said = said_options(projection)
+    if student_id in said.get("ignore_student_ids", ()):
         return "its id was ignored"
-    how = _last(projection, "special_tokens", None)
+    how = said.get("special_tokens")
     if how != "roles":
-        return _UNMATCHED.get(how, "a special token, which no stage has matched")
+        return _UNMATCHED.get(str(how), "a special token, which no stage has matched")
     if roles:
         return f"a special token: the teacher has none for it ({', '.join(roles)})"
     return "a special token without a known role, and without one of its name"
 
 
-def _last(projection: ProjectionMap, option: str, default: Any) -> Any:
-    """Return what the last stage that says it says of an option."""
-    said = (step["options"][option] for step in projection.history if option in step["options"])
-    return [default, *said][-1]
+def _has_reverse_pass(projection: ProjectionMap) -> bool:
+    """Whether weights were given in reverse, too, as the last stage says that says it."""
+    options = (step["options"] for step in projection.history)
+    return bool([True, *(o["reverse_pass"] for o in options if "reverse_pass" in o)][-1])
 
 
 def _ways(projection: ProjectionMap) -> str:
-    return "both ways" if _last(projection, "reverse_pass", True) else "forward"
+    return "both ways" if _has_reverse_pass(projection) else "forward"
 
 
 _UNMATCHED = {
