@@ -30,7 +30,7 @@ class _Stretch(NamedTuple):
     key: tuple[Any, ...]
     start: int
     end: int
-    origin: int  # the character of the text where that string begins, had nothing been cut away
+    places: NDArray[np.int64]  # where its tokens begin in that string, and the last one ends
     offset: int  # of its first character in the string; −1 if a part was cut out or rewritten
 
 
@@ -90,10 +90,7 @@ def align_rendered(
         places = [np.array(p, np.int64) for p in positions]
         ids = [s.ids[p] for s, p in zip(sides, places, strict=True)]
         if strings and _is_same_text(*strings) and aligner.prefers_spans(*ids):
-            bounds = [
-                _places_in(side, string)[-len(p) - 1 :]
-                for side, p, string in zip(sides, places, strings, strict=True)
-            ]
+            bounds = [s.places[-len(p) - 1 :] for p, s in zip(places, strings, strict=True)]
             aligned = aligner.align_spans(ids[0], bounds[0], ids[1], bounds[1])
         else:
             aligned = aligner.align_document(*ids)
@@ -142,7 +139,7 @@ def written_alike(
     texts = [side.text.encode() for side in (student, teacher)]
     for ours, theirs in _in_common(_written(student), _written(teacher)):
         wholes = slice(0, ours.end - ours.start), slice(0, theirs.end - theirs.start)
-        spans = shared_span(_places_in(student, ours), _places_in(teacher, theirs))
+        spans = shared_span(ours.places, theirs.places)
         own, other = (
             text[side.bounds[string.start + span.start] : side.bounds[string.start + span.stop]]
             for text, side, string, span in zip(
@@ -162,18 +159,6 @@ def written_alike(
                 )
             )
     return alike
-
-
-def _places_in(side: Conversation, string: _Stretch) -> NDArray[np.int64]:
-    """Return where the tokens of a string begin in it, and the last one ends.
-
-    Places are 4 × the character + the byte within it, because what a template cut away before is
-    known in characters alone.
-    """
-    byte_of = byte_offsets(side.text)
-    bounds = side.bounds[string.start : string.end + 1]
-    char = np.searchsorted(byte_of, bounds, side="right") - 1
-    return 4 * (char - string.origin) + bounds - byte_of[char]
 
 
 def shared_span(
@@ -200,7 +185,11 @@ def _written(conversation: Conversation) -> list[_Stretch]:
 
     A string that is rendered twice counts where it stands first.
     """
-    byte_of = byte_offsets(conversation.text)
+    byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
+    # Places are 4 × the character + the byte within it, because what a template cut away is known
+    # in characters alone.
+    character = np.searchsorted(byte_of, bounds, side="right") - 1
+    places = 4 * character + bounds - byte_of[character]
     # Start, end, offset of the last run and of the first, and whether offsets rise as places do.
     spans: dict[tuple[Any, ...], list[int]] = {}
     for run in conversation.runs:
@@ -217,11 +206,11 @@ def _written(conversation: Conversation) -> list[_Stretch]:
     for key, (start, end, _, offset, is_linear) in sorted(
         spans.items(), key=lambda item: item[1][0]
     ):
-        first = int(np.searchsorted(conversation.bounds[1:], byte_of[start], side="right"))
-        last = int(np.searchsorted(conversation.bounds[:-1], byte_of[end], side="left"))
+        first = int(np.searchsorted(bounds[1:], byte_of[start], side="right"))
+        last = int(np.searchsorted(bounds[:-1], byte_of[end], side="left"))
         if first < last:
-            origin = start - max(0, offset)
-            stretches.append(_Stretch(key, first, last, origin, offset if is_linear else -1))
+            within = places[first : last + 1] - 4 * (start - max(0, offset))
+            stretches.append(_Stretch(key, first, last, within, offset if is_linear else -1))
     return stretches
 
 
