@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, ClassVar
@@ -113,17 +113,16 @@ def _candidates_of(
     return candidates_of_row(
         token_ids,
         np.array(counts, np.int64),
-        _integers(ids, "topk_ids"),
+        _integers([*ids], "topk_ids"),
         np.array(without_null(logprobs), np.float32),
     )
 
 
-def _integers(values: Iterable[int], name: str) -> NDArray[np.int64]:
-    given = [*values]
+def _integers(values: Sequence[int], name: str) -> NDArray[np.int64]:
     try:
-        return np.array(given, np.int64)
+        return np.asarray(values, np.int64)
     except OverflowError as error:
-        wrong = next(value for value in given if not -(1 << 63) <= value < 1 << 63)
+        wrong = next(value for value in values if not -(1 << 63) <= value < 1 << 63)
         raise ValueError(f"{name} has {wrong}, which is no token id") from error
 
 
