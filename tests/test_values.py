@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251  # as between processes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,15 @@ from xtok.training.topk_collator import TopKCollator
 
 LOGITS, NONE = torch.zeros(1, 2, 5), torch.full((1, 2), -100)
 SCORED = {"input_ids": [97, 98], "realized_logprob": [None, -1.0]}
+
+
+def scored(input_ids: list[Any]) -> object:
+    return xtok.DistillationCollator("bytes", "bytes")([{**SCORED, "input_ids": input_ids}])
+
+
+def stored(input_ids: list[Any], best: Sequence[Any] = (7,)) -> Any:
+    row = {"input_ids": input_ids, "topk_ids": [[], best], "topk_logprobs": [[], [-0.5]]}
+    return TopKCollator()([row])
 
 
 def bytes_map() -> xtok.ProjectionMap:
@@ -41,6 +52,13 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: xtok.DistillationCollator("bytes", ["bytes"] * 2)([SCORED]), ValueError,
          "are of one teacher, and there are 2"),
         (lambda: TopKCollator()([{"input_ids": [5]}]), ValueError, "a row has no topk_ids"),
+        (lambda: scored([97.5, 98]), ValueError, "^input_ids has 97.5, which is no token id"),
+        (lambda: scored([97, 10**20]), ValueError, f"input_ids has {10**20}, which is no token id"),
+        (lambda: scored(["a", 98]), ValueError, "input_ids has a, which is no token id"),
+        (lambda: stored([1.5, 2]), ValueError, "input_ids has 1.5, which is no token id"),
+        (lambda: stored([5, 6], [7.25]), ValueError, "topk_ids has 7.25, which is no token id"),
+        (lambda: stored([5, 6], [True]), ValueError, "topk_ids has True, which is no token id"),
+        (lambda: stored([5, 6], [None]), ValueError, "topk_ids has None, which is no token id"),
     ],
 )  # fmt: skip
 def test_values(call: Callable[[], object], kind: type[Exception], words: str) -> None:
@@ -61,3 +79,10 @@ def test_another_process_raises_the_same_error() -> None:
     assert copy.hint_with("--width") == "give --width"
     broken = pickle.loads(pickle.dumps(InvariantError("ids", "row 0 is not sorted")))
     assert (broken.invariant, str(broken)) == ("ids", "row 0 is not sorted")
+
+
+@pytest.mark.parametrize(
+    "ids", [[5, 6], [5.0, 6.0], np.array([5, 6], np.uint32), np.array([5, 6], object)]
+)
+def test_ids_of_any_kind_that_are_whole_numbers(ids: Any) -> None:
+    assert stored(ids)["input_ids"].tolist() == [[5, 6]]

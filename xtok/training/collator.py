@@ -31,7 +31,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
-from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
+from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
 from xtok.training.topk_collator import StoredTopK
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -352,7 +352,7 @@ def _cut(
 
 def _scored_row(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
     """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
-    ids = np.asarray(row["input_ids"], np.int64)
+    ids = read_ids(row["input_ids"], "input_ids")
     columns = columns_of(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
         raise ValueError("a row of a teacher's input_ids needs their realized_logprob")

@@ -24,6 +24,20 @@ def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return columns
 
 
+def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
+    """Return a column of ids, which are whole numbers of 64 bits."""
+    given = np.asarray(values)
+    if given.dtype.kind in "iuf":
+        with np.errstate(invalid="ignore"):
+            is_id = given.astype(np.int64) == given
+    else:  # of several types, or longer numbers
+        is_id = np.array([type(v) is int and -(1 << 63) <= v < 1 << 63 for v in given.tolist()])
+    if not is_id.all():
+        wrong = given.tolist()[int(np.flatnonzero(~is_id)[0])]
+        raise ValueError(f"{name} has {wrong}, which is no token id")
+    return given.astype(np.int64)
+
+
 def flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
     """Return a column of flags; all are set without it."""
     values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))

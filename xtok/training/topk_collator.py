@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.known_logprobs import candidates_of_row, without_null
 from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
-from xtok.training.rows import IGNORED, check_length, columns_of, flags, stack
+from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,7 +74,7 @@ class TopKCollator:
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
-        ids, columns = _integers(row["input_ids"], "input_ids"), columns_of(row, _PER_TOKEN)
+        ids, columns = read_ids(row["input_ids"], "input_ids"), columns_of(row, _PER_TOKEN)
         counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         is_target = flags(columns, "loss_mask", len(ids))
@@ -113,17 +113,9 @@ def _candidates_of(
     return candidates_of_row(
         token_ids,
         np.array(counts, np.int64),
-        _integers([*ids], "topk_ids"),
+        read_ids([*ids], "topk_ids"),
         np.array(without_null(logprobs), np.float32),
     )
-
-
-def _integers(values: Sequence[int], name: str) -> NDArray[np.int64]:
-    try:
-        return np.asarray(values, np.int64)
-    except OverflowError as error:
-        wrong = next(value for value in values if not -(1 << 63) <= value < 1 << 63)
-        raise ValueError(f"{name} has {wrong}, which is no token id") from error
 
 
 def pad_candidates(
