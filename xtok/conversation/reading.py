@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.conversation.formats import PromptFormat
-from xtok.conversation.rendering import Conversation, encoded, find_template, render, rendered
+from xtok.conversation.rendering import (
+    Conversation,
+    RenderOptions,
+    encoded,
+    find_template,
+    render,
+    rendered,
+)
 from xtok.conversation.templates import Rendering
 from xtok.errors import XtokError
 from xtok.tokenizers.table import byte_offsets
@@ -133,7 +140,7 @@ def read_back(
     cut_off = None
     for chosen in tries:
         key = json.dumps(chosen, sort_keys=True, default=str), date.today()
-        options = {"template": template, "variables": chosen}
+        options = RenderOptions(template=template, variables=chosen)
         for last, is_whole in _readings(_pieces(tokenizer, template, *key), text):
             if cut_off is not None and not is_whole:
                 continue
@@ -209,7 +216,7 @@ def _pieces(
 ) -> dict[_Slot, list[_Piece]]:
     """Return what a template writes behind each slot, the longest first, on a day."""
     behind: dict[_Slot, dict[_Piece, None]] = {}
-    options = {"template": template, "variables": json.loads(variables)}
+    options = RenderOptions(template=template, variables=json.loads(variables))
     [ask], _ = next(_conversations())
     takes_text = False
     with suppress(XtokError):
@@ -221,17 +228,17 @@ def _pieces(
             messages = [{**message, "content": parts} for message in messages]
         for asks in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
             with suppress(XtokError):  # a template may not take tools, or a system message
-                arguments = {"tools": tools, "add_generation_prompt": asks, **options}
-                for slot, piece in _pieces_of_rendering(tokenizer, messages, arguments):
+                chosen = replace(options, tools=tools, add_generation_prompt=asks)
+                for slot, piece in _pieces_of_rendering(tokenizer, messages, chosen):
                     behind.setdefault(slot, {})[piece] = None
     return {slot: sorted(found, key=lambda p: -len(p.symbols)) for slot, found in behind.items()}
 
 
 def _pieces_of_rendering(
-    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], arguments: Mapping[str, Any]
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], options: RenderOptions
 ) -> Iterator[tuple[_Slot, _Piece]]:
     """Yield the pieces of one rendering, and the slots before them."""
-    rendering = rendered(tokenizer, messages, arguments)
+    rendering = rendered(tokenizer, messages, options)
     ids, bounds, _ = tokenizer.encode(rendering.text)
     text, begins = _symbols(tokenizer, ids)
     byte_of = byte_offsets(rendering.text)
@@ -248,8 +255,8 @@ def _pieces_of_rendering(
     before, number, end = _START, 0, 0
     item: tuple[int, ...] = ()
     first = int(messages[0]["role"] == "system")
-    end_slot = _ASKED if arguments["add_generation_prompt"] else _END
-    stretches = sorted(_written(rendering, arguments["tools"]))
+    end_slot = _ASKED if options.add_generation_prompt else _END
+    stretches = sorted(_written(rendering, options.tools or ()))
     for start, stop, message, path, is_json in [*stretches, (len(text), 0, -1, (), False)]:
         is_end = not stop
         role = end_slot.role if is_end else "tools" if message < 0 else messages[message]["role"]
@@ -270,7 +277,7 @@ def _pieces_of_rendering(
 
 
 def _written(
-    rendering: Rendering, tools: Sequence[dict[str, Any]]
+    rendering: Rendering, tools: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[int, int, int, tuple[str | int, ...], bool]]:
     """Yield each slot: its characters, its message (−1 for tools), its path, whether it is JSON."""
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
@@ -456,14 +463,14 @@ def _proved(
     ids: NDArray[np.int32],
     text: str,
     told: tuple[list[dict[str, Any]], list[dict[str, Any]], bool],
-    options: Mapping[str, Any],
+    options: RenderOptions,
     is_whole: bool,
 ) -> ReadBack | None:
     """Return a reading if it renders as the ids, or as what begins with them if it is cut off."""
     messages, tools, asks = told
-    arguments = {**options, "tools": tools or None, "add_generation_prompt": asks}
+    options = replace(options, tools=tools or None, add_generation_prompt=asks)
     try:
-        chat = encoded(tokenizer, messages, arguments)
+        chat = encoded(tokenizer, messages, options)
     except XtokError:
         return None
     again, begins = _symbols(tokenizer, chat.ids)
@@ -479,11 +486,11 @@ def _proved(
         if b"".join(spelled) != chat.text.encode():
             return None
         bounds = np.array([0, *accumulate(map(len, spelled))])
-        chat = encoded(tokenizer, messages, arguments, (every, bounds))
+        chat = encoded(tokenizer, messages, options, (every, bounds))
     return ReadBack(
         messages=messages,
         tools=tools or None,
-        variables=options["variables"],
+        variables=dict(options.variables or {}),
         add_generation_prompt=asks,
         conversation=replace(
             chat,

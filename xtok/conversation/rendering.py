@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,16 @@ NOT_GENERATED = "an answer is outside the template's generation blocks: it has n
 NO_TARGETS = "an answer leaves no trace in the text: it has no targets, not even its end"
 _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderOptions:
+    """What decides how messages are rendered, as `render` explains it."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = False
+    template: str | Path | None = None
+    variables: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,20 +105,24 @@ def render(
     Raises:
         XtokError: if there is no template, or it raises, or a format does not allow a message.
     """
-    arguments: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
-    arguments["add_generation_prompt"] = add_generation_prompt
-    chat = encoded(tokenizer, messages, arguments)
+    options = RenderOptions(
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        template=template,
+        variables=variables,
+    )
+    chat = encoded(tokenizer, messages, options)
     # Of a message with calls, templates may drop the content: what was thought before them.
     calls = [message.get("tool_calls") for message in messages]
     parts = ["tool_calls" if some and not is_missing(some) else "content" for some in calls]
-    _require_written(enumerate(parts), chat, tokenizer, messages, arguments)
+    _require_written(enumerate(parts), chat, tokenizer, messages, options)
     return chat
 
 
 def encoded(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    arguments: Mapping[str, Any],
+    options: RenderOptions,
     tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
 ) -> Conversation:
     """Render as `render` does, whatever the template drops.
@@ -116,10 +130,10 @@ def encoded(
     Args:
         tokenizer: any one.
         messages: dicts with `role` and `content`.
-        arguments: the other arguments of `render`.
+        options: how.
         tokens: ids of the text and their bounds, if not those of the tokenizer's library.
     """
-    rendering = rendered(tokenizer, messages, arguments)
+    rendering = rendered(tokenizer, messages, options)
     ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
     control = np.isin(ids, list(tokenizer.table.control_names))
     places = Places(rendering, bounds)
@@ -127,7 +141,7 @@ def encoded(
     is_training = rendering.generated is not None
     ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
     notes = []
-    targets = list(_targets(tokenizer, messages, arguments, rendering, places, control))
+    targets = list(_targets(tokenizer, messages, options, rendering, places, control))
     for start, end in targets:
         answer = places.span(start, end)
         first, stop = answer.tokens
@@ -145,7 +159,7 @@ def encoded(
     if _is_left_out(messages, places, targets):
         notes.append(NOT_GENERATED if is_training else NO_TARGETS)
     if rendering.is_dated:
-        notes.append(_note_on_date(tokenizer, messages, arguments))
+        notes.append(_note_on_date(tokenizer, messages, options))
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
     written = rendering.text.encode()
     if any(_end_of_turn(control, bounds, written, *edge) is None for edge in edges):
@@ -164,7 +178,7 @@ def encoded(
 def _targets(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    arguments: Mapping[str, Any],
+    options: RenderOptions,
     rendering: Rendering,
     places: Places,
     control: NDArray[np.bool_],
@@ -176,8 +190,8 @@ def _targets(
 
     def up_to(index: int) -> str:
         with suppress(XtokError):
-            part = messages[: index + 1]
-            return rendered(tokenizer, part, arguments, add_generation_prompt=False).text
+            part, closed = messages[: index + 1], replace(options, add_generation_prompt=False)
+            return rendered(tokenizer, part, closed).text
         return ""
 
     asked: dict[str, str] = {}  # by the role of the message before the answer
@@ -187,9 +201,7 @@ def _targets(
             continue
         before = messages[max(0, index - 1)]
         if before["role"] not in asked:
-            asked[before["role"]] = _answer_header(
-                tokenizer, rendering, messages, before, arguments
-            )
+            asked[before["role"]] = _answer_header(tokenizer, rendering, messages, before, options)
         header = asked[before["role"]]
         if rendering.generated is None:
             yield from places.targets(index, header, control, up_to)
@@ -220,15 +232,13 @@ def _end_of_turn(
     return None
 
 
-def _note_on_date(
-    tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]
-) -> str:
+def _note_on_date(tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions) -> str:
     """Return the note on a template that writes today's date, with the variable that sets it."""
-    template = find_template(tokenizer, arguments["template"], tools=bool(arguments["tools"]))
+    template = find_template(tokenizer, options.template, tools=bool(options.tools))
     for name in names_beside_date(template) if isinstance(template, str) else ():
-        variables = {**(arguments["variables"] or {}), name: "1 January 2026"}
+        variables = {**(options.variables or {}), name: "1 January 2026"}
         with suppress(XtokError):
-            if not rendered(tokenizer, messages, arguments, variables=variables).is_dated:
+            if not rendered(tokenizer, messages, replace(options, variables=variables)).is_dated:
                 return (
                     f"{_DATED}: set its variable {name} for the same ids on each day, in a file by "
                     "each conversation's chat_template_kwargs"
@@ -241,12 +251,12 @@ def _answer_header(
     rendering: Rendering,
     messages: Sequence[Message],
     before: Message,
-    arguments: Mapping[str, Any],
+    options: RenderOptions,
 ) -> str:
     """Return what asks for an answer to a message: its header; "" if that is unknown."""
-    if arguments["add_generation_prompt"] and messages[-1]["role"] == before["role"]:
+    if options.add_generation_prompt and messages[-1]["role"] == before["role"]:
         return rendering.generation_prompt
-    chosen = {**arguments, "tools": None, "add_generation_prompt": True}
+    asking = replace(options, tools=None, add_generation_prompt=True)
     probes: list[Sequence[Message]] = [_PROBE]
     if before["role"] not in ("assistant", "system", "user"):
         # DeepSeek's own templates take no objects
@@ -255,7 +265,7 @@ def _answer_header(
     # A template that wants more than that leaves the header unknown.
     for probe in probes:
         with suppress(XtokError):
-            return rendered(tokenizer, probe, chosen).generation_prompt
+            return rendered(tokenizer, probe, asking).generation_prompt
     return ""
 
 
@@ -264,7 +274,7 @@ def _require_written(
     chat: Conversation,
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    arguments: Mapping[str, Any],
+    options: RenderOptions,
 ) -> None:
     """Raise an error if the template drops a part of a message."""
     written = {(run.message, *run.path[:1]) for run in chat.runs}
@@ -275,7 +285,7 @@ def _require_written(
         # Its origin may be lost: does the text depend on it?
         again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
         try:
-            depends = rendered(tokenizer, again, arguments).text != chat.text
+            depends = rendered(tokenizer, again, options).text != chat.text
         except XtokError:
             continue
         if not depends:
@@ -331,12 +341,13 @@ def tool_suffix(
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
         messages = [*_calling(messages[0]), *messages]
-    arguments: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
-    arguments["add_generation_prompt"] = True
-    chat = encoded(tokenizer, messages, arguments)
+    options = RenderOptions(
+        tools=tools, add_generation_prompt=True, template=template, variables=variables
+    )
+    chat = encoded(tokenizer, messages, options)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     said = ((i, "content") for i in range(last + 1, len(messages)))
-    _require_written(said, chat, tokenizer, messages, arguments)
+    _require_written(said, chat, tokenizer, messages, options)
     turns: list[Span] = []
     for i, span in enumerate(chat.message_spans[last:], start=last):
         if span.whole is None:
@@ -381,15 +392,16 @@ def is_prefix_preserving(
     Raises:
         XtokError: as `render` does, as of templates that take no messages of tools.
     """
-    arguments: dict[str, Any] = {"template": template, "variables": variables}
+    options = RenderOptions(template=template, variables=variables)
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
-        before = rendered(tokenizer, call, arguments).text
+        before = rendered(tokenizer, call, options).text
     except XtokError:  # DeepSeek's own templates take no objects
         call = _calling(tool, called_with="{}")
-        before = rendered(tokenizer, call, arguments).text
-    after = rendered(tokenizer, [*call, tool], arguments, add_generation_prompt=True).text
+        before = rendered(tokenizer, call, options).text
+    asking = replace(options, add_generation_prompt=True)
+    after = rendered(tokenizer, [*call, tool], asking).text
     first, full = (tokenizer.encode(text).ids for text in (before, after))
     return np.array_equal(full[: len(first)], first)
 
@@ -403,12 +415,11 @@ def _calling(message: Message, called_with: str | None = None) -> list[dict[str,
 
 
 def rendered(
-    tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any], **changes: Any
+    tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions
 ) -> Rendering:
-    """Render a conversation without encoding it, with the arguments of `render`, maybe changed."""
+    """Render a conversation without encoding it."""
     check_messages(messages)
-    options = {**arguments, **changes}
-    chosen = find_template(tokenizer, options.pop("template"), tools=bool(options.get("tools")))
+    chosen = find_template(tokenizer, options.template, tools=bool(options.tools))
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
@@ -416,9 +427,15 @@ def rendered(
         names |= chosen.variables(tokenizer.table)
         source = f"the format {chosen.name}"
         chosen = chosen.template
-    names |= options.pop("variables") or {}
-    source = f"{source} of {tokenizer.vocabulary.model_id}"
-    return render_template(chosen, messages, variables=names, source=source, **options)
+    names |= options.variables or {}
+    return render_template(
+        chosen,
+        messages,
+        tools=options.tools,
+        add_generation_prompt=options.add_generation_prompt,
+        variables=names,
+        source=f"{source} of {tokenizer.vocabulary.model_id}",
+    )
 
 
 def find_template(
