@@ -344,6 +344,14 @@ class DistillationMixin:
         return self.objective.terms(student, theirs, batch, batch.get("totals"), batch.get("whole"))
 
 
+def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
+    """Raise a `ValueError` for options of a `Trainer` that these trainers' loss does not have."""
+    if given := args.label_smoothing_factor:
+        raise ValueError(f"label_smoothing_factor is {given}, and the loss has no smoothing")
+    if compute_loss_func is not None:
+        raise ValueError("compute_loss_func is given, and would not be called: use loss=")
+
+
 def require_one_device(args: Any) -> None:
     """Raise an `XtokError` where a `Trainer` would split batches among GPUs by itself."""
     if args.n_gpu > 1:

@@ -400,6 +400,8 @@ def test_what_does_not_fit_is_refused(
     smooth = arguments(tmp_path, label_smoothing_factor=0.3)
     with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.3, and the loss has no"):
         DistillationTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
+    with pytest.raises(ValueError, match=r"^compute_loss_func is given, and would not be called"):
+        trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)
     split._n_gpu = 2  # as where two GPUs are visible to one process
     with pytest.raises(XtokError, match="2 GPUs"):
