@@ -65,10 +65,14 @@ class Head:
 
 
 def run(model: Any, side: Mapping[str, Any], **options: Any) -> Any:
-    """Run a model on its side of a batch; return its outputs."""
-    names = ("input_ids", "attention_mask", "position_ids")
-    given = {name: side[name] for name in names if name in side}
-    return model(**given, use_cache=False, **options)
+    """Run a model on its side of a batch; return its outputs.
+
+    Rows that are padded on the left come with `position_ids`, for models that take them.
+    """
+    ids, mask = side["input_ids"], side["attention_mask"]
+    if "position_ids" in side and takes(model, "position_ids"):
+        options["position_ids"] = side["position_ids"]
+    return model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
 
 
 def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:

@@ -11,7 +11,6 @@ from packaging.version import Version
 from xtok.errors import XtokError
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import takes
 from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import (
     DistillationMixin,
@@ -162,9 +161,6 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             inputs["labels"],
             prompts=inputs.get(_PROMPTS),
         )
-        if takes(self.model, "position_ids"):  # rows are padded on the left
-            positions = batch["attention_mask"].long().cumsum(1) - 1
-            batch["position_ids"] = positions.clamp(min=0)
         return prepare(batch, self.accelerator.device)
 
 
