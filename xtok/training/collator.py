@@ -163,7 +163,8 @@ class DistillationCollator:
 
         The teachers read the bytes of the student's tokens, spelled in their own (`Retokenizer`).
         Prompt and completion are spelled apart, so that no token of a teacher reaches across. Only
-        targets are aligned, each turn of them alone. `max_length` cuts the teachers' rows.
+        targets are aligned, each turn of them alone. `max_length` cuts the teachers' rows. A batch
+        with padding on the left also has `position_ids`, `[B, T]`, which count each row's own ids.
 
         Args:
             input_ids: int64 `[B, T]`, padded on any side.
@@ -208,12 +209,16 @@ class DistillationCollator:
             )
             _warn_if_unaligned(self.teachers[number], labels, side["alignment"])
             sides.append(side)
-        return {
+        batch: dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "labels": labels,
             "teachers": sides,
         }
+        if (mask[:, :1] == 0).any():
+            positions = (attention_mask != 0).long().cumsum(1) - 1
+            batch["position_ids"] = positions.clamp(min=0)
+        return batch
 
     def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of rows of a teacher's ids and their log-probabilities.

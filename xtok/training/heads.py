@@ -65,8 +65,13 @@ class Head:
 
 
 def run(model: Any, side: Mapping[str, Any], **options: Any) -> Any:
-    """Run a model on its side of a batch; return its outputs."""
+    """Run a model on its side of a batch; return its outputs.
+
+    Rows that are padded on the left come with `position_ids`, for models that take them.
+    """
     ids, mask = side["input_ids"], side["attention_mask"]
+    if "position_ids" in side and takes(model, "position_ids"):
+        options["position_ids"] = side["position_ids"]
     return model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
 
 
@@ -131,7 +136,7 @@ def why_whole_logits(model: Any) -> str | None:
     config = getattr(inner, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False):
         return f"{type(inner).__name__} is not a decoder of Transformers"
-    if "logits_to_keep" not in inspect.signature(type(_base(inner)).forward).parameters:
+    if not takes(inner, "logits_to_keep"):
         return f"the forward of {type(_base(inner)).__name__} has no logits_to_keep"
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
     if decoder in (None, inner, _base(inner)) or linear is None:
@@ -140,6 +145,11 @@ def why_whole_logits(model: Any) -> str | None:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
         return f"its head is a {kind}, as of an adapter or of quantization"
     return _weight_problem(linear.weight)
+
+
+def takes(model: Any, argument: str) -> bool:
+    """Whether the forward of a model, inside of what wraps it, has an argument of this name."""
+    return argument in inspect.signature(type(_base(_unwrapped(model))).forward).parameters
 
 
 def _weight_problem(weight: Tensor) -> str | None:

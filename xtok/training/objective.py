@@ -239,7 +239,6 @@ class DistillationMixin:
 
     loss_is_scaled_for_ga = True
 
-    state: Any
     accelerator: Any
     model_wrapped: Any
     compute_loss_context_manager: Any
@@ -249,15 +248,14 @@ class DistillationMixin:
     hidden_states: bool | None = None  # as `find_heads` takes it
     _heads: list[Head | None] | None = None  # of the student and its teachers
     _sums: Tensor | None = None
-    _logged_at = 0
+    _steps = 0  # optimizer steps that are in the sums
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the terms with the total."""
         if "loss" in logs and self._sums is not None:
-            steps = max(1, self.state.global_step - self._logged_at)
-            sums = self.accelerator.reduce(self._sums, "sum") / steps
+            sums = self.accelerator.reduce(self._sums, "sum") / self._steps
             logs |= dict(zip(LossTerms._fields[1:], sums.tolist(), strict=True))
-            self._sums, self._logged_at = None, self.state.global_step
+            self._sums, self._steps = None, 0
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
@@ -267,6 +265,7 @@ class DistillationMixin:
         int64 `[1 + teachers]`. With dynamic scaling, each also gets `whole`, which takes a pass
         over them without gradients: the factor of the first depends on the last.
         """
+        self._steps += 1
         device = self.accelerator.device
         total = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64, device=device)
         for batch in batches:
@@ -343,6 +342,14 @@ class DistillationMixin:
                     teacher.eval()  # DeepSpeed's returns None
                 theirs.append(None if teacher is None else logits_of(teacher, side, head))
         return self.objective.terms(student, theirs, batch, batch.get("totals"), batch.get("whole"))
+
+
+def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
+    """Raise a `ValueError` for options of a `Trainer` that these trainers' loss does not have."""
+    if given := args.label_smoothing_factor:
+        raise ValueError(f"label_smoothing_factor is {given}, and the loss has no smoothing")
+    if compute_loss_func is not None:
+        raise ValueError("compute_loss_func is given, and would not be called: use loss=")
 
 
 def require_one_device(args: Any) -> None:

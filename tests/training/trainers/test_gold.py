@@ -22,6 +22,7 @@ from xtok import ProjectionModule, TokenAligner, XtokError, losses
 from xtok.alignment.aligner import shift_to_predictions
 from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import load_tokenizer
+from xtok.training.heads import run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning"),
@@ -75,7 +76,7 @@ def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
     def make(
         student: Path | str = "small-digits", teacher: Path | str = "small-byte-level",
         rows: Any = ROWS, *, loss: Any = "p-kl", template: str | None = None,
-        chat_template: str | None = None, at: str = "run", **options: Any,
+        chat_template: str | None = None, at: str = "run", model: Any = tiny_model, **options: Any,
     ) -> Any:  # fmt: skip
         folders = [str(small / folder) for folder in (student, teacher)]
         sides = [load_tokenizer(folder) for folder in folders]
@@ -94,7 +95,7 @@ def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
         dataset = Dataset.from_list(rows)
         make = xtok.build if loss != "csd" else lambda *both: spellings_of_pair(xtok.pair(*both))
         return gold.XTokGOLDTrainer(
-            tiny_model(widths[0], seed=0),
+            model(widths[0], seed=0),
             tiny_model(widths[1], seed=1, sharp=0.5),
             gold.GOLDConfig(**(given | options)),
             loss=loss,
@@ -221,6 +222,27 @@ def test_the_loss_is_the_library_s(trainer: Make, small: Path, student: str) -> 
     assert float(found.detach()) == pytest.approx(float(0.5 * kd + 0.25 * own), rel=1e-5)
 
 
+def test_a_row_has_its_own_positions_beside_a_longer_one(trainer: Make) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def learned_positions(width: int, *, seed: int) -> Any:
+        torch.manual_seed(seed)
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+        return GPT2LMHeadModel(
+            GPT2Config(vocab_size=width, bos_token_id=None, eos_token_id=None, **sizes)
+        )
+
+    one = trainer(model=learned_positions)
+    batch = first_batch(one)
+    [row] = (batch["attention_mask"][:, 0] == 0).nonzero()[0].tolist()
+    keep = batch["attention_mask"][row] != 0
+    alone = {name: batch[name][row, keep][None] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        beside = run(one.model.eval(), one.prepared(batch)).logits[row, keep]
+        expected = run(one.model, alone).logits[0]
+    torch.testing.assert_close(beside, expected)
+
+
 def test_resuming(trainer: Make, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_steps": 5, "gradient_accumulation_steps": 2, "save_strategy": "steps",
@@ -314,6 +336,8 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_what_does_not_fit_is_refused(gold: Any, trainer: Make) -> None:
     with pytest.raises(XtokError, match="temperature"):
         trainer(uld_student_temperature=2)
+    with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.1, and the loss has no"):
+        trainer(label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match=r"^args is None, and must be a GOLDConfig$"):
         gold.XTokGOLDTrainer("a", "b")
     one = trainer(loss="gold")

@@ -248,7 +248,8 @@ def test_bf16_evaluation_and_resuming(trainer: Make, collator: Collator, tmp_pat
     assert evaluated[1] < evaluated[0]
     resumed = make(at="again")
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert logged(resumed) == logged(whole)
+    for name in ("loss", "cross_entropy", "distillation", "coverage"):
+        assert logged(resumed, name) == logged(whole, name)
     first, second = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(first[name], second[name]) for name in first)
     # Evaluation is the mean over batches of the batches' means, as a Trainer's is.
@@ -399,6 +400,8 @@ def test_what_does_not_fit_is_refused(
     smooth = arguments(tmp_path, label_smoothing_factor=0.3)
     with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.3, and the loss has no"):
         DistillationTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
+    with pytest.raises(ValueError, match=r"^compute_loss_func is given, and would not be called"):
+        trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)
     split._n_gpu = 2  # as where two GPUs are visible to one process
     with pytest.raises(XtokError, match="2 GPUs"):

@@ -15,6 +15,7 @@ from xtok.training.objective import (
     Projection,
     make_objective,
     require_one_device,
+    require_own_loss,
 )
 from xtok.training.topk_collator import TopKCollator
 
@@ -48,8 +49,8 @@ class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
 
     Raises:
         XtokError: if a map is missing or of other tokenizers, or for several GPUs in one process.
-        ValueError: if numbers of teachers, losses and maps do not fit, and for label smoothing,
-            which the loss does not have.
+        ValueError: if numbers of teachers, losses and maps do not fit, and for label smoothing
+            and a `compute_loss_func`, which the loss does not have.
     """
 
     def __init__(
@@ -67,9 +68,7 @@ class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         self.hidden_states = hidden_states
-        if args.label_smoothing_factor:
-            given = args.label_smoothing_factor
-            raise ValueError(f"label_smoothing_factor is {given}, and the loss has no smoothing")
+        require_own_loss(args, kwargs.get("compute_loss_func"))
         args.remove_unused_columns = False
         super().__init__(model, args, data_collator, **kwargs)
         require_one_device(args)

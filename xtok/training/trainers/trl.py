@@ -18,6 +18,7 @@ from xtok.training.objective import (
     Projection,
     make_objective,
     require_one_device,
+    require_own_loss,
 )
 
 OLDEST = "1.14"
@@ -87,6 +88,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
     Raises:
         XtokError: if a map is missing or of other tokenizers, for vision models, and for several
             GPUs in one process.
+        ValueError: for label smoothing, which the loss does not have.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
                 f"uld_teacher_temperature {args.uld_teacher_temperature}",
                 hint="give the same temperature for both: xtok's losses have one",
             )
+        require_own_loss(args)
         args.use_uld_loss, args.use_extended_uld = True, False
         super().__init__(model, teacher_model, args, **kwargs)
         require_one_device(args)
