@@ -10,7 +10,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import is_stand_in, own_logprobs
+from xtok._lib.known_logprobs import STORED_ROUNDING, is_stand_in, own_logprobs
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.sequences import Sequences
@@ -90,7 +90,8 @@ def project_logprobs(
     Raises:
         XtokError: if the texts part, with the place.
         ValueError: for log-probabilities that are greater than 0 or missing, shapes that do not
-            fit, and ids that the vocabulary does not have.
+            fit, ids that the vocabulary does not have, and candidates that occur twice or have
+            probabilities above 1 together.
     """
     _check_credit(credit, student_logprobs, teacher_topk)
     student = Sequences(aligner.student, student_ids, student_attention_mask)
@@ -184,8 +185,19 @@ def _predictions(
         raise ValueError(
             f"teacher_topk: id {token_ids[row, k]} at {place} is not in 0..{width - 1}"
         )
+    in_order = np.sort(np.where(is_padding, -1, token_ids), axis=1)
+    twice = np.argwhere((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0))
+    if len(twice):
+        row, k = twice[0].tolist()
+        raise ValueError(
+            f"teacher_topk: id {in_order[row, k]} at {teacher.place(row)} occurs twice"
+        )
     sizes = (~is_padding).sum(1)
     known = np.where(is_padding, 0.0, np.exp(values)).sum(1)
+    above = np.flatnonzero(known > 1 + STORED_ROUNDING)
+    if len(above):
+        place = teacher.place(int(above[0]))
+        raise ValueError(f"teacher_topk: probabilities at {place} sum to {known[above[0]]:.4g}")
     with np.errstate(divide="ignore"):
         rest = np.log(np.maximum(0.0, 1 - known))
     return TopK(

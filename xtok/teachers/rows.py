@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.alignment.chats import shared_span, written_alike
+from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation, render
 from xtok.conversation.files import ChatRecord, chat_record, without_missing
 from xtok.conversation.templates import check_messages
@@ -59,7 +59,7 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     encoded = translator.student.encode_batch([texts[i] for i in by_text])
     shared = dict(zip(by_ids, translator.of_teacher([ids[i] for i in by_ids]), strict=True))
     for (i, span), student_ids in zip(by_text.items(), encoded, strict=True):
-        shared[i] = _of_text(translator.pair, ids[i], student_ids, *span)
+        shared[i] = _of_text(translator.pair, ids[i], student_ids, span)
     for i, chat in enumerate(chats):
         if chat is not None:
             shared[i] = _of_chat(translator, ids[i], chat)
@@ -68,8 +68,8 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
 
 def _text_in(
     translator: Translator, ids: NDArray[np.int32], text: str, place: object
-) -> tuple[slice, int] | None:
-    """Return which ids are the text, control tokens around it aside, and the bytes before it.
+) -> slice | None:
+    """Return which ids are the text, control tokens around it aside.
 
     None if it has control tokens, by their names: then the ids tell more than the text.
 
@@ -87,12 +87,12 @@ def _text_in(
                 end = int(np.searchsorted(ends, stop))
                 if ends[end] == stop and end >= inner.stop:
                     has_control = is_control[begin:end].any()
-                    return None if has_control else (slice(begin, end), space)
+                    return None if has_control else slice(begin, end)
     [encoded] = translator.teacher.encode_batch([text])  # by a library that changes the text
     for begin in range(inner.start + 1):
         span = slice(begin, begin + len(encoded))
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
-            return span, 0
+            return span
     text_of_ids = b"".join(spelled[inner])
     both = enumerate(zip(text_of_ids, data, strict=False))
     differs = next((i for i, (a, b) in both if a != b), min(len(text_of_ids), len(data)))
@@ -110,20 +110,35 @@ def _inner(is_control: NDArray[np.bool_]) -> slice:
 
 
 def _of_text(
-    pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, start: int
+    pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice
 ) -> SharedText:
-    """Put the counterparts of the control tokens around a text around the student's ids."""
+    """Put the counterparts of the control tokens around a text around the student's ids.
+
+    Where one side's library puts a space before the text, both go on from the first byte of the
+    text at which tokens of both begin.
+    """
     roles = pair.reversed.equal_roles
     before, behind = (
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
     ours = np.array([*before, *student_ids, *behind], np.int32)
-    if not start:
+    student, teacher = (
+        [table[i] for i in part]
+        for table, part in zip(pair.tables, (student_ids, ids[span].tolist()), strict=True)
+    )
+    own, other = b"".join(student), b"".join(teacher)
+    spaces = (other == b" " + own) - (own == b" " + other)  # more on the teacher's side
+    if not spaces:
         return SharedText.of(ours, ids)
-    lengths = [table.lengths for table in pair.tables]
-    spans = shared_span(offsets_of(lengths[0][ours]), offsets_of(lengths[1][ids]) - start)
-    return SharedText.of(ours, ids, [spans] if spans else [])
+    our_bounds, their_bounds = (offsets_of([*map(len, tokens)]) for tokens in (student, teacher))
+    _, [begin, *_], [their_begin, *_] = np.intersect1d(
+        our_bounds, their_bounds - spaces, return_indices=True
+    )
+    begin, their_begin = len(before) + int(begin), span.start + int(their_begin)
+    around = slice(0, len(before)), slice(0, span.start)
+    shared = slice(begin, len(ours)), slice(their_begin, len(ids))
+    return SharedText.of(ours, ids, [around, shared])
 
 
 def _of_chat(translator: Translator, ids: NDArray[np.int32], chat: ChatRecord) -> SharedText:

@@ -618,17 +618,36 @@ def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project:
     assert sum(note.endswith(said) for note in notes) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("digits", "sentencepiece"), ("sentencepiece", "digits")]
+)
 def test_a_space_before_the_text(
-    sentencepiece: Tokenizer, digits: Tokenizer, project: Project
+    name: str, other: str, tokenizers: dict[str, Tokenizer], project: Project
 ) -> None:
-    """SentencePiece puts one there; the student's tokens begin without it."""
+    """SentencePiece puts one there; what is behind, up to the end of text, has a prediction."""
+    student, teacher = tokenizers[name], tokenizers[other]
+    text = "The lighthouse stands on the last rock"
+    [ids], [ours] = teacher.encode_batch([text]), student.encode_batch([text])
+    spaced = tokenizers["sentencepiece"].table[(ours if name == "sentencepiece" else ids)[0]]
+    assert spaced.startswith(b" ")
+    bos, eos = (teacher.table.roles[role][0] for role in ("bos", "eos"))
+    row = predicted(teacher, [bos, *ids, eos])
+    back_map = built(teacher, student, BACK_MAP)
+    _, [found] = project([{"id": "a", "text": text, **row}], student, teacher, back_map=back_map)
+    assert found["input_ids"][1:-1] == ours
+    assert found["input_ids"][-1] == student.table.roles["eos"][0]
+    assert all(found["topk_ids"][-5:])
+    assert sum(map(bool, found["topk_ids"])) > len(found["topk_ids"]) / 2
+
+
+def test_a_space_that_both_put_before_the_text(sentencepiece: Tokenizer, project: Project) -> None:
+    """Is the same text on both sides: of equal tokenizers predictions stay what they are."""
     text = "The lighthouse stands on the last rock"
     [ids] = sentencepiece.encode_batch([text])
-    assert sentencepiece.table[ids[0]].startswith(b" ")
-    row = predicted(sentencepiece, [sentencepiece.table.roles["bos"][0], *ids])
-    _, [found] = project([{"id": "a", "text": text, **row}], digits, sentencepiece)
-    assert found["input_ids"][-5:] == digits.encode_batch([text])[0][-5:]
-    assert sum(map(bool, found["topk_ids"])) > len(found["topk_ids"]) / 2
+    row = predicted(sentencepiece, ids)
+    _, [found] = project([{"id": "a", "text": text, **row}], sentencepiece, sentencepiece)
+    assert found["input_ids"] == row["input_ids"]
+    assert found["topk_ids"] == row["topk_ids"]
 
 
 def test_a_text_that_begins_and_ends_with_special_tokens(

@@ -271,6 +271,11 @@ def test_vllms_other_routes(start: Start) -> None:
     assert matrix[:, 0].astype(float).tolist() == own(ids, rows)[start_of - 1 :]
     assert np.isfinite(matrix[:, 1]).all()
     assert np.isneginf(matrix[:, 2]).all()
+    sampling["prompt_logprob_token_ids"][:2] = [[], []]  # rows without ids are rows, too
+    answer = served.post("/inference/v1/generate", token_ids=ids, sampling_params=sampling)
+    some = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
+    assert np.isneginf(some[:2]).all()
+    assert some[2:].tolist() == matrix[2:].tolist()
 
 
 def test_models_and_metrics(start: Start) -> None:

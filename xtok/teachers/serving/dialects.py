@@ -144,7 +144,9 @@ def inference(body: bytes) -> Asked:
         if sampling.prompt_logprobs is not None:
             answer["prompt_logprobs"] = vllm.response_rows(one, top_k, student.vocab_size)
         if sampling.prompt_logprob_token_ids is not None:
-            answer["prompt_token_id_logprobs"] = _npy(one, wanted, student)
+            answer["prompt_token_id_logprobs"] = _npy(
+                one, wanted, student, sampling.prompt_logprob_start + 1
+            )
         return msgspec.json.encode(answer)
 
     width = max(map(len, wanted), default=0)
@@ -165,9 +167,11 @@ def _wanted_ids(sampling: _Sampling, count: int) -> list[list[int]]:
     return [*repeat([], start + 1), *rows]
 
 
-def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary) -> str:
-    """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`."""
-    first = next((n for n, row in enumerate(wanted) if row), len(wanted))
+def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary, first: int) -> str:
+    """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`.
+
+    Its first row is that of the token `first`.
+    """
     rows = _chosen_logprobs(one, wanted, student, lowest=-1)[first:]  # -1 fills rows
     matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
     for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
