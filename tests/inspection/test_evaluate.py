@@ -229,10 +229,15 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(pair: Pair, maps: Maps, text
     assert rankings[0].verdict.startswith("For P-KL, chunks is better: ")
 
 
-def test_maps_that_a_text_cannot_tell_apart(pair: Pair, maps: Maps, corpus: Path) -> None:
+def test_maps_that_a_text_cannot_tell_apart(
+    pair: Pair, maps: Maps, corpus: Path, tmp_path: Path
+) -> None:
     recipe = maps["recipe"]
     result = evaluate(pair, [recipe] * 2, corpus, names=["a", "a"], for_loss="gold")
     assert [m.name for m in result.measures] == ["a", "a (2)"]
+    assert "does not tell a from a (2)" in known(result.ranking).verdict
+    (tmp_path / "a.txt").write_text(TEXTS[0])  # one document
+    result = evaluate(pair, [recipe] * 2, tmp_path / "a.txt", names=["a", "a"], for_loss="gold")
     assert "does not tell a from a (2)" in known(result.ranking).verdict
     measured = {"a": recipe}, pair, PairText.read(pair, corpus, PER_DOCUMENT)
     assert known(evaluation_of(*measured, for_loss="gold").ranking).lead is None
@@ -258,7 +263,10 @@ def test_a_map_measured_on_its_own_text_is_noted(
 
 
 def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
-    """Files of one name are groups of their own, and a group may be called `all`."""
+    """Files of one name are groups of their own, and a group may be called `all`.
+
+    One without a shared boundary has no figures; its documents tell nothing of the others' spread.
+    """
     paths = [tmp_path / name for name in ("en/a.txt", "de/a.txt", "b.txt")]
     for path in paths:
         path.parent.mkdir(exist_ok=True)
@@ -268,7 +276,12 @@ def test_names_of_groups(pair: Pair, maps: Maps, tmp_path: Path) -> None:
     documents = [(TEXTS[0], lang) for lang in ("all", "en", "en", "all", "en")]
     path = write_texts(tmp_path / "a.jsonl", documents)
     measures = evaluate(pair, maps["recipe"], path, group_by="lang").measures
-    assert [(m.group, m.documents) for m in measures] == [("all", 2), ("en", 3), ("all", 5)]
+    assert [(m.group, m.documents) for m in measures] == [("all (2)", 2), ("en", 3), ("all", 5)]
+    path = write_texts(tmp_path / "a.jsonl", [*documents[:1], *[("", "none")] * 9])
+    found = evaluate(pair, maps["recipe"], path, group_by="lang")
+    assert [(m.group, m.documents) for m in found.measures] == [("all", 1)]
+    assert found.measures[0].cross_entropy.low is None
+    assert found.notes[-1] == "nothing to measure in none: no shared token boundary"
 
 
 def test_mistakes_of_a_caller(pair: Pair, corpus: Path, evaluation: Evaluation) -> None:

@@ -71,6 +71,8 @@ def rank(
         counts: how many losses each document has, int64 `[documents]`.
     """
     loss = loss_name(loss)
+    measured = counts > 0  # documents without losses tell nothing of the spread
+    sums, counts = sums[:, measured], counts[measured]
     measure, where = "cross_entropy", "at the first tokens it compares"
     if loss == "p-kl":
         measure, where = "chunk_cross_entropy", "over chunks, as P-KL averages"
@@ -82,14 +84,14 @@ def rank(
         other = others[0]
         difference = sums[other] - sums[best]
         drawn = resample(np.stack([difference, counts], axis=1))
-        value = difference.sum() / max(1, counts.sum())
-        lead = interval(value, drawn[:, 0] / np.maximum(drawn[:, 1], 1), len(counts))
+        value = difference.sum() / counts.sum()
+        lead = interval(value, drawn[:, 0] / drawn[:, 1], len(counts))
         which = f"{names[best]} is {'best' if others[1:] else 'better'}"
+        if (lead.value if lead.low is None else lead.low) <= 0:
+            which = f"this text does not tell {names[best]} from {names[other]}"
         spread = "one document, so no interval"
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
-            if lead.low <= 0:
-                which = f"this text does not tell {names[best]} from {names[other]}"
         verdict = (
             f"For {LOSS_NAMES[loss]}, {which}: {values[best]:.3f} nats {where}, against "
             f"{values[other]:.3f} of {names[other]} ({spread})."

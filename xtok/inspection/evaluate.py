@@ -50,6 +50,7 @@ from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
 
 SMALLEST_GAP = 0.02
@@ -244,7 +245,7 @@ def evaluation_of(
         num_bytes=text.totals.num_bytes,
         lost_bytes=text.totals.lost_bytes,
         differing=text.totals.differing,
-        notes=(*_counted_on(maps, text.sources), *text.notes),
+        notes=(*_counted_on(maps, text.sources), *text.notes, *_not_measured(documents)),
     )
 
 
@@ -361,12 +362,28 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
 
 
 def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return which documents each group has, bool `[documents]`; all text comes last."""
-    names = np.array(text.groups)
-    groups = [(name, names == name) for name in dict.fromkeys(text.groups)]
-    return groups if len(groups) == 1 else [*groups, ("all", np.ones(len(names), np.bool_))]
+    """Return which documents each group has, bool `[documents]`; all text comes last.
+
+    Groups without a boundary have nothing to measure; one that is called `all` gets a number.
+    """
+    measured, names = text.num_chunks > 0, np.array(text.groups)
+    groups = [(name, names == name) for name in dict.fromkeys(names[measured].tolist())]
+    if len(groups) == 1:
+        return groups
+    shown = distinct_names([_ALL, *(name for name, _ in groups)])[1:]
+    chosen = (documents for _, documents in groups)
+    return [*zip(shown, chosen, strict=True), (_ALL, np.ones(len(names), np.bool_))]
 
 
+def _not_measured(text: PerDocument) -> list[str]:
+    """Return a note on the groups without a boundary."""
+    measured = {*np.array(text.groups)[text.num_chunks > 0].tolist()}
+    empty = [name for name in dict.fromkeys(text.groups) if name not in measured]
+    return [f"nothing to measure in {listed(empty)}: no shared token boundary"] if empty else []
+
+
+_ALL = "all"
+"""The group of all text."""
 _AT_STARTS, _OVER_CHUNKS = "", "chunk_"
 """What the names of a map's figures begin with: those at shared boundaries, those over chunks."""
 _Losses: TypeAlias = dict[str, NDArray[np.float64]]
@@ -425,7 +442,8 @@ def _measures(
         sums: figures of `MapMeasures`, added up over each document, float64 `[documents]`.
         chosen: the group's documents, bool `[documents]`.
     """
-    table = np.stack(list(sums.values()), axis=1)[chosen]
+    measured = chosen & (sums["chunks"] > 0)  # others tell nothing of the spread
+    table = np.stack(list(sums.values()), axis=1)[measured]
     totals = dict(zip(sums, table.sum(axis=0), strict=True))
     whole = _figures(totals)
     drawn = _figures(dict(zip(sums, resample(table).T, strict=True)))
@@ -440,7 +458,7 @@ def _measures(
     return MapMeasures(
         name=name,
         group=group,
-        documents=len(table),
+        documents=int(chosen.sum()),
         starts=int(totals["starts"]),
         cross_entropy=figure("cross_entropy"),
         coverage=figure("coverage"),
