@@ -26,7 +26,7 @@ import argparse
 import json
 import math
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,7 @@ from xtok.training.rows import IGNORED
 DATA = Path(__file__).resolve().parents[2] / "data" / "models"
 MEASUREMENTS = 8  # of a run, evenly
 HELD_OUT, FORGOTTEN = 20, 8  # documents
+Texts = Callable[[dict[str, Any]], NDArray[np.float64]]  # the bits of a run's texts
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 
 
@@ -372,9 +373,10 @@ def totals(line: dict[str, Any], group: int = 0) -> list[float]:
 def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str) -> None:
     """Print a table for each setting, with what each loss gains over one of its seeds.
 
-    ± is half of a 95 % interval over seeds (Student's t), brackets are one over documents
-    (bootstrap), of the mean over seeds. *Kept* is the share of what the teacher with the student's
-    own tokenizer gains at the end, of the seeds that both have.
+    ± is half of a 95 % interval over seeds (Student's t), the column behind it is one over
+    documents (bootstrap), of the mean over seeds; *all texts* are these and those to choose by, at
+    the end. *Kept* is the share of what the teacher with the student's own tokenizer gains at the
+    end, of the seeds that both have.
     """
     lines = dict(found)
     start = math.nan  # all students begin alike, and cross-entropy alone measures it
@@ -390,8 +392,9 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
     for setting in dict.fromkeys(kind.setting for kind in kinds if kind.setting):
         print(f"\n| {setting}: loss | artefact | weight | text | seeds | at best | at the end | "
               "gain at best | over documents | gain at the end | over documents | kept | "
-              "forgotten | words | to choose by | seconds | length |\n"
-              + "|---" * 17 + "|")  # fmt: skip
+              "forgotten | words | to choose by | seconds | length | on all texts | "
+              "over documents |\n"
+              + "|---" * 19 + "|")  # fmt: skip
         for kind in kinds:
             runs = [run for run in lines if run._replace(seed=0) == kind]
             base = [Run(setting, loss, artefact, 1.0, 1.0, run.seed, run.rate) for run in runs]
@@ -399,15 +402,15 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
                 continue
             row = [lines[run] for run in runs]
             of = [lines[run] for run in base]
-            gains = [gain(row, of, at_end=end) for end in (False, True)]
+            best, end, of_all = (gain(row, of, texts) for texts in (at_best, at_end, all_at_end))
             shown = [
                 kind.loss, kind.artefact, f"{kind.weight:g}", f"{kind.text:g}", str(len(runs)),
                 mean([min(totals(x)) for x in row]), mean([totals(x)[-1] for x in row]),
-                *(text for pair in gains for text in pair), kept(lines, runs, base),
+                *best, *end, kept(lines, runs, base),
                 mean([totals(x, 1)[-1] - start for x in row]),
                 mean([x["words"][0] / x["words"][1] for x in row if "words" in x] or [math.nan]),
                 mean([(totals(x, 2) or [math.nan])[-1] for x in row]),
-                f"{np.median([x['seconds'] for x in row]):.2f}", f"{kind.length:g}",
+                f"{np.median([x['seconds'] for x in row]):.2f}", f"{kind.length:g}", *of_all,
             ]  # fmt: skip
             print(f"| {' | '.join(shown)} |" + f" rate {kind.rate:g}")
 
@@ -426,11 +429,11 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
             line, of = lines[run], lines[base]
             read = line.get("teacher_seconds", 0)
             lengths = np.array(line["bytes"][0] + line["bytes"][2])
-            saved = texts_at_end(of) - texts_at_end(line)
+            saved = all_at_end(of) - all_at_end(line)
             low, high = interval(saved, lengths)
             share = ""
             if own in lines and len({own, run, base}) == 3 and run.length == base.length:
-                of_own = texts_at_end(of) - texts_at_end(lines[own])
+                of_own = all_at_end(of) - all_at_end(lines[own])
                 share = "; kept {:.2f} ({:.2f} to {:.2f})".format(
                     saved.sum() / of_own.sum(), *interval(saved, of_own)
                 )
@@ -438,7 +441,7 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
                 f"{run.loss} {run.artefact} {run.weight:g} {line['steps'][-1]} steps, "
                 f"{line['seconds'] * line['steps'][-1]:.0f} s"
                 f"{f' and the teacher {read:.0f} s' if read else ''}: "
-                f"{texts_at_end(line).sum() / lengths.sum():.3f}, "
+                f"{all_at_end(line).sum() / lengths.sum():.3f}, "
                 f"{saved.sum() / lengths.sum():.3f} ({low:.3f} to {high:.3f}) better than "
                 f"{of['steps'][-1]} steps of {loss} {artefact} (seed {run.seed}, rate {run.rate:g})"
                 + share
@@ -477,31 +480,34 @@ def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
     figure.savefig(path, metadata={"Title": "Bits per byte over seconds"})
 
 
-def texts_at_end(line: dict[str, Any]) -> NDArray[np.float64]:
-    """Return the bits of each text of the held-out documents after a run."""
-    return np.array(line["bits"][-1][0] + line["bits"][-1][2])
+def at_best(line: dict[str, Any]) -> NDArray[np.float64]:
+    """Return the bits of each held-out text at a run's best measurement."""
+    return np.array(line["bits"][int(np.argmin(totals(line)))][0])
 
 
-def gain(
-    row: Sequence[dict[str, Any]], of: Sequence[dict[str, Any]], *, at_end: bool
-) -> tuple[str, str]:
+def at_end(line: dict[str, Any]) -> NDArray[np.float64]:
+    """Return the bits of each held-out text after a run."""
+    return np.array(line["bits"][-1][0])
+
+
+def all_at_end(line: dict[str, Any]) -> NDArray[np.float64]:
+    """Return the bits of each text of the held-out documents after a run, none of them read."""
+    return np.concatenate(line["bits"][-1][::2])  # held out, and to choose by; not the forgotten
+
+
+def gain(row: Sequence[dict[str, Any]], of: Sequence[dict[str, Any]], texts: Texts) -> list[str]:
     """Return the bits per byte that runs save against others of their seeds, with intervals."""
-    saved = saved_bits(row, of, at_end=at_end)
-    lengths = np.array(row[0]["bytes"][0])
+    saved = saved_bits(row, of, texts)
+    lengths = np.concatenate(row[0]["bytes"][::2])[: saved.shape[1]]
     low, high = interval(saved.mean(0), lengths)
-    return mean((saved.sum(1) / lengths.sum()).tolist()), f"{low:.3f} to {high:.3f}"
+    return [mean((saved.sum(1) / lengths.sum()).tolist()), f"{low:.3f} to {high:.3f}"]
 
 
 def saved_bits(
-    row: Sequence[dict[str, Any]], of: Sequence[dict[str, Any]], *, at_end: bool
+    row: Sequence[dict[str, Any]], of: Sequence[dict[str, Any]], texts: Texts
 ) -> NDArray[np.float64]:
-    """Return the bits that runs save against others of their seeds, `[runs, documents]`."""
-
-    def documents(line: dict[str, Any]) -> NDArray[np.float64]:
-        at = -1 if at_end else int(np.argmin(totals(line)))
-        return np.array(line["bits"][at][0])
-
-    return np.array([documents(b) - documents(a) for a, b in zip(row, of, strict=True)])
+    """Return the bits that runs save against others of their seeds, `[runs, texts]`."""
+    return np.array([texts(b) - texts(a) for a, b in zip(row, of, strict=True)])
 
 
 def interval(above: NDArray[Any], below: NDArray[Any]) -> tuple[float, float]:
@@ -521,7 +527,7 @@ def kept(lines: dict[Run, dict[str, Any]], runs: Sequence[Run], base: Sequence[R
     if not both:
         return ""
     ours, theirs, of = zip(*both, strict=True)
-    gains = [saved_bits(row, of, at_end=True).mean(0) for row in (ours, theirs)]
+    gains = [saved_bits(row, of, at_end).mean(0) for row in (ours, theirs)]
     low, high = interval(gains[0], gains[1])
     return f"{gains[0].sum() / gains[1].sum():.2f} ({low:.2f} to {high:.2f})"
 
