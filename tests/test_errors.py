@@ -892,6 +892,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
      "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
      "candidate's, or missing", AS_GIVEN),
+    (lambda: answers({"meta_info": {
+        "input_token_logprobs": [[None, 98]], "input_top_logprobs": [None], "prompt_tokens": 3}}),
+     "a.jsonl, line 1: it has the last 1 of 3 prompt tokens", SGLANG),
     (lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "loss_mask": [True]}),
      "a.jsonl, line 1: 2 tokens, and 1 loss_mask", REMAKE),
     (lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "labels": "x"}),
