@@ -261,7 +261,7 @@ def compressed(config: str | None) -> object:
     return checked(str(path))
 
 
-def vllm(*rows: object, ids: object = (97, 98)) -> object:
+def vllm(*rows: object, ids: object = (97, 98)) -> dict[str, object]:
     return {"prompt_token_ids": ids and [*ids], "prompt_logprobs": [*rows]}  # type: ignore[misc]
 
 
@@ -892,6 +892,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
      "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
      "candidate's, or missing", AS_GIVEN),
+    (lambda: answers({"meta_info": {
+        "input_token_logprobs": [[None, 98]], "input_top_logprobs": [None], "prompt_tokens": 3}}),
+     "a.jsonl, line 1: it has the last 1 of 3 prompt tokens", SGLANG),
+    (lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "loss_mask": [True]}),
+     "a.jsonl, line 1: 2 tokens, and 1 loss_mask", REMAKE),
+    (lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "labels": "x"}),
+     "a.jsonl, line 1: its labels are not a list", REMAKE),
     (lambda: answers({"meta_info": {"input_token_logprobs": []}}),
      "a.jsonl, line 1: not an answer of SGLang with input_token_logprobs and input_top_logprobs in "
      "a layout that is read; its meta_info has: input_token_logprobs", SGLANG),

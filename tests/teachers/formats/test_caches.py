@@ -439,6 +439,28 @@ def test_a_mask_goes_with_a_text_that_a_side_changes(
         assert b"".join(student.table[i] for i, is_kept in kept if is_kept) == targets.encode()
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_mask_beside_answers(
+    kind: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    """A line's `loss_mask` or `labels` say what Parquet's do; rows without are targets."""
+    masks = [[i % 3 == 0 for i in range(len(row["input_ids"]))] for row in rows]
+    masked = [
+        {"loss_mask": masks[0], "labels": None},
+        {"loss_mask": None, "labels": [5 if kept else -100 for kept in masks[1]]},
+        {"loss_mask": None, "labels": None},
+    ]
+    answers = [getattr(teachers, f"{kind}_answer")(row) for row in rows]
+    lines = [{**line, **more} for line, more in zip(answers, masked, strict=False)]
+    path = teachers.write_lines(tmp_path / "a.jsonl", lines)
+    [found] = read(path, byte_level)
+    assert found.loss_mask is not None
+    bounds = found.topk.bounds
+    assert found.loss_mask[: bounds[2]].tolist() == [*masks[0], *masks[1]]
+    assert found.loss_mask[bounds[2] :].all()
+    assert not {"loss_mask", "labels"} & found.columns.keys()
+
+
 def test_a_mask_that_distillkits_columns_carry(
     byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:

@@ -8,12 +8,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xtok._lib.lines import JsonLine, LinePlace, json_lines
 from xtok._lib.opening import need
 from xtok._lib.shards import Shard
 from xtok.config import CacheKind
 from xtok.teachers.formats import sglang, vllm
-from xtok.teachers.formats.topk import PER_TOKEN, Documents, TopK, cache_error, joined
+from xtok.teachers.formats.flat_values import json_numbers
+from xtok.teachers.formats.topk import (
+    AGAIN_HINT,
+    PER_TOKEN,
+    Documents,
+    TopK,
+    cache_error,
+    joined,
+)
 
 MAX_LINE_BYTES = 1 << 29
 """A longer line is an error. vLLM's answer with 512 candidates for 8,192 tokens has 300 MB."""
@@ -37,6 +48,7 @@ class _Answer(NamedTuple):
 
     topk: TopK  # one document
     columns: dict[str, str | None]
+    mask: NDArray[np.bool_] | None  # which tokens are training targets
     place: LinePlace
 
 
@@ -74,7 +86,9 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
     for line in _lines(shard):
         for answer in _answers(line.value, line.place):
             topk = read(answer, line.place)
-            pending.append(_Answer(topk, _columns(answer, kind, line.place), line.place))
+            columns = _columns(answer, kind, line.place)
+            mask = _mask(answer, len(topk.token_ids), line.place)
+            pending.append(_Answer(topk, columns, mask, line.place))
             size += len(topk.ids) + len(topk.token_ids)
         if size >= candidates:
             yield _joined(pending), line.read - done
@@ -142,9 +156,30 @@ def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> di
         raise cache_error(place, "its fields are nested too deeply", _ASK_AGAIN_HINT) from error
 
 
+def _mask(answer: Mapping[str, Any], num_tokens: int, place: LinePlace) -> NDArray[np.bool_] | None:
+    """Return which tokens are targets by its `loss_mask`, or else its `labels`; None if by none."""
+    name = "labels" if answer.get("loss_mask") is None else "loss_mask"
+    given = answer.get(name)
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        raise cache_error(place, f"its {name} are not a list", AGAIN_HINT)
+    if len(given) != num_tokens:
+        raise cache_error(place, f"{num_tokens} tokens, and {len(given)} {name}", AGAIN_HINT)
+    dtype = np.int64 if name == "labels" else np.bool_
+    values = json_numbers(given, name, dtype, place, [np.array([0, num_tokens])])
+    return values != -100 if name == "labels" else values
+
+
 def _joined(answers: Sequence[_Answer]) -> Documents:
     arrow = need("pyarrow", answers[0].place)
     names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
     columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
     places = [answer.place for answer in answers]
-    return Documents(joined([answer.topk for answer in answers]), columns, places)
+    mask = None
+    if any(answer.mask is not None for answer in answers):
+        mask = np.concatenate([
+            np.ones(len(answer.topk.token_ids), np.bool_) if answer.mask is None else answer.mask
+            for answer in answers
+        ])  # fmt: skip
+    return Documents(joined([answer.topk for answer in answers]), columns, places, mask)

@@ -97,18 +97,19 @@ def json_document(
     unknown = np.full(len(counts), np.nan, np.float32)
     name, within = "log-probabilities", [bounds, starts]
     return TopK(
-        _json_numbers(token_ids, "prompt_token_ids", np.int32, place, [bounds]), bounds, starts,
-        _json_numbers(ids, "candidates", np.int32, place, within),
-        _json_numbers(without_null(logprobs), name, np.float32, place, within),
+        json_numbers(token_ids, "prompt_token_ids", np.int32, place, [bounds]), bounds, starts,
+        json_numbers(ids, "candidates", np.int32, place, within),
+        json_numbers(without_null(logprobs), name, np.float32, place, within),
         unknown,
         unknown if own is None
-        else _json_numbers(without_null(own), name, np.float32, place, [bounds]),
+        else json_numbers(without_null(own), name, np.float32, place, [bounds]),
     )  # fmt: skip
 
 
-def _json_numbers(
+def json_numbers(
     values: Sequence[Any], name: str, dtype: type, place: object, bounds: Sequence[Bounds]
 ) -> NDArray[Any]:
+    """Return flat values of a list of JSON, as `flat_numbers` does."""
     arrow = need("pyarrow", place)
     try:
         array = arrow.array(values)

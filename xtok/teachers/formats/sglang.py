@@ -49,6 +49,9 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
         problem = "not an answer of SGLang with input_token_logprobs and input_top_logprobs"
         problem += f" in a layout that is read; its meta_info has: {names}"
         raise cache_error(place, problem, _ASK) from error
+    size = about.get("prompt_tokens")
+    if isinstance(size, int) and size > len(tokens):
+        raise cache_error(place, f"it has the last {len(tokens)} of {size} prompt tokens", _ASK)
     return json_document(tokens, counts, ids, logprobs, place, _ASK, of_tokens)
 
 
