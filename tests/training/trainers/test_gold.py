@@ -227,7 +227,7 @@ def test_a_row_has_its_own_positions_beside_a_longer_one(trainer: Make) -> None:
 
     def learned_positions(width: int, *, seed: int) -> Any:
         torch.manual_seed(seed)
-        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+        sizes: Any = {"n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
         return GPT2LMHeadModel(
             GPT2Config(vocab_size=width, bos_token_id=None, eos_token_id=None, **sizes)
         )
