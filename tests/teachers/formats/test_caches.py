@@ -445,12 +445,12 @@ def test_a_mask_beside_answers(
 ) -> None:
     """A line's `loss_mask` or `labels` say what Parquet's do; rows without are targets."""
     masks = [[i % 3 == 0 for i in range(len(row["input_ids"]))] for row in rows]
-    masked = [
+    masked: list[dict[str, Any]] = [
         {"loss_mask": masks[0], "labels": None},
         {"loss_mask": None, "labels": [5 if kept else -100 for kept in masks[1]]},
         {"loss_mask": None, "labels": None},
     ]
-    answers = [getattr(teachers, f"{kind}_answer")(row) for row in rows]
+    answers: list[dict[str, Any]] = [getattr(teachers, f"{kind}_answer")(row) for row in rows]
     lines = [{**line, **more} for line, more in zip(answers, masked, strict=False)]
     path = teachers.write_lines(tmp_path / "a.jsonl", lines)
     [found] = read(path, byte_level)
