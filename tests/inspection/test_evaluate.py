@@ -23,6 +23,7 @@ from xtok.building.counting.pair_text import PairText, Wanted
 from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
 from xtok.building.sort_cut import sort_cut
+from xtok.cli.tables.quality import print_evaluation
 from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluate, evaluation_of
@@ -289,6 +290,26 @@ def test_mistakes_of_a_caller(pair: Pair, corpus: Path, evaluation: Evaluation) 
         evaluate(pair, [], corpus)
     with pytest.raises(ValueError, match="max_cross_entropy"):
         evaluation.failing(max_cross_entropy=float("nan"))
+
+
+def test_figures_do_not_read_as_the_bound_that_they_miss(
+    evaluation: Evaluation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor some as nothing, nor nearly all as all."""
+    most = Interval(value=0.999_96)
+    measures = tuple(
+        replace(m, coverage=most, top_1=most) for m in evaluation.measures if m.group == "en"
+    )
+    name, rows = measures[0].name, [replace(row, excess=1e-6) for row in evaluation.worst_rows]
+    nearly = replace(evaluation, measures=measures, worst_rows=tuple(rows))
+    first, *_ = nearly.failing(min_coverage=1)
+    assert first == f"{name} on en: coverage 0.99996 is below 1"
+    one, *others = evaluation.classes  # the floor of one map is another: their cuts differ
+    print_evaluation(replace(nearly, classes=(replace(one, reference=9.0), *others)))
+    shown = capsys.readouterr().out
+    assert ">99.99% │ >99.9% │" in shown
+    assert "<0.0001" in shown
+    assert "floor of 1 ┃" in shown
 
 
 def test_evaluate_on_the_command_line(

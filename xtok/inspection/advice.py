@@ -17,7 +17,7 @@ from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
 from xtok.maps.loss_fit import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers.display import plural
+from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import require_table
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def advise(
         part = (
             f"the {1 - lost:.1%} of this text that both spell alike" if lost > 0.01 else "this text"
         )
-        measured = f" On {part}, events of bytes leak at {leak:.1%} of the shared token "
+        measured = f" On {part}, events of bytes leak at {percent(leak)} of the shared token "
         measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
         measured += f"teacher, {back:.2f} from teacher to student."
     sentence = f"Use event KL, or P-KL if your trainer only takes a map.{measured}"
@@ -169,13 +169,15 @@ def p_kl_fit(
         worse = f"On this text it is worse than X-Token's recipe: {value:.3f} nats over chunks "
         return "bad", f"{worse}against {recipe:.3f}."
     if empty_text > 0.01:
-        return "bad", f"{empty_text:.1%} of the text's tokens have an empty row."
+        return "bad", f"{percent(empty_text)} of the text's tokens have an empty row."
     if problems := p_kl_problems(m):
         words = "; ".join(problems)
         return "care", f"{words[0].upper()}{words[1:]}."
     rows = "Rows are counted probabilities" if is_counted(m) else "Rows are probabilities"
     measured = (
-        f"; they close {closed.value:.0%} of the way to this text's best map" if closed else ""
+        f"; they close {percent(closed.value, 0)} of the way to this text's best map"
+        if closed
+        else ""
     )
     return "good", f"{rows}, without exact rows or slots{measured}."
 
@@ -191,16 +193,16 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
         rows = plural(exact, "row")
         return "note", f"It compares {rows} of equal bytes; text tells how often that goes wrong."
     leak = pair.text.leak
-    why = f"It confuses shared tokens with others at {leak:.1%} of this text's boundaries."
+    why = f"It confuses shared tokens with others at {percent(leak)} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "care", why
 
 
 def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
     if heavy < 0.5:
-        why = f"Only {heavy:.0%} of the rows have an entry of {H_KL_THRESHOLD}, which makes a pair."
-        return "bad", why
+        few = f"Only {percent(heavy, 0)} of the rows"
+        return "bad", f"{few} have an entry of {H_KL_THRESHOLD}, which makes a pair."
     if not exact:
-        pairs = f"{heavy:.0%} of the rows have an entry of {H_KL_THRESHOLD} for a pair"
+        pairs = f"{percent(heavy, 0)} of the rows have an entry of {H_KL_THRESHOLD} for a pair"
         return "care", f"No rows of equal bytes; {pairs}."
     return gold
 
@@ -215,5 +217,5 @@ def _judge_event_kl(pair: PairFacts) -> Judgement:
     what = f"It needs no map: xtok events cuts the vocabularies into {events.num_events:,} events"
     if events.leak is None or events.kept is None:
         return "good", f"{what}. With text, their leak is measured."
-    why = f"{what}, which leak {events.leak:.1%} and keep {events.kept:.0%} of the bits here."
-    return "good", why
+    leak, kept = percent(events.leak), percent(events.kept, 0)
+    return "good", f"{what}, which leak {leak} and keep {kept} of the bits here."

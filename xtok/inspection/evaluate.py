@@ -144,15 +144,23 @@ class Evaluation:
             covered, nats = m.coverage.value, m.cross_entropy.value
             where = f"{m.name} on {m.group}"
             if min_coverage is not None and covered < min_coverage:
-                missed.append(f"{where}: coverage {covered:.4f} is below {min_coverage:g}")
+                missed.append(f"{where}: coverage {_missing(covered, 'below', min_coverage)}")
             if max_cross_entropy is not None and nats > max_cross_entropy:
-                missed.append(f"{where}: cross-entropy {nats:.4f} is above {max_cross_entropy:g}")
+                missed.append(
+                    f"{where}: cross-entropy {_missing(nats, 'above', max_cross_entropy)}"
+                )
         missed += [
-            f"{m.name} on {m.group}: leak {m.leak:.4f} is above {max_leak:g}"
+            f"{m.name} on {m.group}: leak {_missing(m.leak, 'above', max_leak)}"
             for m in self.event_measures
             if max_leak is not None and m.leak > max_leak
         ]
         return missed
+
+
+def _missing(value: float, where: str, bound: float) -> str:
+    """Say on which side of a bound a number is, with as many digits as tell it from the bound."""
+    differ = (n for n in range(4, 17) if f"{value:.{n}f}" != f"{bound:.{n}f}")
+    return f"{value:.{next(differ, 17)}f} is {where} {bound:g}"
 
 
 def evaluate(

@@ -24,7 +24,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.binding import at_map_widths, bind_map, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.tokenizers.display import listed, plural
+from xtok.tokenizers.display import listed, percent, plural
 from xtok.tokenizers.pairs import Pair, require_table
 
 _MOST_FINDINGS = 6
@@ -186,8 +186,10 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
     same = "of the student's tokens are in the teacher's vocabulary, byte for byte"
     if pair.text is not None:
         at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
-        same += f"; {at_place:.0%} of the text's tokens are the same token at the same place"
-    yield Finding("note", f"{pair.student_share:.0%}", f"{same}.", "pair")
+        same += (
+            f"; {percent(at_place, 0)} of the text's tokens are the same token at the same place"
+        )
+    yield Finding("note", percent(pair.student_share, 0), f"{same}.", "pair")
     missing = pair.numbers.only_student
     if missing:
         words = (
@@ -195,7 +197,7 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
         )
         words += "exact counterpart"
         if pair.missing_numbers_text is not None:
-            words += f"; they are {pair.missing_numbers_text:.2%} of the text"
+            words += f"; they are {percent(pair.missing_numbers_text, 2)} of the text"
         yield Finding("note", f"{missing:,}", f"{words}.", "pair")
     if pair.text is not None and (left_out := pair.text.left_out) is not None:
         yield Finding(pair.text.grade, f"{left_out.num_bytes:,}", f"{left_out.words}.", "quality")
@@ -214,7 +216,7 @@ def _map_findings(
     level: Grade = "good"
     if of_text or of_special:
         level = "bad" if empty_text > 0.01 else "care" if of_text else "note"
-        in_text = f" ({empty_text:.2%} of the text)" if empty_text and of_text else ""
+        in_text = f" ({percent(empty_text, 2)} of the text)" if empty_text and of_text else ""
         words = "rows are empty" if of_text + of_special > 1 else "row is empty"
         words += f": {of_text:,} of tokens that stand for text{in_text}, {of_special:,} of special "
         words += "tokens"
@@ -231,7 +233,7 @@ def _map_findings(
     words += "; a counted map reaches more." if level == "care" else "."
     if not unreached:
         words = "of the teacher's tokens are in no row: the map can predict all of them."
-    yield Finding(level, f"{share:.0%}" if share >= 0.01 else f"{unreached:,}", words, "classes")
+    yield Finding(level, percent(share, 0) if share >= 0.01 else f"{unreached:,}", words, "classes")
 
 
 def _quality(m: MapMeasures) -> Finding:
@@ -249,8 +251,8 @@ def _quality(m: MapMeasures) -> Finding:
     words = "of the way from X-Token's recipe to the best map in hindsight is closed over chunks: "
     words += f"{value:.3f} nats; the recipe has {m.chunk_recipe:.3f}, the best {m.chunk_floor:.3f}."
     if closed >= 0.5:
-        return Finding("good", f"{closed:.0%}", words, "quality")
-    return Finding("care", f"{closed:.0%}", words + _COUNT_ONE, "quality")
+        return Finding("good", percent(closed, 0), words, "quality")
+    return Finding("care", percent(closed, 0), words + _COUNT_ONE, "quality")
 
 
 _COUNT_ONE = " A map counted on text like yours does better."

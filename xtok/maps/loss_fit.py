@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.tokenizers.display import plural
+from xtok.tokenizers.display import percent, plural
 
 H_KL_THRESHOLD = 0.6
 """The least weight that makes a row a pair for H-KL (NeMo-RL)."""
@@ -14,7 +14,9 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
     slots, exact = projection.weights[projection.is_slot], exact_rows(projection)
     problems = []
     if len(slots):
-        problems.append(f"a scale slot takes {slots.mean():.0%} of {plural(len(slots), 'row')}")
+        problems.append(
+            f"a scale slot takes {percent(float(slots.mean()), 0)} of {plural(len(slots), 'row')}"
+        )
     if exact:
         problems.append(
             f"{plural(exact, 'exact row')} put all weight on one token, though the teacher may "

@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
+_NOISE = 1e-9
+"""What a share may be off by because of its floating-point sums."""
+
 SHOWN = 80
 """Characters of a token that are shown; vocabularies have tokens of a megabyte."""
 
@@ -92,6 +95,20 @@ def listed(items: Iterable[object], most: int = 3) -> str:
     """
     shown = [str(item) for item in islice(items, most + 1)]
     return ", ".join([*shown[:most], "…"] if len(shown) > most else shown)
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share in percent. Some does not read 0 %, and less than all not 100 %.
+
+    >>> percent(0.25), percent(0.9999), percent(0.0001), percent(1)
+    ('25.0%', '>99.9%', '<0.1%', '100.0%')
+    """
+    rounded, least = round(share, digits + 2) + 0.0, 10.0 ** -(digits + 2)
+    if not rounded and share > _NOISE:
+        return f"<{least:.{digits}%}"
+    if rounded == 1 and share < 1 - _NOISE:
+        return f">{1 - least:.{digits}%}"
+    return f"{rounded:.{digits}%}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -26,7 +26,7 @@ from xtok.cli.tables._tables import visible, weight, with_interval
 from xtok.cli.tables.alignment import chunks
 from xtok.inspection.bootstrap import LOSS_NAMES, Interval
 from xtok.maps.projection_map import RowKind
-from xtok.tokenizers.display import plural, printable, shorten
+from xtok.tokenizers.display import percent, plural, printable, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures
@@ -89,7 +89,7 @@ def _template() -> Template:
     }
     environment.filters |= {
         "count": lambda number: f"{number:,}",
-        "percent": lambda share, digits=1: f"{round(share, digits + 2) + 0.0:.{digits}%}",
+        "percent": percent,
         "magnitude": log1p,
         "safe_text": printable,
         "token": lambda token: visible(shorten(token)),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.edges import ranks
 from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.table import TokenTable
 
@@ -81,7 +82,9 @@ def pack(examined: PageData, max_size: int | None = None) -> tuple[PageColumns, 
     if any(max(kept, one.num_first) < len(one.order) for one in of_maps):
         weight = max(one.weight_without(kept) for one in of_maps)
         by_text = ", counted by the text" if text else ""
-        left_out.append(f"the lightest entries of rows, {weight:.2%} of the weight{by_text}")
+        left_out.append(
+            f"the lightest entries of rows, {percent(weight, 2)} of the weight{by_text}"
+        )
     return columns | entries, left_out
 
 

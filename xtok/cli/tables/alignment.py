@@ -12,7 +12,7 @@ from rich.text import Text
 
 from xtok.cli.stdout import print_result
 from xtok.cli.tables._tables import new_console, visible
-from xtok.tokenizers.display import plural
+from xtok.tokenizers.display import percent, plural
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TextAlignment
@@ -84,7 +84,7 @@ def statistics(alignment: TextAlignment) -> list[str]:
         f"{plural(len(alignment.teacher_tokens), 'teacher token')} ({alignment.teacher})",
         f"{plural(chunks, 'chunk')}, {alignment.num_correct:,} of them correct, "
         f"{alignment.num_one_to_one:,} of one token on each side",
-        f"{correct / n if n else 0:.2%} of the student tokens in correct chunks; in none: "
+        f"{percent(correct / max(1, n), 2)} of the student tokens in correct chunks; in none: "
         f"{alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher tokens",
     ]
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing, weight
-from xtok.tokenizers.display import listed, plural, quoted, shorten
+from xtok.tokenizers.display import listed, percent, plural, quoted, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
@@ -91,7 +91,7 @@ def _kinds(d: Description) -> Columns:
     total = sum(d.rows_by_kind.values())
     tables = []
     for heading, counts in (("rows by kind", kinds), ("rows by entries", sizes)):
-        rows = [(label, f"{n:,}", f"{n / total:.2%}") for label, n in counts.items()]
+        rows = [(label, f"{n:,}", percent(n / total, 2)) for label, n in counts.items()]
         tables.append(new_table(heading, "rows", "share", rows=rows, right=(1, 2)))
     return Columns(tables)
 
@@ -99,7 +99,7 @@ def _kinds(d: Description) -> Columns:
 def _classes(coverage: Coverage) -> Table:
     rows = []
     for c in coverage.classes:
-        of_rows = f"{c.exact / max(1, c.rows):.1%}", f"{c.mean_entries:.2f}", f"{c.slot_share:.1%}"
+        of_rows = percent(c.exact / max(1, c.rows)), f"{c.mean_entries:.2f}", percent(c.slot_share)
         unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
         shown = of_rows if c.rows else "-" * 3
         rows.append((c.label, f"{c.rows:,}", *shown, f"{c.teacher_ids:,}", unused))
@@ -113,9 +113,9 @@ def _classes(coverage: Coverage) -> Table:
 
 def _columns(d: Description) -> Table:
     used, width = d.columns_used, d.teacher.vocab_size
-    caption = f"{used:,} of {width:,} columns in use ({used / width:.1%})"
+    caption = f"{used:,} of {width:,} columns in use ({percent(used / width)})"
     if d.enable_scale_trick:
-        caption += f"; {d.slot_share:.2%} of all weight is on scale slots"
+        caption += f"; {percent(d.slot_share, 2)} of all weight is on scale slots"
     rows = [
         (quoted(c.token, c.teacher_id), str(c.teacher_id), f"{c.rows:,}", f"{c.weight:,.2f}")
         for c in d.largest_columns
@@ -181,7 +181,7 @@ def _comparison(c: Comparison) -> Iterator[Table]:
         "rows that differ": c.rows_that_differ,
         "rows whose heaviest entry is another": c.rows_of_other_top,
     }
-    shares = [(label, f"{n:,} ({n / max(1, c.rows):.1%})") for label, n in counts.items()]
+    shares = [(label, f"{n:,} ({percent(n / max(1, c.rows))})") for label, n in counts.items()]
     distance = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"
     rows = [("rows", f"{c.rows:,}"), *shares, distance]
     yield new_table(header(f"{c.student} → {c.teacher}"), "", rows=rows, right=(1,))
@@ -190,7 +190,7 @@ def _comparison(c: Comparison) -> Iterator[Table]:
             (
                 f"{quoted(row.token)} #{row.student_id}",
                 f"{row.distance:.3f}",
-                *([f"{row.share:.3%}"] if c.weighted_by_text else []),
+                *([percent(row.share, 3)] if c.weighted_by_text else []),
                 _weights(row.first),
                 _weights(row.second),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from xtok.cli.tables._tables import cell, new_table, printing, weight, with_interval
-from xtok.tokenizers.display import quoted
+from xtok.tokenizers.display import percent, quoted
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import Evaluation, EventMapMeasures, MapMeasures
@@ -94,7 +95,7 @@ def _maps(
             cells.append(with_interval(getattr(m, f"{prefix}cross_entropy")))
             closed = getattr(m, f"{prefix}closed")
             cells.append("–" if closed is None else f"{closed.value:.2f}")
-        coverage = f"{m.coverage.value:.2%}", f"{m.top_1.value:.1%}"
+        coverage = percent(m.coverage.value, 2), percent(m.top_1.value)
         yield f"  map {numbers[m.name]}", *cells, *coverage
 
 
@@ -103,10 +104,10 @@ def _events(
 ) -> Iterator[Sequence[str]]:
     first = measures[0]
     yield "  tokens", "", f"{first.student_token_bits:.2f}", f"{first.teacher_token_bits:.2f}"
-    yield "  shared vocabulary", f"{first.shared_leak:.2%}"
+    yield "  shared vocabulary", percent(first.shared_leak, 2)
     for m in measures:
         bits = f"{m.student_bits:.2f}", f"{m.teacher_bits:.2f}"
-        yield f"  map {numbers[m.name]}", f"{m.leak:.2%}", *bits, f"{m.kept:.1%}"
+        yield f"  map {numbers[m.name]}", percent(m.leak, 2), *bits, percent(m.kept)
 
 
 def _where(evaluation: Evaluation) -> str:
@@ -117,12 +118,15 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     """One row per class; a column per map, at most four of them."""
     names, of_events = list(numbers)[:4], bool(evaluation.event_measures)
     measure, reference = ("leak", "shared") if of_events else ("cross-entropy", "floor")
-    digits = ".2%" if of_events else ".3f"
-    losses = {(c.name, c.token_class): f"{c.loss:{digits}}" for c in evaluation.classes}
+    shown = partial(percent, digits=2) if of_events else "{:.3f}".format
+    losses = {(c.name, c.token_class): shown(c.loss) for c in evaluation.classes}
+    references = {n: [c.reference for c in evaluation.classes if c.name == n] for n in names}
+    if any(one != references[names[0]] for one in references.values()):  # the maps' cuts differ
+        reference += f" of {numbers[names[0]]}"
     rows = []
     for c in (c for c in evaluation.classes if c.name == names[0]):
         of_maps = (losses[name, c.token_class] for name in names)
-        rows.append((c.token_class, f"{c.starts:,}", f"{c.reference:{digits}}", *of_maps))
+        rows.append((c.token_class, f"{c.starts:,}", shown(c.reference), *of_maps))
     heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
     caption = f"cross-entropy {_where(evaluation)}, by class of the student's token"
     if of_events:
@@ -137,19 +141,21 @@ def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     of_events = bool(evaluation.event_measures)
     heads = "worst rows", "map", "excess", "wanted, its share, and the map's weight"
     caption = "excess: what the row adds to the cross-entropy above the floor, "
-    caption, digits = caption + _where(evaluation), ".4f"
+    caption += _where(evaluation)
     if of_events:
         heads = "worst tokens", "map", "leak", "teacher tokens there, their share"
         caption = "leak: at this token, as a share of all boundaries; leaks: in another event"
-        digits = ".2%"
     rows = []
     for row in evaluation.worst_rows:
         lines = []
         for token, share, in_map in row.wanted:
             apart = " leaks" if in_map == 0 else ""
             lines.append(
-                f"{quoted(token)} {share:.1%}{apart if of_events else f', {weight(in_map)}'}"
+                f"{quoted(token)} {percent(share)}{apart if of_events else f', {weight(in_map)}'}"
             )
-        name, excess = f"{quoted(row.token)} #{row.student_id}", f"{row.excess:{digits}}"
+        name, excess = (
+            f"{quoted(row.token)} #{row.student_id}",
+            percent(row.excess, 2) if of_events else weight(row.excess),
+        )
         rows.append((name, numbers[row.name], excess, "\n".join(lines)))
     return new_table(*heads, rows=rows, right=(1, 2), caption=caption)

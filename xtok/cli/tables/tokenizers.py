@@ -13,7 +13,7 @@ from rich.text import Text
 
 from xtok.building.counting.texts import little_text
 from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing
-from xtok.tokenizers.display import quoted, shorten
+from xtok.tokenizers.display import percent, quoted, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection import Check
@@ -53,7 +53,7 @@ def _checks(one: TokenizerDiagnosis) -> Table:
 
 
 def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
-    share = f"{pair.shared:,} of the student's ids, {pair.student_share:.1%}; "
+    share = f"{pair.shared:,} of the student's ids, {percent(pair.student_share)}; "
     share += f"{pair.vocabulary.both:,} different byte strings"
     ids = "every id is the same token"
     if pair.differing:
@@ -88,14 +88,15 @@ def _on_text(text: TextFacts, events: EventFacts) -> Table:
         "in that direction has less. Leak: how often the two tokens are in different events."
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
     )
-    known, (forward, backward) = text.known, text.conditional_entropy
+    forward, backward = text.conditional_entropy
+    leak, kept = events.leak or 0.0, events.kept or 0.0  # with text, both are known
     rows = [
         ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
-        ("tokens that both have", f"{known[0]:.1%} of these", f"{known[1]:.1%} of these"),
+        ("tokens that both have", *(f"{percent(share)} of these" for share in text.known)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
-        ("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits"),
-        ("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits"),
+        ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
+        ("events of bytes", f"leak {percent(leak)}", f"{percent(kept)} of the bits"),
     ]
     return new_table("on the text", "", "", rows=rows, caption=caption)
 
