@@ -472,6 +472,16 @@ def test_a_line_that_is_wrong_is_refused_in_its_own_words(line: str, message: st
     assert "Value error" not in shown
 
 
+def test_a_glob_without_quotes_is_told(cli: Cli, tmp_path: Path) -> None:
+    texts = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for path in texts:
+        path.write_text("x")
+    done = cli("build", "bytes", "bytes", "--text", *map(str, texts))
+    assert done.returncode == 2
+    hint = "hint: quote a pattern of files, as --text '*.txt'; or run xtok build --help"
+    assert " ".join(done.stderr.split()).endswith(hint)
+
+
 def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Path) -> None:
     """Models and maps that are missing would be complained of first if they were loaded first."""
     (tmp_path / "a-file").touch()

@@ -1,10 +1,12 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -88,7 +90,11 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
             raise
         ctx: Any = getattr(error, "ctx", None)
         command = ctx.command_path if ctx else f"xtok {getattr(group, 'invoked_subcommand', '')}"
-        console.print_error(message, f"run {command.strip()} --help", sys.stderr)
+        hint = f"run {command.strip()} --help"
+        extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
+        if extra and Path(extra[1]).is_file():  # as the shell makes of --text *.txt
+            hint = f"quote a pattern of files, as --text '*{Path(extra[1]).suffix}'; or {hint}"
+        console.print_error(message, hint, sys.stderr)
         raise typer.Exit(error.exit_code) from error
 
 
