@@ -6,7 +6,7 @@ say is not known: it is never a probability.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -100,10 +100,8 @@ def candidates_of_row(
     if not (logprobs <= STORED_ROUNDING).all():
         wrong = logprobs[~(logprobs <= STORED_ROUNDING)][0]
         raise ValueError(f"topk_logprobs has {wrong:.4g}, which is not a log-probability")
-    keys = np.sort(row_of << 32 | ids)
-    if (keys[1:] == keys[:-1]).any():
-        twice = int(keys[1:][keys[1:] == keys[:-1]][0])
-        raise ValueError(f"topk_ids has {twice & 0xFFFFFFFF} twice for token {twice >> 32}")
+    for token, twice in listed_twice(row_of, ids):
+        raise ValueError(f"topk_ids has {twice} twice for token {token}")
     sums = np.bincount(row_of, np.exp(logprobs, dtype=np.float64), len(counts))
     if len(sums) and sums.max() > 1 + STORED_ROUNDING:
         raise ValueError(
@@ -111,3 +109,14 @@ def candidates_of_row(
             f"{sums.max():.4g}"
         )
     return np.bincount(row_of, minlength=len(counts)), ids, logprobs
+
+
+def listed_twice(row_of: NDArray[np.int64], ids: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yield each row that has a candidate more than once, and its id, 0 to 2³² − 1.
+
+    >>> list(listed_twice(np.array([0, 0, 4, 4, 4]), np.array([7, 8, 9, 7, 9])))
+    [(4, 9)]
+    """
+    keys = np.sort(row_of << 32 | ids)
+    for key in keys[1:][keys[1:] == keys[:-1]].tolist():
+        yield key >> 32, key & 0xFFFFFFFF

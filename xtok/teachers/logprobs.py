@@ -10,7 +10,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import STORED_ROUNDING, is_stand_in, own_logprobs
+from xtok._lib.known_logprobs import STORED_ROUNDING, is_stand_in, listed_twice, own_logprobs
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.sequences import Sequences
@@ -185,13 +185,8 @@ def _predictions(
         raise ValueError(
             f"teacher_topk: id {token_ids[row, k]} at {place} is not in 0..{width - 1}"
         )
-    in_order = np.sort(np.where(is_padding, -1, token_ids), axis=1)
-    twice = np.argwhere((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0))
-    if len(twice):
-        row, k = twice[0].tolist()
-        raise ValueError(
-            f"teacher_topk: id {in_order[row, k]} at {teacher.place(row)} occurs twice"
-        )
+    for row, twice in listed_twice(np.nonzero(~is_padding)[0], token_ids[~is_padding]):
+        raise ValueError(f"teacher_topk: id {twice} at {teacher.place(row)} occurs twice")
     sizes = (~is_padding).sum(1)
     known = np.where(is_padding, 0.0, np.exp(values)).sum(1)
     above = np.flatnonzero(known > 1 + STORED_ROUNDING)

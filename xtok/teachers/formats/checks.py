@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs, says_nothing
+from xtok._lib.known_logprobs import (
+    PREDICTS_FIRST,
+    STORED_ROUNDING,
+    listed_twice,
+    own_logprobs,
+    says_nothing,
+)
 from xtok.teachers.formats.topk import (
     Documents,
     TopK,
@@ -213,12 +219,10 @@ def _sorted(given: Documents, row_of: NDArray[np.int64]) -> TopK:
     """Return predictions with the best candidate first in each row."""
     topk = given.topk
     ids, values = topk.ids, topk.logprobs
-    keys = np.sort(row_of << 32 | ids)
-    if (keys[1:] == keys[:-1]).any():
-        twice = int(keys[1:][keys[1:] == keys[:-1]][0])
+    for row, twice in listed_twice(row_of, ids):
         raise cache_error(
-            given.place(twice >> 32),
-            f"the candidate {twice & 0xFFFFFFFF} occurs twice",
+            given.place(row),
+            f"the candidate {twice} occurs twice",
             "store each candidate once",
         )
     rises = (values[1:] > values[:-1]) | ((values[1:] == values[:-1]) & (ids[1:] < ids[:-1]))
