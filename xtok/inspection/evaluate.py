@@ -374,8 +374,8 @@ def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
 
     Groups without a boundary have nothing to measure; one that is called `all` gets a number.
     """
-    measured, names = text.num_chunks > 0, np.array(text.groups)
-    groups = [(name, names == name) for name in dict.fromkeys(names[measured].tolist())]
+    names = np.array(text.groups)
+    groups = [(name, names == name) for name in _measured(text)]
     if len(groups) == 1:
         return groups
     shown = distinct_names([_ALL, *(name for name, _ in groups)])[1:]
@@ -385,9 +385,14 @@ def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
 
 def _not_measured(text: PerDocument) -> list[str]:
     """Return a note on the groups without a boundary."""
-    measured = {*np.array(text.groups)[text.num_chunks > 0].tolist()}
+    measured = _measured(text)
     empty = [name for name in dict.fromkeys(text.groups) if name not in measured]
     return [f"nothing to measure in {listed(empty)}: no shared token boundary"] if empty else []
+
+
+def _measured(text: PerDocument) -> dict[str, None]:
+    """Return the names of the groups with a boundary, in the text's order."""
+    return dict.fromkeys(np.array(text.groups)[text.num_chunks > 0].tolist())
 
 
 _ALL = "all"
