@@ -111,6 +111,27 @@ def test_every_student_is_trained_once(
     assert dict(study.results(work)).keys() == dict(found).keys()
 
 
+def test_each_loss_is_compared_at_its_best_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    """The best rate is that of the last texts; what is compared are the first."""
+
+    def line(held_out: float, to_choose_by: float) -> dict[str, Any]:
+        return {"steps": [8], "bits": [[[held_out], [1.0], [to_choose_by]]], "bytes": [[10]] * 3}
+
+    lines = {
+        study.run_of("healing", row, 0, rate): line(held_out, to_choose_by)
+        for row, rate, held_out, to_choose_by in (
+            (study.CE, 2e-3, 20.0, 31.0), (study.CE, 1e-3, 22.0, 30.0),
+            (study.EVENTS, 2e-3, 17.0, 28.0), (study.EVENTS, 1e-3, 16.0, 29.0),
+            (study.CSD, 2e-3, 10.0, 10.0),
+        )
+    }  # fmt: skip
+    study.report_rates(lines, "ce", "none")
+    assert capsys.readouterr().out == (
+        "event-kl bytes 1 8 steps at its best rate 0.002: 0.500 (0.500 to 0.500) better than "
+        "ce none at its best rate 0.001 (seed 0)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "asked", "written"),
     [("healing", None, 7), ("healing", 3, 3), ("plenty", None, 2), ("scarce", None, 1)],

@@ -205,6 +205,7 @@ def main() -> None:
     found = results(args.work)
     report(found, *args.against)
     report_seconds(dict(found), *args.against)
+    report_rates(dict(found), *args.against)
     if args.plot:
         plot(found, args.plot)
 
@@ -445,6 +446,32 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
                 f"{saved.sum() / lengths.sum():.3f} ({low:.3f} to {high:.3f}) better than "
                 f"{of['steps'][-1]} steps of {loss} {artefact} (seed {run.seed}, rate {run.rate:g})"
                 + share
+            )
+
+
+def report_rates(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -> None:
+    """Print runs at the best of their rates, chosen on the texts to choose by.
+
+    Each is compared, on the held-out texts, with that loss at the best of its own rates, of the
+    same seed and length. Brackets are over texts.
+    """
+    rates: dict[Run, list[Run]] = {}
+    for run in lines:
+        if run.setting and len(lines[run]["bytes"]) > 2:
+            rates.setdefault(run._replace(rate=0.0), []).append(run)
+    tuned = {
+        kind: min(runs, key=lambda run: totals(lines[run], 2)[-1])
+        for kind, runs in rates.items()
+        if len(runs) > 1
+    }
+    for kind, run in tuned.items():
+        base = tuned.get(kind._replace(loss=loss, artefact=artefact, weight=1.0, text=1.0))
+        if base is not None and base != run:
+            saved, between = gain([lines[run]], [lines[base]], at_end)
+            print(
+                f"{run.loss} {run.artefact} {run.weight:g} {lines[run]['steps'][-1]} steps "
+                f"at its best rate {run.rate:g}: {saved} ({between}) better than {loss} {artefact} "
+                f"at its best rate {base.rate:g} (seed {run.seed})"
             )
 
 
