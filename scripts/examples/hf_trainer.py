@@ -35,7 +35,7 @@ from xtok.training.collator import DistillationCollator
 from xtok.training.losses import CombineConfig
 from xtok.training.losses.registry import loss_named
 from xtok.training.topk_collator import TopKCollator
-from xtok.training.trainers.transformers import DistillationTrainer
+from xtok.training.trainers.transformers import XTokTrainer
 
 
 @dataclass
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
             [load_tokenizer(name) for name in options.teacher],
             max_length=options.max_length,
         )
-    trainer = DistillationTrainer(
+    trainer = XTokTrainer(
         AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
         config,
         collate,

@@ -70,7 +70,7 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     from tiny_models import logged, tiny_model
     from transformers import TrainingArguments
 
-    from xtok.training.trainers.transformers import DistillationTrainer
+    from xtok.training.trainers.transformers import XTokTrainer
 
     rows = []
     for text in TEXTS[:2]:
@@ -81,7 +81,7 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
         logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     student = tiny_model(collator.student.vocabulary.vocab_size, seed=0)
-    one = DistillationTrainer(student, arguments, collator, loss="alm", train_dataset=rows)
+    one = XTokTrainer(student, arguments, collator, loss="alm", train_dataset=rows)
     one.train()
     falling = logged(one, "distillation")
     assert len(falling) == 4

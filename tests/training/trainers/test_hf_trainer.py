@@ -1,4 +1,4 @@
-"""`DistillationTrainer`: a real `transformers.Trainer` with random models on a CPU."""
+"""`XTokTrainer`: a real `transformers.Trainer` with random models on a CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from xtok.training.module import ProjectionModule
 from xtok.training.objective import Objective, make_objective
 from xtok.training.topk_collator import TopKCollator
 from xtok.training.trainers import transformers as hf_integration
-from xtok.training.trainers.transformers import DistillationTrainer
+from xtok.training.trainers.transformers import XTokTrainer
 
 # Maps of the recipe train well enough here, and take no time to build.
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
@@ -97,7 +97,7 @@ def trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> Ma
         given = (
             args if isinstance(args, TrainingArguments) else arguments(tmp_path / at, **args or {})
         )
-        return DistillationTrainer(
+        return XTokTrainer(
             tiny_model(widths[0], seed=0), given, collate, teachers=teacher, train_dataset=rows,
             loss=loss, **options,
         )  # fmt: skip
@@ -198,7 +198,7 @@ def test_accumulated_gradients_are_those_of_one_batch(
 def test_dropout_is_that_of_the_pass_that_scales(collator: Collator, tmp_path: Path) -> None:
     """Else the distillation would be scaled to a cross-entropy of other random numbers."""
     width = collator.student.vocabulary.vocab_size
-    one = DistillationTrainer(
+    one = XTokTrainer(
         tiny_model(width, seed=0, sharp=0.5, dropout=0.5),
         arguments(tmp_path, gradient_accumulation_steps=2, max_steps=2),
         collator,
@@ -270,7 +270,7 @@ def test_workers_and_several_teachers(
     teachers = [
         tiny_model(t.vocabulary.vocab_size, seed=2, sharp=0.5) for t in (byte_level, sentencepiece)
     ]
-    one = DistillationTrainer(
+    one = XTokTrainer(
         tiny_model(digits.vocabulary.vocab_size, seed=0),
         arguments(tmp_path, dataloader_num_workers=1, max_steps=2, gradient_accumulation_steps=2),
         collate,
@@ -396,10 +396,10 @@ def test_what_does_not_fit_is_refused(
         trainer(["gold", "gold"], projection=None)
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
     with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
-        DistillationTrainer(tiny_model(9, seed=0), arguments(tmp_path), several, loss="gold")
+        XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), several, loss="gold")
     smooth = arguments(tmp_path, label_smoothing_factor=0.3)
     with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.3, and the loss has no"):
-        DistillationTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
+        XTokTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
     with pytest.raises(ValueError, match=r"^compute_loss_func is given, and would not be called"):
         trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)

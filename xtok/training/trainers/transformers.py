@@ -20,7 +20,7 @@ from xtok.training.objective import (
 from xtok.training.topk_collator import TopKCollator
 
 
-class DistillationTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
+class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
 
     It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss

@@ -82,7 +82,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         projection: a map, its file or its module; None for losses without a map.
         teacher_template: the teacher's chat template, if not its tokenizer's own: a file, the name
             of a format, or Jinja.
-        hidden_states: as of a `DistillationTrainer`.
+        hidden_states: as of a `XTokTrainer`.
         **kwargs: as of a `GOLDTrainer`: datasets, `processing_class` …
 
     Raises:
