@@ -51,12 +51,8 @@ def losses_of(
     batch: dict[str, Any],
     objective: Objective,
     how: str,
-    lengths: Sequence[Tensor],
 ) -> LossTerms:
-    """Run the models; return the student's loss on a batch, and what it is made of.
-
-    `lengths` are those of each teacher's tokens, in bytes.
-    """
+    """Run the models; return the student's loss on a batch, and what it is made of."""
     logits, sides = logits_of(student, batch, heads[0]), batch["teachers"]
     with torch.no_grad():
         theirs: list[Any] = [
@@ -64,38 +60,9 @@ def losses_of(
         ]
     if how == "averaged-logits":
         theirs = [averaged_logits(theirs, objective.teacher_weights or [1.0] * len(theirs))]
-        objective, sides = only(objective, 0), sides[:1]
-    elif how == "selected":
-        best = losses.select_teacher(theirs, targets_of_all(sides, lengths))
-        objective, theirs, sides = only(objective, best), [theirs[best]], [sides[best]]
+        objective = replace(objective, losses=objective.losses[:1], teacher_weights=None)
+        sides = sides[:1]
     return objective.terms(logits, theirs, {**batch, "teachers": sides})
-
-
-def only(objective: Objective, teacher: int) -> Objective:
-    """Return the objective of one of the teachers, with a weight of 1."""
-    return replace(objective, losses=[objective.losses[teacher]], teacher_weights=None)
-
-
-def targets_of_all(sides: Sequence[dict[str, Any]], lengths: Sequence[Tensor]) -> list[Tensor]:
-    """Return the targets of each teacher in the text that all teachers predict.
-
-    Each reads as many tokens, so one with shorter tokens less of a long text; and the first token
-    is predicted only after a bos.
-    """
-    ends, sizes = [], []
-    for side, of_tokens in zip(sides, lengths, strict=True):
-        labels = side["labels"]
-        sizes.append(of_tokens[labels.clamp(min=0)] * (labels >= 0))
-        ends.append(sizes[-1].cumsum(1))
-    first = torch.stack([of_side[:, 0] for of_side in ends]).amax(0)[:, None]
-    last = torch.stack([of_side[:, -1] for of_side in ends]).amin(0)[:, None]
-    found = []
-    for side, end, size in zip(sides, ends, sizes, strict=True):
-        is_outside = (end - size < first) | (end > last)
-        found.append(side["targets"].masked_fill(is_outside.roll(-1, 1), -100))
-    if all(bool((targets >= 0).any()) for targets in found):
-        return found
-    return [side["targets"] for side in sides]
 
 
 def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -344,7 +311,6 @@ def train(options: argparse.Namespace) -> None:
         ),
     )
     heads = heads_of([student, *teachers], objective, collate(samples[:1]), options)
-    lengths = [torch.from_numpy(t.table.lengths).to(options.device) for t in theirs]
     data: Any = samples
     loader = DataLoader(
         data, batch_sampler=list(batches(len(samples), options, first)), collate_fn=collate,
@@ -365,7 +331,7 @@ def train(options: argparse.Namespace) -> None:
             group["lr"] = learning_rate(step, options)
         batch = prepare(raw, options.device)
         with autocast(options):
-            terms = losses_of(student, teachers, heads, batch, objective, options.teachers, lengths)
+            terms = losses_of(student, teachers, heads, batch, objective, options.teachers)
         optimizer.zero_grad(set_to_none=True)
         terms.loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, options.clip)
@@ -404,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--teacher", action="append", default=[], help="repeatable; none: cross-entropy only")
     add("--teacher-tokenizer", action="append", help="one per teacher; default: its own")
     add("--teacher-weight", action="append", type=float, help="one per teacher")
-    add("--teachers", choices=("sum", "averaged-logits", "selected"), default="sum")
+    add("--teachers", choices=("sum", "averaged-logits"), default="sum")
     add(
         "--map", action="append", type=Path, default=[], help="one per teacher, if its loss has any"
     )

@@ -19,7 +19,7 @@ from xtok import ProjectionMap, XtokError
 from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import DistillationCollator, predicted
+from xtok.training.collator import DistillationCollator
 from xtok.training.losses.registry import LOSSES, LossName
 
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
@@ -162,8 +162,6 @@ def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
     assert two[0]["distillation"] == pytest.approx(2.5 * one[0]["distillation"], rel=1e-5)
     mixed = ("--loss=p-kl", "--loss=gold", "--top-k=5")  # which only the first has
     assert run(both, tmp_path / "mixed", *mixed, steps=1)[0]["distillation"] > 0
-    selected = run(both, tmp_path / "selected", "--teachers=selected", steps=1)
-    assert selected[0]["distillation"] == pytest.approx(one[0]["distillation"], rel=1e-6)
 
 
 def test_averaged_logits_of_two_teachers(setting: list[str], small: Path, tmp_path: Path) -> None:
@@ -186,16 +184,6 @@ def test_averaged_logits() -> None:
     assert distill.averaged_logits([a, masked], [1, 1]).tolist() == [[[-torch.inf, 3.0]]]
     with pytest.raises(XtokError, match="weights are all 0"):
         distill.averaged_logits([a, b], [0, 0])
-
-
-def test_teachers_are_selected_on_the_text_that_all_predict() -> None:
-    """Letters and, after a bos, pairs of letters; each side has four tokens of "abcdef"."""
-    lengths = [torch.tensor([1] * 6), torch.tensor([2, 2, 2, 0])]
-    rows = [[[0, 1, 2, 3]], [[3, 0, 1, 2]]]
-    sides = [{"labels": torch.tensor(ids), "targets": predicted(torch.tensor(ids))} for ids in rows]
-    letters, pairs = distill.targets_of_all(sides, lengths)
-    assert letters.tolist() == [[1, 2, 3, -100]]
-    assert pairs.tolist() == [[-100, 1, -100, -100]]
 
 
 def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) -> None:

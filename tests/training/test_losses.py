@@ -30,9 +30,8 @@ from xtok.training.losses import (
     gold,
     p_kl,
     same_tokenizer_kl,
-    select_teacher,
-    sum_teachers,
 )
+from xtok.training.losses.combine import teacher_weights
 from xtok.training.module import ProjectionModule
 
 ROWS = [[0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, 3, 3, -1]]
@@ -423,23 +422,12 @@ def test_same_tokenizer_kl() -> None:
         same_tokenizer_kl(student, teacher, torch.ones(1, 3))
 
 
-def test_several_teachers() -> None:
-    losses = [torch.tensor(2.0, requires_grad=True), torch.tensor(5.0)]
-    assert float(sum_teachers(losses).detach()) == 7.0
-    assert float(sum_teachers(losses, [0.5, 0.2]).detach()) == 2.0
-    for weights in ([1.0], [1.0, -1.0]):
+def test_weights_of_several_teachers() -> None:
+    assert teacher_weights(None, 2) == [1.0, 1.0]
+    assert teacher_weights([0.5, 0], 2) == [0.5, 0]
+    for weights in ([1.0], [1.0, -1.0], [1.0, float("nan")]):
         with pytest.raises(ValueError, match="not 2 weights of 0 or above"):
-            sum_teachers(losses, weights)
-
-
-def test_the_selected_teacher_finds_the_text_likeliest() -> None:
-    long = torch.zeros(1, 4, 4)  # 4 tokens of log 4 each
-    short = torch.zeros(1, 2, 64)  # 2 tokens of log 64 each
-    labels = [torch.tensor([[1, 1, 1, -100]]), torch.tensor([[1, -100]])]
-    assert select_teacher([long, short], labels) == 0  # 3 log 4 = log 64: the first of equals
-    labels[0][0, 3] = 2
-    assert select_teacher([long, short], labels) == 1
-    assert select_teacher([long, short], labels, per_token=True) == 0
+            teacher_weights(weights, 2)
 
 
 def test_combining_with_cross_entropy() -> None:

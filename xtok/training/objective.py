@@ -165,7 +165,7 @@ def make_objective(
         projection: a map, its file or its module, for all teachers or one for each; for
             `event-kl` an event map or its file, for `csd` a spelling map or its file; None for
             losses without a map.
-        teacher_weights: as in `sum_teachers`.
+        teacher_weights: of the teachers' losses; each is 1 if None.
         combine: the defaults if None.
         temperature: of the losses given by name.
         device: where the maps go.

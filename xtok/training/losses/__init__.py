@@ -5,7 +5,7 @@ All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts
 
 from xtok.training.losses.alm import alm
 from xtok.training.losses.chunks import count_chunks
-from xtok.training.losses.combine import combine, select_teacher, sum_teachers
+from xtok.training.losses.combine import combine
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -52,8 +52,6 @@ __all__ = [
     "make_loss",
     "p_kl",
     "same_tokenizer_kl",
-    "select_teacher",
     "spelling_index",
-    "sum_teachers",
     "topk_kl",
 ]

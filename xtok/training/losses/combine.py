@@ -1,4 +1,4 @@
-"""Several teachers, and the sum with the cross-entropy."""
+"""The weights of several teachers, and the sum with the cross-entropy."""
 
 from __future__ import annotations
 
@@ -8,49 +8,6 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.config import CombineConfig
-from xtok.training.sparse import work_dtype
-
-
-def select_teacher(
-    teacher_logits: Sequence[Tensor], teacher_labels: Sequence[Tensor], *, per_token: bool = False
-) -> int:
-    """Return the index of the teacher that finds the batch's text likeliest, the first of equals.
-
-    All of them read the same text, so their total −log p is compared. A mean over tokens, which
-    NeMo-RL compares, favours the tokenizer with the shorter tokens.
-
-    Args:
-        teacher_logits: `[B, T, V]` each.
-        teacher_labels: int64 `[B, T]` each, the ids that the positions predict; -100 where a
-            position does not count.
-        per_token: compare the mean over tokens.
-
-    Raises:
-        ValueError: for a teacher without a position that counts.
-    """
-    scores: list[float] = []
-    with torch.no_grad():
-        for logits, labels in zip(teacher_logits, teacher_labels, strict=True):
-            inside = labels >= 0
-            if not bool(inside.any()):
-                raise ValueError(f"teacher {len(scores)} has no position that counts")
-            rows = logits[inside].to(work_dtype(logits))
-            reduction = "mean" if per_token else "sum"
-            score = torch.nn.functional.cross_entropy(rows, labels[inside], reduction=reduction)
-            scores.append(float(score))
-    return min(range(len(scores)), key=scores.__getitem__)
-
-
-def sum_teachers(losses: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
-    """Return Σ weight · loss over the teachers; each weight is 1 if None.
-
-    Raises:
-        ValueError: for weights that do not fit.
-    """
-    total = losses[0] * 0
-    for loss, weight in zip(losses, teacher_weights(weights, len(losses)), strict=True):
-        total = total + loss * weight
-    return total
 
 
 def combine(
