@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from xtok.conversation.files import ChatRecord, chat_record
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
@@ -40,7 +41,8 @@ Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 class _SampleRow(NamedTuple):
     """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
 
-    That is a conversation, or a text and how many control tokens stand before it.
+    That is a conversation, or a text and how many control tokens stand before it. The `num_alone`
+    tokens behind these are the teacher's alone: its context.
     """
 
     ids: NDArray[np.int64]
@@ -48,6 +50,16 @@ class _SampleRow(NamedTuple):
     conversation: Conversation | None = None
     text: str | None = None
     num_before: int = 0
+    num_alone: int = 0
+
+    def without_context(self, num_tokens: int) -> _SampleRow:
+        """Return the row without the first tokens that the teacher alone reads."""
+        cut = slice(self.num_before, self.num_before + num_tokens)
+        return self._replace(
+            ids=np.delete(self.ids, cut),
+            is_target=np.delete(self.is_target, cut),
+            num_alone=self.num_alone - num_tokens,
+        )
 
 
 Part = tuple[list[int], bool]
@@ -62,6 +74,11 @@ class DistillationCollator:
     own library; conversations are rendered by each side's chat template, and only what the
     assistant wrote is a target. Rows are padded on the right; a chunk that `max_length` cuts is
     dropped. The collator holds no tensors, and can be pickled.
+
+    A teacher may read more than the student. `teacher_context` beside `text` stands before it, for
+    the teachers alone: after their bos token, and spelled apart, so that no token reaches across.
+    It is one text, or a list with one for each teacher, None for a teacher that reads what the
+    student does. It is no target. `max_length` cuts it from the left before it cuts the text.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
@@ -137,10 +154,12 @@ class DistillationCollator:
         ours = self._rows(self.student, self.student_template, read)
         batch = _pad(ours, self.student, self.max_length)
         batch["teachers"] = []
-        for teacher, template, aligner in zip(
-            self.teachers, self.teacher_templates, self.aligners, strict=True
+        contexts = _contexts(samples, len(self.teachers))
+        for teacher, template, aligner, context in zip(
+            self.teachers, self.teacher_templates, self.aligners, contexts, strict=True
         ):
             theirs = self._rows(teacher, template, read)
+            theirs = self._with_context(teacher, theirs, context)
             sides = (self.student, teacher)
             alignments = [
                 self._align(aligner, sides, *rows) for rows in zip(ours, theirs, strict=True)
@@ -319,6 +338,32 @@ class DistillationCollator:
                 rows.append(_SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 
+    def _with_context(
+        self, teacher: Tokenizer, rows: Sequence[_SampleRow], contexts: Sequence[str | None]
+    ) -> list[_SampleRow]:
+        """Return a teacher's rows with what it alone reads, as much as `max_length` has room for.
+
+        Warn of what is cut.
+        """
+        encoded = teacher.encode_batch([context or "" for context in contexts])
+        name, end = teacher.vocabulary.model_id, self.max_length
+        whole, short = [], []
+        for number, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
+            at = row.num_before
+            longer = row._replace(
+                ids=np.insert(row.ids, at, ids),
+                is_target=np.insert(row.is_target, at, [False] * len(ids)),
+                num_alone=len(ids),
+            )
+            excess = min(max(0, len(longer.ids) - (end or len(longer.ids))), len(ids))
+            if excess:
+                short.append(f"sample {number}" + " (to nothing)" * (excess == len(ids)))
+            whole.append(longer.without_context(excess))
+        if short:
+            note = f"max_length {end} cuts what {name} alone reads from its left: {listed(short)}"
+            warnings.warn(note, stacklevel=3)
+        return whole
+
     def _align(
         self,
         aligner: TokenAligner,
@@ -328,7 +373,11 @@ class DistillationCollator:
     ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            alignment = _align_texts(aligner, sides_of, ours, theirs)
+            shared = theirs.without_context(theirs.num_alone)
+            alignment = _align_texts(aligner, sides_of, ours, shared)
+            alone = [-1] * theirs.num_alone
+            chunk = np.insert(alignment.teacher_chunk_id, theirs.num_before, alone)
+            alignment = replace(alignment, teacher_chunk_id=chunk)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
         return _cut(alignment, (ours, theirs), (self.max_length, self.max_length))
@@ -523,6 +572,26 @@ def _read(sample: Sample, place: str) -> str | ChatRecord:
     if isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
         return chat_record(list(sample), place)
     raise ValueError(f"a sample is {type(sample).__name__}: neither a text nor a conversation")
+
+
+def _contexts(samples: Sequence[Sample], num_teachers: int) -> list[list[str | None]]:
+    """Return what each teacher alone reads before each text, None for nothing."""
+    contexts: list[list[str | None]] = [[] for _ in range(num_teachers)]
+    for number, sample in enumerate(samples):
+        given = sample.get("teacher_context") if isinstance(sample, Mapping) else None
+        if given is not None and "text" not in sample:
+            raise ValueError(f"sample {number}: teacher_context is of a text, and there is none")
+        each = [given] * num_teachers if given is None or isinstance(given, str) else given
+        if not isinstance(each, list | tuple) or len(each) != num_teachers:
+            raise ValueError(
+                f"sample {number}: teacher_context is neither a text, nor a list of one for each "
+                f"of {num_teachers} teachers"
+            )
+        if not all(context is None or isinstance(context, str) for context in each):
+            raise ValueError(f"sample {number}: teacher_context has what is no text")
+        for of_teacher, context in zip(contexts, each, strict=True):
+            of_teacher.append(context)
+    return contexts
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:
