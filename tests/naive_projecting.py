@@ -35,8 +35,8 @@ class Small(Backend):
         texts = [TokenEntry(n + 1, TokenType.NORMAL, token) for n, token in enumerate(self.tokens)]
         return [TokenEntry(END, TokenType.CONTROL, b"<eos>"), *texts]
 
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        return {"eos": [END]}
+    def declared_roles(self) -> Mapping[str, Mapping[int, str]]:
+        return {"eos": {END: "the file"}}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.spell(text.encode()) for text in texts]

@@ -23,6 +23,7 @@ from xtok.tokenizers._tekken import is_megatron, is_tekken, load_megatron, load_
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
+from xtok.tokenizers.library import library_differences
 from xtok.tokenizers.pairs import Pair
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Encoding",
     "Tokenizer",
     "from_transformers",
+    "library_differences",
     "load_tokenizer",
     "model_id",
     "pair",

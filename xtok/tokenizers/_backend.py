@@ -22,6 +22,11 @@ SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
 
 
+GENERATION_CONFIG = "generation_config.json"
+
+Roles = Mapping[str, Mapping[int, str]]
+"""Role to its ids, the library's own first, each with who declares it."""
+
 TextChange = tuple[str, str]
 """A component of a tokenizer, and what it changes about a text before it becomes tokens."""
 
@@ -90,9 +95,13 @@ class Backend(ABC):
         """
         return ()
 
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the roles (of `tokenizers.roles.ROLES`) that the tokenizer's own files declare."""
+    def declared_roles(self) -> Roles:
+        """Return the roles of `SPECIAL_NAMES` that the library declares, without ids as none."""
         return {}
+
+    def library(self) -> Any:
+        """Return the tokenizer that Transformers makes of the same folder; None for a file."""
+        return None
 
     def special_names(self) -> Mapping[str, str]:
         """Return the texts of special tokens that chat templates know by name, as `image_token`."""
@@ -181,13 +190,12 @@ def eos_ids(files: ModelFiles) -> list[int]:
     Raises:
         TokenizerError: if it is not a JSON object, or these are not ids.
     """
-    name = "generation_config.json"
     eos: Any = "unknown"
     with suppress(TokenizerError):
-        eos = files.json(name).get("eos_token_id")
+        eos = files.json(GENERATION_CONFIG).get("eos_token_id")
     ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(isinstance(i, int) for i in ids):
-        path = files.find(name)
+        path = files.find(GENERATION_CONFIG)
         raise TokenizerError(f"{path} is not a generation config", hint="fix it, or remove it")
     return ids
 

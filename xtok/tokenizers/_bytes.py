@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend
+from xtok.tokenizers._backend import Backend, Roles
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 
@@ -54,8 +54,8 @@ class NullBackend(Backend):
         """All are CONTROL, named by their number."""
         return [TokenEntry(i, TokenType.CONTROL, str(i).encode()) for i in range(self._size)]
 
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        return {"eos": [self._size - 1]}
+    def declared_roles(self) -> Roles:
+        return {"eos": {self._size - 1: "null"}}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [[] for _ in texts]

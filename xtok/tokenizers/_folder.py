@@ -11,6 +11,7 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import (
     SPECIAL_NAMES,
     Backend,
+    Roles,
     TextChange,
     bad_config,
     chat_templates,
@@ -95,9 +96,9 @@ class FolderBackend(Backend):
         yield from self._inner.definition()
         yield json.dumps(sorted(self.text_tokens.items())).encode()
 
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the roles that the config and the file itself name."""
-        roles = {role: list(ids) for role, ids in self._inner.declared_roles().items()}
+    def declared_roles(self) -> Roles:
+        """Return the roles that the config names, null included, else the file itself."""
+        roles = dict(self._inner.declared_roles())
         ids = {added.content.decode(): i for i, added in self._added.items()}
         ids |= {
             e.content.decode("utf-8", "replace"): e.id
@@ -105,10 +106,16 @@ class FolderBackend(Backend):
             if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)
         }
         for role in SPECIAL_NAMES:
-            for name in _contents([self._config.get(f"{role}_token")]):
-                if name in ids:  # else it is plain text in the file
-                    roles[role] = [ids[name]]
+            if (key := f"{role}_token") in self._config:
+                names = _contents([self._config[key]])  # those without an id are text of the file
+                roles[role] = {ids[n]: "tokenizer_config.json" for n in names if n in ids}
         return roles
+
+    def library(self) -> Any:
+        try:
+            return self.other[1]().library() if self.other else None
+        except TokenizerError:
+            return None
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode with the file's backend what stands between added text tokens."""

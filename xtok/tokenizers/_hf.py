@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, damaged
+from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, Roles, TextChange, damaged
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 
@@ -35,6 +35,7 @@ class HuggingFaceBackend(Backend):
     """
 
     name = "hf"
+    load_library: Callable[[], Any] | None = None
 
     def __init__(self, tokenizer: Any, model: str) -> None:
         if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
@@ -115,10 +116,17 @@ class HuggingFaceBackend(Backend):
         unknown: int | None = json.loads(self._rust.to_str())["model"].get("unk_id")
         return unknown
 
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the special-token map."""
-        ids = {role: getattr(self._hf, f"{role}_token_id", None) for role in SPECIAL_NAMES}
-        return {role: [i] for role, i in ids.items() if i is not None}
+    def declared_roles(self) -> Roles:
+        """Return the special-token map; a `tokenizer.json` alone has none."""
+        names = {role: f"{role}_token_id" for role in SPECIAL_NAMES}
+        ids = {r: getattr(self._hf, name) for r, name in names.items() if hasattr(self._hf, name)}
+        return {role: {} if i is None else {i: "the tokenizer"} for role, i in ids.items()}
+
+    def library(self) -> Any:
+        """Return what Transformers makes of the folder, loaded now if `tokenizer.json` did."""
+        if self.load_library is not None:
+            return self.load_library()
+        return self._hf if getattr(self._hf, "is_fast", False) else None
 
     def special_names(self) -> Mapping[str, str]:
         """Return the special-token map, with the names that are the model's own."""

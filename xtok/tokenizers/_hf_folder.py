@@ -46,8 +46,9 @@ def load_folder(
         TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
     """
     plain = None if trust_remote_code else read_alone(files)
-    loaded = plain or _by_transformers(files, path.name, trust_remote_code)
-    backend = HuggingFaceBackend(loaded, str(files))
+    by_transformers = partial(_by_transformers, files, path.name, trust_remote_code)
+    backend = HuggingFaceBackend(plain or by_transformers(), str(files))
+    backend.load_library = by_transformers if plain else None
     readers = {".json": load_json, ".model": SentencePieceBackend.from_file}
     if plain is None and path.suffix in readers:
         backend.other = f"{path.name} alone", partial(readers[path.suffix], path)
@@ -294,8 +295,8 @@ def read_alone(files: ModelFiles) -> PlainTokenizer | None:
         **{k: v for k, v in config.items() if _is_token(k, v) and k not in _ROLES},
         **(extra if isinstance(extra, dict) else {}),
     }
-    for key, token in roles.items():
-        setattr(plain, f"{key}_id", rust.token_to_id(token))
+    for key in _ROLES:
+        setattr(plain, f"{key}_id", rust.token_to_id(roles[key]) if key in roles else None)
     return plain
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, TextChange
+from xtok.tokenizers._backend import Backend, Roles, TextChange
 from xtok.tokenizers.table import TokenEntry, TokenType
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ class SentencePieceBackend(Backend):
         """Return the whole model: scores, merges, normalizer and trainer specs."""
         return [self._data]
 
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
+    def declared_roles(self) -> Roles:
         """Return the ids that the trainer spec names; -1 means that there is none."""
         p = self._processor
         ids = {"bos": p.bos_id(), "eos": p.eos_id(), "pad": p.pad_id(), "unk": p.unk_id()}
-        return {role: [i] for role, i in ids.items() if i >= 0}
+        return {role: {i: "the model file"} if i >= 0 else {} for role, i in ids.items()}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores."""

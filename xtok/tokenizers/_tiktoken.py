@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, damaged, is_panic, splitting_at
+from xtok.tokenizers._backend import Backend, Roles, damaged, is_panic, splitting_at
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.tokenizers.table import TokenEntry, TokenType
 
@@ -283,10 +283,13 @@ class RankBackend(Backend):
         """Return the pattern, and the added tokens that are found in any text."""
         return [json.dumps([self._split_pattern, sorted(self._text_ids.items())]).encode()]
 
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
+    def declared_roles(self) -> Roles:
         """Return the roles of the names that the family's own code knows."""
         ids = {entry.content.decode(): entry.id for entry in self._added}
-        return {role: [ids[name]] for role, name in self._roles.items() if name in ids}
+        return {
+            role: {ids[name]: f"the {self.name} family" for name in names.split() if name in ids}
+            for role, names in self._roles.items()
+        }
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode with added text tokens recognised, and control tokens as plain text.

@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import (
+    GENERATION_CONFIG,
     Backend,
+    Roles,
     TextChange,
     eos_ids,
     model_vocab_size,
@@ -83,7 +85,7 @@ class Tokenizer:
         self.undecodable = decoded.undecodable
         table = decoded.table(width)
         del decoded  # its memory serves the tokens of the table
-        self.table = replace(table, roles=find_roles(table, self._declared_roles))
+        self.table = replace(table, roles=find_roles(table, self.declared))
         self.vocabulary = Vocabulary(
             model_id=model_id,
             revision=revision,
@@ -322,10 +324,23 @@ class Tokenizer:
     # Kept, because a backend may read files, and ask the hub for those that are missing.
 
     @functools.cached_property
-    def _declared_roles(self) -> Mapping[str, Sequence[int]]:
-        roles = self._backend.declared_roles()
-        more = eos_ids(self._files) if self._files else []
-        return {**roles, "eos": [*roles.get("eos", []), *more]}
+    def declared(self) -> Roles:
+        """The bos, eos, pad, unk, cls, sep and mask that its library declares, and who says so.
+
+        Each role has its ids, the tokenizer's own before the other eos of `generation_config.json`.
+        One that is declared as none has no ids; one that nobody declares is not in it.
+        """
+        roles = dict(self._backend.declared_roles())
+        if more := eos_ids(self._files) if self._files else []:
+            own = roles.get("eos", {})
+            more = [i for i in more if i not in own]
+            roles["eos"] = {**own, **dict.fromkeys(more, GENERATION_CONFIG)}
+        return roles
+
+    @functools.cached_property
+    def library(self) -> Any:
+        """The tokenizer that Transformers makes of the same folder; None for a file alone."""
+        return self._backend.library()
 
     @functools.cached_property
     def bos_id(self) -> int | None:
@@ -335,7 +350,7 @@ class Tokenizer:
         """
         with no_panic(self.vocabulary.model_id):
             first = self._backend.ids_before()[:1]
-        return next((i for i in first if i in self._declared_roles.get("bos", ())), None)
+        return next((i for i in first if i in self.declared.get("bos", ())), None)
 
     @functools.cached_property
     def definition_sha256(self) -> str:
@@ -344,7 +359,7 @@ class Tokenizer:
         Files that differ in the order of their JSON keys have the same; another merge, flag,
         normalizer or split pattern gives another.
         """
-        roles = {role: list(ids) for role, ids in self._declared_roles.items()}
+        roles = {role: list(ids) for role, ids in self.declared.items()}
         known = [self.vocabulary.backend, self.table.sha256(), roles]
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
         for part in self._backend.definition():
@@ -359,7 +374,7 @@ class Tokenizer:
         """
         names = dict(self._backend.special_names())
         for role, ids in self._backend.declared_roles().items():
-            for i in ids[:1]:
+            for i in islice(ids, 1):
                 name = self._control_names.get(i) or self._without_row.get(i) or self.table[i]
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
         return names

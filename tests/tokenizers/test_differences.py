@@ -1,0 +1,60 @@
+"""`library_differences`: each role and id that is not as AutoTokenizer has it is told."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+
+from xtok.tokenizers import Tokenizer, library_differences, load_tokenizer
+
+TEXT = "The ship"
+BOS, EOS, PAD = 1194, 1195, 1198
+THE, SH, IP = 354, 652, 79
+
+
+def test_none_where_both_read_the_same(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    texts = [TEXT, "", "<think>x\n</think> ", "<|begin_of_text|>x<|end_of_text|>"]
+    assert library_differences(byte_level, texts) == []
+    assert library_differences(load_tokenizer(byte_level.library), texts) == []
+    assert sentencepiece.library is None
+    assert library_differences(sentencepiece, texts) == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"),
+    [
+        ((BOS, THE, SH, IP), ""),
+        ((BOS, THE, SH, IP, EOS), ""),  # as the collator's `eos` wants it
+        ((BOS, THE), ""),  # cut
+        ((THE, SH, IP), f"[{THE}, {SH}, {IP}]"),
+        ((PAD, THE, SH, IP), f"[{PAD}, {THE}, {SH}, {IP}]"),
+        ((BOS, BOS, THE, SH, IP), f"[{BOS}, {BOS}, {THE}, {SH}, {IP}]"),
+        ((BOS, THE, SH, IP, PAD), f"[{IP}, {PAD}] from token 3"),
+        ((BOS, THE, 0), f"[{THE}, 0] from token 1"),
+    ],
+)
+def test_rows_of_a_batch(byte_level: Tokenizer, ids: Sequence[int], shown: str) -> None:
+    told = library_differences(byte_level, [TEXT], [ids])
+    assert len(told) == bool(shown)
+    assert not shown or f"is {shown}, and AutoTokenizer's [" in told[0]
+
+
+def test_a_text_with_its_own_bos_gets_no_second_one(byte_level: Tokenizer) -> None:
+    text = f"<|begin_of_text|>{TEXT}"
+    assert library_differences(byte_level, [text], [[BOS, THE, SH, IP]]) == []
+
+
+def test_roles(byte_level: Tokenizer) -> None:
+    changed = copy.copy(byte_level)
+    changed.declared = {**changed.declared, "bos": {PAD: "a test"}, "pad": {}}
+    assert library_differences(changed, []) == [
+        f"bos is id {PAD}, and AutoTokenizer's id {BOS}",
+        f"pad is none, and AutoTokenizer's id {PAD}",
+    ]  # fmt: skip
+
+
+def test_as_many_rows_as_texts(byte_level: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="0 rows for 1 texts"):
+        library_differences(byte_level, [TEXT], [])

@@ -1,0 +1,88 @@
+"""A tokenizer beside AutoTokenizer's of the same folder: the same roles, the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from xtok.tokenizers._backend import GENERATION_CONFIG, SPECIAL_NAMES
+from xtok.tokenizers.display import escape, listed, quoted
+
+if TYPE_CHECKING:
+    from xtok.tokenizers._tokenizer import Tokenizer
+
+_SHOWN = 6  # ids, from the last one before a difference on
+
+
+def library_differences(
+    tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]] | None = None
+) -> list[str]:
+    """Say where roles and ids differ from AutoTokenizer's, a line for each role and text.
+
+    None differ where only the file of a tokenizer is known, or Transformers cannot read it:
+    `Tokenizer.library` is None then. A row may begin with the declared bos and end with the
+    declared eos where the library puts none, as the collator's `bos` and `eos` want it; and a text
+    that begins with its own bos gets no second one.
+
+    >>> xtok.tokenizers.library_differences(xtok.load_tokenizer("bytes"), ["two boats"])
+    []
+
+    Args:
+        tokenizer: a loaded tokenizer.
+        texts: whole texts, as a model reads them.
+        rows: the ids of each in a batch, maybe cut; by default what `encode` gives between the ids
+            that the library puts around a text.
+
+    Raises:
+        ValueError: for another number of rows than of texts.
+    """
+    if rows is not None and len(rows) != len(texts):
+        raise ValueError(f"{len(rows)} rows for {len(texts)} texts")
+    library = tokenizer.library
+    if library is None:
+        return []
+    return [*_roles(tokenizer), *_ids(tokenizer, texts, rows)]
+
+
+def _roles(tokenizer: Tokenizer) -> Iterator[str]:
+    """Compare the declared roles."""
+    for role in SPECIAL_NAMES:
+        theirs = getattr(tokenizer.library, f"{role}_token_id", None)
+        declared = tokenizer.declared.get(role, {})
+        ours = next((i for i, who in declared.items() if who != GENERATION_CONFIG), None)
+        if theirs != ours:
+            yield f"{role} is {_or_none(ours)}, and AutoTokenizer's {_or_none(theirs)}"
+
+
+def _or_none(token_id: int | None) -> str:
+    return "none" if token_id is None else f"id {token_id}"
+
+
+def _ids(
+    tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]] | None
+) -> Iterator[str]:
+    library = tokenizer.library
+    bos, eos = ([*tokenizer.declared.get(role, ())] for role in ("bos", "eos"))
+    for place, (text, inner) in enumerate(zip(texts, tokenizer.encode_batch(texts), strict=True)):
+        bare = library(text, add_special_tokens=False, verbose=False)["input_ids"]
+        whole = library(text, verbose=False)["input_ids"]
+        begin = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+        before, behind = whole[:begin], whole[begin + len(bare) :]
+        ours = [*before, *inner, *behind] if rows is None else [*rows[place]]
+        begins = [before] if before else [[], bos[:1]]
+        if before and bare[: len(before)] == before:
+            begins.append([])
+        ends = [behind, [], *([i] for i in eos)]
+        wanted = [[*b, *bare, *e] for b in begins for e in ends]
+        if not any(ours == ids or (rows and ours == ids[: len(ours)]) for ids in wanted):
+            yield _difference(text, ours, whole)
+
+
+def _difference(text: str, ours: Sequence[int], theirs: Sequence[int]) -> str:
+    both = enumerate(zip_longest(ours, theirs))
+    first = max(0, next((i for i, (a, b) in both if a != b), 0) - 1)
+    shown = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
+    where = f" from token {first}" if first else ""
+    name = quoted(escape(text.encode()))
+    return f"{name} is {next(shown)}{where}, and AutoTokenizer's {next(shown)}"
