@@ -28,6 +28,9 @@ PROBES = 0.0, 64.0, 1024.0
 0: hidden states as they are. The others show a factor or a softcap, however small the logits are.
 """
 
+ROUTER_COEFFICIENTS = "router_aux_loss_coef", "aux_loss_coef"
+"""What models and configurations call the weight of a router's loss; JetMoE has the second."""
+
 WHOLE_LOGITS_HINT = (
     "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
 )
@@ -52,32 +55,61 @@ class Head:
             hidden = hidden.to(weight.dtype)
         return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
-    def run(self, model: nn.Module, side: Mapping[str, Any]) -> HiddenLogits:
-        """Run a model, or what wraps it, on its side of a batch, without making its logits."""
-        taken: list[HiddenLogits] = []
-        # In the hook, so under the model's own autocast. The wrapper has to be called: DDP reduces
-        # gradients of what it has seen.
-        with _hook(self.decoder, lambda _, hidden: taken.append(self.logits(hidden))):
-            run(model, side, logits_to_keep=1)
-        [logits] = taken
-        _check_positions(model, logits, side["input_ids"])
-        return logits
+def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
+    """Run a model, or what wraps it, on its side of a batch; return its outputs.
 
-
-def run(model: Any, side: Mapping[str, Any], **options: Any) -> Any:
-    """Run a model on its side of a batch; return its outputs.
-
-    Rows that are padded on the left come with `position_ids`, for models that take them.
+    With a head, their `logits` are `HiddenLogits`, not yet made. Rows that are padded on the left
+    come with `position_ids`, for models that take them.
     """
     ids, mask = side["input_ids"], side["attention_mask"]
     if "position_ids" in side and takes(model, "position_ids"):
         options["position_ids"] = side["position_ids"]
-    return model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+    if head is None:
+        return model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+    taken: list[HiddenLogits] = []
+    # In the hook, so under the model's own autocast. The wrapper has to be called: DDP reduces
+    # gradients of what it has seen.
+    with _hook(head.decoder, lambda _, hidden: taken.append(head.logits(hidden))):
+        outputs = run(model, side, logits_to_keep=1, **options)
+    [outputs.logits] = taken
+    _check_positions(model, outputs.logits, ids)
+    return outputs
 
 
 def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:
     """Run a model on its side of a batch; return its logits, not yet made if a head is given."""
-    return run(model, side).logits if head is None else head.run(model, side)
+    logits: AnyLogits = run(model, side, head).logits
+    return logits
+
+
+def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> Tensor | None:
+    """Return what a mixture of experts adds to its own loss, a scalar; None for other models.
+
+    That is the `aux_loss` of its outputs, with `output_router_logits`, times a coefficient: by
+    default the one that its library takes, of the model or of its configuration.
+    """
+    loss = getattr(outputs, "aux_loss", None)
+    if not isinstance(loss, Tensor):
+        return None
+    if coefficient is None:
+        inner = _base(_unwrapped(model))
+        places = inner, inner.config.get_text_config()
+        named = [getattr(place, name, None) for place in places for name in ROUTER_COEFFICIENTS]
+        coefficient = next((value for value in named if value is not None), 0.0)
+    return coefficient * loss
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode; its modules' own modes come back."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def draws_again(device: torch.device) -> AbstractContextManager[None]:

@@ -18,7 +18,15 @@ from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
-from xtok.training.heads import Head, draws_again, find_heads, logits_of, run
+from xtok.training.heads import (
+    Head,
+    draws_again,
+    evaluating,
+    find_heads,
+    logits_of,
+    router_loss,
+    run,
+)
 from xtok.training.losses.combine import teacher_weights, weights_of
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy
@@ -40,6 +48,7 @@ class LossTerms(NamedTuple):
     cross_entropy: Tensor  # of the student alone; 0 if it does not count
     distillation: Tensor  # the weighted sum over the teachers
     coverage: Tensor  # the share of the targets that are in a chunk, a mean over the teachers
+    router: Tensor  # the loss of a mixture of experts' router, as its library weighs it; else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +86,7 @@ class Objective:
         batch: Mapping[str, Any],
         totals: Tensor | None = None,
         whole: tuple[Tensor, Tensor] | None = None,
+        router: Tensor | None = None,
     ) -> LossTerms:
         """Return the loss of a batch, or with `totals` its share of that of all, and its parts.
 
@@ -85,7 +95,8 @@ class Objective:
         and of their cross-entropy. One choice is made per batch and not over all: the columns of a
         P-KL with `top_k`.
 
-        Logits may be `HiddenLogits` where `takes_hidden` says so. Each block of the student's is
+        `router` is the student's `heads.router_loss`, which is added, weighed by the batch's
+        targets. Logits may be `HiddenLogits` where `takes_hidden` says so. Each block of the student's is
         made once, for the cross-entropy and the losses of all teachers; with `dynamic_scaling` and
         without `whole` twice, as the factor is not known before.
         """
@@ -102,7 +113,8 @@ class Objective:
         covered = [(_covered(side) & inside).sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(cross_entropy)) / max(1, len(covered))
         coverage = coverage * (shares[0] / count[0].clamp(min=1))
-        return LossTerms(loss, cross_entropy, distillation, coverage)
+        own = loss.new_zeros(()) if router is None else router.to(loss) * shares[0]
+        return LossTerms(loss + own, cross_entropy, distillation, coverage, own.detach())
 
     def _weighed(
         self,
@@ -246,6 +258,7 @@ class DistillationMixin:
     objective: Objective
     teachers: Sequence[Any]  # models; None for stored predictions
     hidden_states: bool | None = None  # as `find_heads` takes it
+    router_aux_loss_coef: float | None = None  # TRL's; the model's own if None
     _heads: list[Head | None] | None = None  # of the student and its teachers
     _sums: Tensor | None = None
     _steps = 0  # optimizer steps that are in the sums
@@ -255,6 +268,8 @@ class DistillationMixin:
         if "loss" in logs and self._sums is not None:
             sums = self.accelerator.reduce(self._sums, "sum") / self._steps
             logs |= dict(zip(LossTerms._fields[1:], sums.tolist(), strict=True))
+            if not logs["router"]:
+                del logs["router"]
             self._sums, self._steps = None, 0
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
@@ -334,14 +349,19 @@ class DistillationMixin:
             self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
             for note in notes:
                 self.accelerator.print(f"note: {note}", file=sys.stderr)
-        student = logits_of(model, batch, self._heads[0]) if outputs is None else outputs.logits
+        if outputs is None:
+            outputs = run(model, batch, self._heads[0])
         theirs = []
-        with torch.no_grad():
+        with torch.no_grad(), self.accelerator.autocast():
             for teacher, side, head in zip(self.teachers, sides[1:], self._heads[1:], strict=True):
-                if teacher is not None:
-                    teacher.eval()  # DeepSpeed's returns None
-                theirs.append(None if teacher is None else logits_of(teacher, side, head))
-        return self.objective.terms(student, theirs, batch, batch.get("totals"), batch.get("whole"))
+                if teacher is None:
+                    theirs.append(None)
+                    continue
+                with evaluating(teacher):
+                    theirs.append(logits_of(teacher, side, head))
+        router = router_loss(model, outputs, self.router_aux_loss_coef)
+        totals, whole = batch.get("totals"), batch.get("whole")
+        return self.objective.terms(outputs.logits, theirs, batch, totals, whole, router)
 
 
 def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
@@ -359,3 +379,31 @@ def require_one_device(args: Any) -> None:
             f"one process with {args.n_gpu} GPUs would split batches, alignments aside",
             hint="start a process per GPU: torchrun --nproc-per-node N script.py",
         )
+
+
+def on_device(teacher: Any, device: torch.device) -> Any:
+    """Return a teacher on a device, unless it was spread over several, as `device_map` does.
+
+    Accelerate's `prepare_model` would take it for the model that is trained.
+    """
+    if not hasattr(teacher, "hf_device_map") and next(teacher.parameters()).device != device:
+        teacher.to(device)
+    return teacher
+
+
+def keep_batches(accelerator: Any) -> None:
+    """Let each process read its share of an iterable dataset.
+
+    By default, Accelerate reads it in one process, and cuts batches for the others, where rows have
+    to be of one length and values tensors.
+
+    Raises:
+        XtokError: if that is asked for.
+    """
+    config = accelerator.dataloader_config
+    if config.dispatch_batches:
+        raise XtokError(
+            "dispatch_batches=True would cut batches, alignments aside",
+            hint="leave it out of accelerator_config: each process reads its rows of the dataset",
+        )
+    config.dispatch_batches = False

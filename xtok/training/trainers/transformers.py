@@ -13,7 +13,9 @@ from xtok.training.objective import (
     DistillationMixin,
     Loss,
     Projection,
+    keep_batches,
     make_objective,
+    on_device,
     require_one_device,
     require_own_loss,
 )
@@ -26,7 +28,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
     It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
     is exact over gradient accumulation and processes: the mean over the chunks and targets of all
     batches of an optimizer's step. What it is made of is logged with it (`DistillationMixin`).
-    Only the model is trained and saved, not the teachers. With dynamic scaling, a step of several
+    Only the model is trained and saved; of the teachers, what the model shares with them. With dynamic scaling, a step of several
     batches or processes runs the models once more, before any gradient.
 
     Args:
@@ -36,7 +38,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         data_collator: for the same student and teachers; the dataset's rows are its samples, such
             as mappings with `text` or `messages`. A `TopKCollator` for stored predictions.
         teachers: causal language models, one for each of the collator's; they are put on the
-            model's device, and not trained. None for stored predictions.
+            model's device, and run in evaluation mode. None for stored predictions.
         loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
         projection: a map, its file or its module, for all teachers or one for each; None for
             losses without a map.
@@ -79,18 +81,16 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
             raise ValueError(
                 f"{len(models)} teachers, and the collator has {len(data_collator.pairs)}"
             )
-        self.teachers = [
-            teacher
-            and self.accelerator.prepare_model(teacher.requires_grad_(False), evaluation_mode=True)
-            for teacher in models
-        ]
+        keep_batches(self.accelerator)
+        device = self.accelerator.device
+        self.teachers = [teacher and on_device(teacher, device) for teacher in models]
         self.objective = make_objective(
             data_collator.pairs,
             loss,
             projection,
             teacher_weights=teacher_weights,
             combine=combine,
-            device=self.accelerator.device,
+            device=device,
         )
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:

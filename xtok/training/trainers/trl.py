@@ -131,6 +131,9 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             student, teacher, teacher_templates=[teacher_template]
         )
         self.teachers = [self.teacher_model]
+        # Else an evaluation before training takes it for the model, and does not prepare that.
+        prepared = self.accelerator._models
+        prepared[:] = [model for model in prepared if model is not self.teacher_model]
         self.objective = make_objective(
             self.distillation_collator.pairs,
             loss,
