@@ -55,6 +55,7 @@ class Head:
             hidden = hidden.to(weight.dtype)
         return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
+
 def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
     """Run a model, or what wraps it, on its side of a batch; return its outputs.
 

@@ -96,9 +96,9 @@ class Objective:
         P-KL with `top_k`.
 
         `router` is the student's `heads.router_loss`, which is added, weighed by the batch's
-        targets. Logits may be `HiddenLogits` where `takes_hidden` says so. Each block of the student's is
-        made once, for the cross-entropy and the losses of all teachers; with `dynamic_scaling` and
-        without `whole` twice, as the factor is not known before.
+        targets. Logits may be `HiddenLogits` where `takes_hidden` says so. Each block of the
+        student's is made once, for the cross-entropy and the losses of all teachers; with
+        `dynamic_scaling` and without `whole` twice, as the factor is not known before.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
         shares = count / (count if totals is None else totals.to(count)).clamp(min=1)
@@ -351,7 +351,7 @@ class DistillationMixin:
                 self.accelerator.print(f"note: {note}", file=sys.stderr)
         if outputs is None:
             outputs = run(model, batch, self._heads[0])
-        theirs = []
+        theirs: list[Any] = []
         with torch.no_grad(), self.accelerator.autocast():
             for teacher, side, head in zip(self.teachers, sides[1:], self._heads[1:], strict=True):
                 if teacher is None:

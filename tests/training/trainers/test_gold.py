@@ -243,6 +243,27 @@ def test_a_row_has_its_own_positions_beside_a_longer_one(trainer: Make) -> None:
     torch.testing.assert_close(beside, expected)
 
 
+def test_the_coefficient_of_a_router_s_loss(trainer: Make) -> None:
+    """TRL's option, which is also what counts where the configuration has another."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    def experts(width: int, *, seed: int) -> Any:
+        torch.manual_seed(seed)
+        sizes: Any = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        heads: Any = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4}
+        return MixtralForCausalLM(
+            MixtralConfig(vocab_size=width, router_aux_loss_coef=0.5, **sizes, **heads)
+        )
+
+    found = []
+    for coefficient in (2.0, 5.0, 0.0):
+        one = trainer(model=experts, lmbda=0.0, max_steps=1, router_aux_loss_coef=coefficient)
+        one.train()
+        found.append(logged(one, "router"))
+    assert found[1][0] == pytest.approx(2.5 * found[0][0], rel=1e-6)
+    assert not found[2]
+
+
 def test_resuming(trainer: Make, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_steps": 5, "gradient_accumulation_steps": 2, "save_strategy": "steps",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.data_loader import prepare_data_loader
+from accelerate.data_loader import prepare_data_loader  # type: ignore[import-untyped]
 from tiny_models import logged, one_torch_thread, tiny_model, weights_of
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import MixtralConfig, MixtralForCausalLM, TrainingArguments

@@ -28,8 +28,9 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
     It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
     is exact over gradient accumulation and processes: the mean over the chunks and targets of all
     batches of an optimizer's step. What it is made of is logged with it (`DistillationMixin`).
-    Only the model is trained and saved; of the teachers, what the model shares with them. With dynamic scaling, a step of several
-    batches or processes runs the models once more, before any gradient.
+    Only the model is trained and saved; of the teachers, what the model shares with them. With
+    dynamic scaling, a step of several batches or processes runs the models once more, before any
+    gradient.
 
     Args:
         model: the student, a causal language model.
