@@ -40,7 +40,7 @@ def explain(
     """Explain rows of a map: those of some tokens, or the worst ones.
 
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
-    'no teacher token has these bytes: spelled in pieces, both ways'
+    'no teacher token has these bytes: spelled in pieces'
 
     The worst rows are those with the least weight on their heaviest entry, slots left out; empty
     rows come first. Ids without a token are among them only if their class is named.

@@ -156,15 +156,12 @@ def _about(row: ExplainedRow) -> Table:
     if row.reverse is not None:
         more = f" and {row.reverse_count or 0:,} in all" if (row.reverse_count or 0) > 10 else ""
         rows.append(("reverse", (_pieces(row.reverse) or "no teacher token") + more))
-    for stage in row.stages:
-        name, _, what = stage.partition(": ")
-        rows.append((name, what))
     token = header(quoted(row.token, row.student_id))
     return new_table(f"student id {row.student_id}", token, rows=rows)
 
 
 def _pieces(pieces: Sequence[SpelledPiece]) -> str:
-    shown = [f"{quoted(p.token)} {weight(p.weight) if p.weight else '-'}" for p in pieces[:10]]
+    shown = [quoted(p.token) for p in pieces[:10]]
     return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
 
 
