@@ -449,7 +449,7 @@ WORK: dict[str, Sequence[str]] = {
     "doctor": ["small.model"],
     "evaluate": ["map.safetensors", *PAIR, "--text", "text.txt"],
     "align": [*PAIR, "in 2012"],
-    "vocab": ["small.model", "-t", "bytes", "-o", "vocab.csv"],
+    "vocab": ["small.model", "-t", "bytes", "-o", "vocab.jsonl"],
     "report": ["map.safetensors", "-o", "report.html"],
     "multitoken": [*PAIR, "-o", "first.safetensors"],
     "reapply-exact": ["first.safetensors", "-o", "exact.safetensors"],

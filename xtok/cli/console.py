@@ -13,8 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from xtok.cli.stdout import safe_json
-from xtok.tokenizers.display import printable
+from xtok.tokenizers.display import printable, safe_json
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport

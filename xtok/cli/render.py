@@ -16,10 +16,11 @@ from xtok._lib.opening import need
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import CHAT_TEMPLATE, KINDS, Loading
-from xtok.cli.stdout import print_path, result_stream, safe_json
+from xtok.cli.stdout import print_path, result_stream
 from xtok.config import MODELS, OUTPUT, option
 from xtok.conversation.files import read_conversations
 from xtok.errors import OutputError, XtokError
+from xtok.tokenizers.display import safe_json
 
 
 @command

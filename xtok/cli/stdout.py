@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +12,6 @@ from typing import IO, Any, TextIO
 from xtok.tokenizers.display import printable, shorten
 
 _MAX_LINES = 20  # of what libraries print: 100,000 unknown keys in a file give as many lines
-
-_NOT_ASCII = re.compile(r"[^\n -~]+")
 
 _result: TextIO | None = None
 
@@ -111,12 +107,3 @@ def _escape_log_messages() -> None:
 def printable_lines(text: str) -> str:
     """Return any text safe to print, with its line breaks kept."""
     return "\n".join(map(printable, text.split("\n")))
-
-
-def safe_json(text: str) -> str:
-    r"""Escape the characters of JSON that a terminal might obey, direction marks say, as \uXXXX."""
-    return _NOT_ASCII.sub(_escaped, text)
-
-
-def _escaped(characters: re.Match[str]) -> str:
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in characters[0])

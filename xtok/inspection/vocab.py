@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
+from os import PathLike
+from typing import Any
 
 import numpy as np
 
+from xtok._lib.io import atomic_output, check_output, write
 from xtok._lib.progress import Progress, silent
 from xtok._lib.ragged import offsets_of
 from xtok.tokenizers import ModelLike, load_tokenizer, pair
+from xtok.tokenizers.display import safe_json
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
+
+VOCAB_SUFFIXES = (".jsonl", ".npz")
+"""Of the file of a vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,48 @@ class VocabTable:
     vocab_size: int  # V, the width of the model's logits
     types: dict[str, int]  # how many ids are of each type
     tokens: tuple[VocabToken, ...]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the tokens: an object a line as `.jsonl`, a whole vocabulary as arrays in `.npz`.
+
+        The arrays are `bytes` (uint8 `[total]`), `offsets` (int64 `[V + 1]`) and `types` (uint8
+        `[V]`); with a teacher also `teacher_ids` (int64 `[V]`, −1 for none), `spellings` (int32)
+        and `spelling_offsets` (int64 `[V + 1]`).
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ValueError: for a part of a vocabulary as `.npz`, which has no ids.
+        """
+        target = check_output(path, VOCAB_SUFFIXES)
+        if target.suffix == ".jsonl":
+            write(target, self._lines())
+            return
+        if len(self.tokens) != self.vocab_size:
+            raise ValueError(".npz takes a whole vocabulary; write these tokens as .jsonl")
+        with atomic_output(target) as temporary, temporary.open("wb") as file:
+            np.savez(file, **self._arrays())
+
+    def _lines(self) -> Iterator[bytes]:
+        of_teacher = () if self.teacher is not None else ("teacher_id", "spelling")
+        for token in self.tokens:
+            shown = {name: value for name, value in vars(token).items() if name not in of_teacher}
+            yield safe_json(json.dumps(shown, ensure_ascii=False)).encode() + b"\n"
+
+    def _arrays(self) -> dict[str, Any]:
+        data = b"".join(bytes.fromhex(token.bytes) for token in self.tokens)
+        types = [TokenType[token.type.upper()] for token in self.tokens]
+        arrays: dict[str, Any] = {
+            "bytes": np.frombuffer(data, np.uint8),
+            "offsets": offsets_of([token.length for token in self.tokens]),
+            "types": np.array(types, np.uint8),
+        }
+        if self.teacher is not None:
+            ids = [-1 if token.teacher_id is None else token.teacher_id for token in self.tokens]
+            spellings = [token.spelling or () for token in self.tokens]
+            arrays["teacher_ids"] = np.array(ids, np.int64)
+            arrays["spellings"] = np.fromiter(chain.from_iterable(spellings), np.int32)
+            arrays["spelling_offsets"] = offsets_of([*map(len, spellings)])
+        return arrays
 
 
 def vocab(

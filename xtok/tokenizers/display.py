@@ -6,6 +6,7 @@ messages show at most `SHOWN` characters of it. `printable` is for any other tex
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from itertools import islice
@@ -118,3 +119,13 @@ def plural(number: int, noun: str) -> str:
     ('1 document', '1,200 documents')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+_NOT_ASCII = re.compile(r"[^\n -~]+")
+
+
+def safe_json(text: str) -> str:
+    r"""Escape the characters of JSON that a terminal might obey, direction marks say, as \uXXXX."""
+    return _NOT_ASCII.sub(
+        lambda m: "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in m[0]), text
+    )
