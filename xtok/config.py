@@ -233,14 +233,6 @@ class MultitokenConfig(Config):
         needs={"special_tokens": "fuzzy"},
         panel=RARE,
     )
-    fuzzy_top_k: int = option(
-        1,
-        "With --special-tokens fuzzy: teacher tokens per special token.",
-        needs={"special_tokens": "fuzzy"},
-        panel=RARE,
-        min=1,
-        max=MAX_ENTRIES,
-    )
     canonicalization: Canonicalization = option(
         "exact",
         "exact matches only tokens of equal bytes; relaxed also pairs ' ,' with ',' and the "
@@ -273,12 +265,9 @@ class MultitokenConfig(Config):
     def options(self) -> dict[str, Any]:
         """What the result depends on, for a map's history: the rest is at its default."""
         used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
-        if self.special_tokens == "fuzzy":
-            used += ["fuzzy_threshold", "fuzzy_top_k"]
+        used += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
-        for name in rare:
-            if getattr(self, name) != getattr(MultitokenConfig, name):
-                used.append(name)
+        used += [n for n in rare if getattr(self, n) != getattr(MultitokenConfig, n)]
         values = {name: getattr(self, name) for name in used}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
@@ -321,13 +310,6 @@ class BuildConfig(MultitokenConfig):
         needs={"weights": "synthetic", "text": True},
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
-    alpha: float | None = option(
-        None,
-        "Pseudo-count of the initial map's row. Default: chosen on held-out documents.",
-        above=0,
-        needs={"text": True},
-        panel=RARE,
-    )
 
     @classmethod
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:

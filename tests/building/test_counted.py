@@ -67,19 +67,21 @@ def test_an_occurrence_weighs_the_same_whatever_is_counted(
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
     s, t = ids(pair, b"e", b"e")
-    found = made(pair, [path], counting(alpha=2, target=target), base)
+    found = made(pair, [path], counting(target=target), base)
     seen = 6 if target == "both" else 3
-    expected = (seen + 2 * weight(base, s, t)) / (seen + 2)
+    alpha = found.history[-1]["options"]["alpha"]
+    expected = (seen + alpha * weight(base, s, t)) / (seen + alpha)
     assert weight(found, s, t) == pytest.approx(expected, rel=0.02)  # the cut is shared out
     assert found.history[-1]["options"]["target"] == target
 
 
 def test_an_em_step_shares_a_chunk_as_the_map_predicts(
-    pair: Pair, base: ProjectionMap, tmp_path: Path
+    pair: Pair, base: ProjectionMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the chunk 20, `2` and `0` first have a half each; 0 alone is 0, which leaves it less."""
     path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
-    m = made(pair, [path], counting(target="chunk", alpha=1e-6), base)
+    monkeypatch.setattr("xtok.building.counted.choose_alpha", lambda *_: 1e-6)
+    m = made(pair, [path], counting(target="chunk"), base)
     of_twenty = [weight(m, *ids(pair, digit, b"20")) for digit in (b"2", b"0")]
     # First W[2, 20] = 1, W[0, 20] = 0.5 / 3.5; so 2 takes 1 / (1 + 1 / 7) of the chunk.
     assert of_twenty == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
@@ -87,10 +89,10 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
 
 def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
-    config = counting(alpha=2, top_k=3)
+    config = counting(top_k=3)
     found = made(pair, [path], config, base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
-    weights = Counter({t: 2 * w for t, w in naive.rows_of(base)[two]})
+    weights = Counter({t: 4 * w for t, w in naive.rows_of(base)[two]})
     for name in (b"201", b"20", b"20"):
         weights[token(pair.tokenizers[1], name)] += 1
     expected = naive.heaviest(naive.normalized(dict(weights)), 3)
@@ -101,12 +103,12 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     assert found.top_k == 3
     last = found.history[-1]
     assert (found.method, last["stage"]) == ("count", "count")
-    assert last["options"] == {"top_k": 3, "target": "start", "alpha": 2}
+    assert last["options"] == {"top_k": 3, "target": "start", "alpha": 4}
     assert last["initial_sha256"] == mapfile.sha256(base)
     counted = made(pair, PairText.read(pair, path, wanted_by(config)), config, base)
     assert mapfile.sha256(counted) == mapfile.sha256(found)
     with pytest.raises(ValueError, match="counted as"):
-        made(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
+        made(pair, PairText.read(pair, path, Wanted()), config, base)
 
 
 def test_alpha_is_not_chosen_on_the_only_document(
@@ -120,7 +122,7 @@ def test_alpha_is_not_chosen_on_the_only_document(
 
 
 def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
-    loose = made(pair, [corpus], counting(alpha=1), base)
+    loose = made(pair, [corpus], counting(), base)
     exact = made(pair, [corpus], counting(exact_match=True), base)
     s, t = ids(pair, b"2", b"2")
     assert len(naive.rows_of(loose)[s]) > 1
@@ -128,7 +130,7 @@ def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> 
     assert [step["stage"] for step in exact.history] == ["multitoken", "count", "reapply-exact"]
     with_slot = multitoken(pair, config=MultitokenConfig(scale_trick=True))
     assert with_slot.enable_scale_trick
-    found = made(pair, [corpus], counting(alpha=1), with_slot)
+    found = made(pair, [corpus], counting(), with_slot)
     assert not found.enable_scale_trick
     assert found.edges.student_ids.tolist() == loose.edges.student_ids.tolist()
 
@@ -230,4 +232,3 @@ def test_texts_are_checked_before_the_models(cli: Cli, tmp_path: Path) -> None:
         ("report", "a.map", *models), ("inspect", "a.map", "--against", "b.map", *models[:2]),
     ):  # fmt: skip
         fails(cli(*command, "--text", "a.jsonl"), "a.jsonl, line 1: no field", "--field")
-    assert cli("build", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2

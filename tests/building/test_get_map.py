@@ -324,7 +324,7 @@ def test_a_map_that_was_changed_has_no_recipe(pair: Pair, tmp_path: Path) -> Non
 
 
 def test_a_map_that_was_counted_on_other_text(pair: Pair, tmp_path: Path) -> None:
-    text, config = tmp_path / "a.txt", BuildConfig(alpha=2)
+    text, config = tmp_path / "a.txt", BuildConfig()
     text.write_text("one two three\n" * 40)
     initial = xtok.multitoken(pair)
     built = map_of_pair(pair, config, texts=[text], initial=initial)
@@ -334,12 +334,12 @@ def test_a_map_that_was_counted_on_other_text(pair: Pair, tmp_path: Path) -> Non
     ) -> str | None:
         return difference(built, pair, asked_for(config, texts, "text", initial))
 
-    synthetic = BuildConfig(alpha=2, weights="synthetic", scale_trick=False)
+    synthetic = BuildConfig(weights="synthetic", scale_trick=False)
     assert differs(config, initial) is None
     assert differs(synthetic, None, ()) == "it was counted on other text"
     assert differs(config, None) == "it was counted with another initial map"
     assert differs(config, built) == "it was counted with another initial map"
-    assert differs(BuildConfig(alpha=3), initial) == "its alpha is 2, not 3"
+    assert differs(BuildConfig(top_k=3), initial) == "its top_k is 4, not 3"
     text.write_text("one two threE\n" * 40)  # of the same size
     assert differs(config, initial) == "it was counted on other text"
 
@@ -347,7 +347,7 @@ def test_a_map_that_was_counted_on_other_text(pair: Pair, tmp_path: Path) -> Non
 def test_another_field_is_another_map(pair: Pair, tmp_path: Path) -> None:
     path, text = tmp_path / "map.safetensors", tmp_path / "a.jsonl"
     text.write_text('{"a": "one two three four five", "b": "six"}\n' * 40)
-    ask = partial(xtok.get_map, *pair.tokenizers, BuildConfig(alpha=1), path=path, texts=text)
+    ask = partial(xtok.get_map, *pair.tokenizers, path=path, texts=text)
     notes: list[str] = []
     asked = [ask(field=field, note=notes.append) for field in ("a", "b", "b")]
     sizes = [m.history[1]["counted"]["num_bytes"] for m in asked]
@@ -434,7 +434,7 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
     text.write_text("one two three\n" * 40)
     asked: list[dict[str, Any]] = [
         {"for_loss": "p-kl"}, {"for_loss": "p-kl"}, {},
-        {"config": BuildConfig(alpha=1), "texts": text},
+        {"texts": text},
     ]  # fmt: skip
     made = [xtok.get_map(*pair.tokenizers, **options) for options in asked]
     assert len(list((tmp_path / "cache" / "maps").glob("*.safetensors"))) == 3

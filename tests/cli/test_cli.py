@@ -435,7 +435,6 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ),
         # Options that would do nothing
         ("build --fuzzy-threshold 0.5", "--fuzzy-threshold needs --special-tokens fuzzy"),
-        ("multitoken --fuzzy-top-k 2", "--fuzzy-top-k needs --special-tokens fuzzy"),
         ("build --field body", "--field needs --text"),
         ("build --timeout 3", "--timeout needs --skip-existing"),
         ("build --target both", "--target needs --weights synthetic or --text"),
@@ -463,6 +462,7 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ),
         (f"build {BYTES} --prep_top_k 0", "must be at least 1, at most 4096"),
         (f"generate {BYTES} --keep_top_tokens 9", "generate always takes every token"),
+        (f"multitoken {BYTES} --special-token-top-k 5", "a special token has one counterpart"),
         (f"build {BYTES} --loss p-kl", "--loss: name the map's loss as --for"),
     ],
 )

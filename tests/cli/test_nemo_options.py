@@ -45,7 +45,7 @@ MODELS = ["--student-model", "a", "--teacher-model", "b"]
         ("build", ["--no-special-token-mapping"], {"special_tokens": "off"}),
         ("multitoken", ["--special-token-similarity-threshold", "0.3"],
          {"special_tokens": "fuzzy", "fuzzy_threshold": 0.3}),
-        ("multitoken", ["--special-token-top-k=5"], {"special_tokens": "fuzzy", "fuzzy_top_k": 5}),
+        ("multitoken", ["--special-token-top-k=1"], {"special_tokens": "roles"}),
         ("multitoken", ["--use-canonicalization"], {"canonicalization": "relaxed"}),
         ("reapply-exact", ["--use_canonicalization"], {"canonicalization": "relaxed"}),
         ("multitoken", ["--use-raw-tokens"], {"token_form": "raw"}),
@@ -94,7 +94,8 @@ def test_each_row(command: str, theirs: Sequence[str], ours: dict[str, object]) 
 
 # What NeMo-RL's options need as a value
 TYPED = {
-    "special_token_similarity_threshold": "0.3", "keep_top_tokens": "-1",
+    "special_token_similarity_threshold": "0.3", "special_token_top_k": "1",
+    "keep_top_tokens": "-1",
     "output_path": "path.pt", "final_output": "path.pt", "output_dir": "d", "data_dir": "d",
     "output_filename": "stem",
 }  # fmt: skip
@@ -133,9 +134,8 @@ def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
     ignored = [
         "--enable-scale-trick", "--disable-scale-trick", "--enable-reverse-pass",
         "--disable-reverse-pass", "--enable-exact-match",
-        "--special-token-similarity-threshold=0.5", "--special-token-top-k=1",
-        "--use-raw-tokens", "--tokens-to-cut=1", "--top-k=1",
-        "--output-dir=d",
+        "--special-token-similarity-threshold=0.5", "--use-raw-tokens", "--tokens-to-cut=1",
+        "--top-k=1", "--output-dir=d", "--special-token-top-k=1",
     ]  # fmt: skip
     names = [option.partition("=")[0] for option in ignored]
     found = parsed("reapply-exact", "--initial_projection_path", "x.pt", *ignored)

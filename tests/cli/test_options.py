@@ -53,7 +53,7 @@ def table(*tokens: bytes | str) -> TokenTable:
     [
         {}, {"top_k": 2, "max_pieces": 1}, {"scale_trick": False, "reverse_pass": False},
         {"exact_match": False},
-        {"special_tokens": "fuzzy", "fuzzy_threshold": 0.3, "fuzzy_top_k": 3},
+        {"special_tokens": "fuzzy", "fuzzy_threshold": 0.3},
         {"special_tokens": "off"}, {"canonicalization": "relaxed"}, {"token_form": "text"},
         {"token_form": "raw"}, {"ignore_student_ids": (5, 300)},
         {"ignore_teacher_ids": (7, 40, 300)},
@@ -257,51 +257,26 @@ def test_a_near_equivalent_of_what_cannot_be_spelled(commas: tuple[Tokenizer, To
 def test_similarity_of_names() -> None:
     student = table("<|end_of_text|>", "<|begin_of_text|>", "<pad>", "</s>", b"x")
     teacher = table("<|endoftext|>", "[PAD]", "<s>", b"pad", "<|pad|>")
-    found = match_names(student, teacher, threshold=0.5, top_k=2)
-    assert [(s, t, round(w, 4)) for s, t, w in found] == [
-        (0, 0, 1.0),
-        # ^b be eg gi in no of ft te ex xt t$ and ^e en nd do of ft te ex xt t$ share 6
-        (1, 0, 0.5455),
-        (2, 1, 1.0),
-        (2, 4, 1.0),
-    ]
-    assert match_names(student, teacher, threshold=0.6, top_k=1) == [(0, 0, 1.0), (2, 1, 1.0)]
-    assert match_names(table(b"x"), teacher, threshold=0.1, top_k=1) == []
-    assert match_names(student, table(b"x"), threshold=0.1, top_k=1) == []
+    # ^b be eg gi in no of ft te ex xt t$ and ^e en nd do of ft te ex xt t$ share 6: 0.5455
+    assert match_names(student, teacher, threshold=0.5) == {0: 0, 1: 0, 2: 1}
+    assert match_names(student, teacher, threshold=0.6) == {0: 0, 2: 1}
+    assert match_names(table(b"x"), teacher, threshold=0.1) == {}
+    assert match_names(student, table(b"x"), threshold=0.1) == {}
 
 
 def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
-    names = byte_level.table.control_names
-    theirs = {name: i for i, name in sentencepiece.table.control_names.items()}
-    config = replace(NO_SLOT, special_tokens="fuzzy", fuzzy_threshold=0.2, fuzzy_top_k=2)
+    config = replace(NO_SLOT, special_tokens="fuzzy", fuzzy_threshold=0.2)
     fuzzy = multitoken(xtok.pair(byte_level, sentencepiece), config)
     fuzzy.check()
-    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.2, top_k=2)
+    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.2)
     assert pairs
-    for s in names:
-        own = [(t, w) for i, t, w in pairs if i == s]
-        total = sum(w for _, w in own)
-        assert [t for t, _ in row(fuzzy, s)] == [t for t, _ in own]
-        weights = [w / total for _, w in own]
-        assert [w for _, w in row(fuzzy, s)] == pytest.approx(weights, abs=1e-6)
-    assert set(fuzzy.teacher_ids[np.isin(fuzzy.student_ids, list(names))]) <= set(theirs.values())
+    names = byte_level.table.control_names
+    expected = [[(pairs[s], 1.0)] if s in pairs else [] for s in names]
+    assert [row(fuzzy, s) for s in names] == expected
     assert fuzzy.history[-1]["options"]["fuzzy_threshold"] == 0.2
-    pinned = reapply_exact(fuzzy)  # it takes threshold and top-k from the map
-    assert [row(pinned, s) for s in names] == [row(fuzzy, s) for s in names]
+    pinned = reapply_exact(fuzzy)  # it takes the threshold from the map
+    assert [row(pinned, s) for s in names] == expected
     assert pinned.history[-1]["options"] == {"special_tokens": "fuzzy"}
-
-
-def test_fuzzy_rows_have_at_most_top_k_entries(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    config = replace(
-        NO_SLOT, top_k=1, special_tokens="fuzzy", fuzzy_threshold=0.01, fuzzy_top_k=100
-    )
-    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
-    assert max(np.bincount([s for s, _, _ in pairs])) == 2
-    pinned = reapply_exact(multitoken(xtok.pair(byte_level, sentencepiece), config))
-    pinned.check()
-    assert {len(row(pinned, s)) for s, _, _ in pairs} == {1}
 
 
 def test_options_that_change_nothing_are_not_in_the_history() -> None:
@@ -319,9 +294,9 @@ def test_options_that_change_nothing_are_not_in_the_history() -> None:
         ({"top_k": 1},
          "top_k is 1, and must be at least 2: one of the entries is the scale slot (scale_trick)"),
         ({"max_pieces": 10**9}, "max_pieces is 1000000000, and must be at least 1, at most 4096"),
-        ({"fuzzy_top_k": 0}, "fuzzy_top_k is 0, and must be at least 1, at most 4096"),
-        ({"fuzzy_top_k": 2.5}, "fuzzy_top_k is 2.5, and must be an integer"),
-        ({"fuzzy_top_k": True}, "fuzzy_top_k is True, and must be an integer"),
+        ({"max_pieces": 0}, "max_pieces is 0, and must be at least 1, at most 4096"),
+        ({"max_pieces": 2.5}, "max_pieces is 2.5, and must be an integer"),
+        ({"max_pieces": True}, "max_pieces is True, and must be an integer"),
         ({"top_k": None}, "top_k is None, and must be an integer"),
         ({"scale_trick": "no"}, "scale_trick is 'no', and must be True or False"),
         ({"scale_trick": 1}, "scale_trick is 1, and must be True or False"),
@@ -442,13 +417,13 @@ def test_an_extended_map_has_the_options_of_its_last_stage(tmp_path: Path) -> No
 
 def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
     options = (
-        "--special-tokens fuzzy --fuzzy-threshold 0.4 --fuzzy-top-k 2 --canonicalization relaxed "
+        "--special-tokens fuzzy --fuzzy-threshold 0.4 --canonicalization relaxed "
         "--token-form text --ignore-student-ids 7,5 --ignore-teacher-ids 9 -o m.safetensors"
     )
     works(cli("build", small / "small-byte-level", small / "small.model", *options.split()))
     made = ProjectionMap.load(tmp_path / "m.safetensors")
     assert made.history[0]["options"] == {
-        **DEFAULTS, "special_tokens": "fuzzy", "fuzzy_threshold": 0.4, "fuzzy_top_k": 2,
+        **DEFAULTS, "special_tokens": "fuzzy", "fuzzy_threshold": 0.4,
         "canonicalization": "relaxed", "token_form": "text",
         "ignore_student_ids": [5, 7], "ignore_teacher_ids": [9],
     }  # fmt: skip

@@ -25,7 +25,7 @@ STAGES = {
     "p-kl-text": "build P --for p-kl --text T",
     "gold-text": "build P --for gold --text T",
     "h-kl-text": "build P --for h-kl --text T",
-    "alpha": "build P --for p-kl --text T --alpha 0.001 --top-k 16",
+    "wide-text": "build P --for p-kl --text T --top-k 16",
     "multitoken": "multitoken P",
     "few": "multitoken P --top-k 2 --exact-match",
     "generate": "generate P --embedding-model spelling",

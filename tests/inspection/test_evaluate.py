@@ -24,7 +24,7 @@ from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
 from xtok.building.sort_cut import sort_cut
 from xtok.cli.tables.quality import print_evaluation
-from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
+from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig, Target
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluate, evaluation_of
 from xtok.maps.projection_map import ProjectionMap
@@ -59,17 +59,19 @@ def maps(pair: Pair, corpus: Path) -> Maps:
     whole = multitoken(pair, MultitokenConfig(scale_trick=False))
     recipe = sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
 
-    def counted(**options: object) -> ProjectionMap:
-        config = BuildConfig(**{"top_k": 8, "exact_match": False, **options})  # type: ignore[arg-type]
-        return build(*pair.tokenizers, config, texts=corpus, initial=recipe)
+    def counted(alpha: float, top_k: int = 8, target: Target = "start") -> ProjectionMap:
+        config = BuildConfig(top_k=top_k, exact_match=False, target=target)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("xtok.building.counted.choose_alpha", lambda *_: alpha)
+            return build(*pair.tokenizers, config, texts=corpus, initial=recipe)
 
     return {
         "plain": build(*pair.tokenizers, BuildConfig(top_k=4)),
         "recipe": recipe,
-        "starts": counted(alpha=0.01, target="start"),
-        "chunks": counted(alpha=0.01, target="chunk"),
-        "best at starts": counted(top_k=4, alpha=1e-6),
-        "best over chunks": counted(top_k=4, alpha=1e-6, target="chunk"),
+        "starts": counted(0.01),
+        "chunks": counted(0.01, target="chunk"),
+        "best at starts": counted(1e-6, 4),
+        "best over chunks": counted(1e-6, 4, "chunk"),
     }
 
 

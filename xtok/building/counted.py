@@ -29,7 +29,7 @@ from xtok.tokenizers.pairs import Pair
 
 def wanted_by(config: BuildConfig) -> Wanted:
     """Return what is to be counted on text for a map."""
-    return Wanted(target=config.target, hold_out=config.alpha is None)
+    return Wanted(target=config.target, hold_out=True)
 
 
 def synthetic_map(
@@ -123,7 +123,7 @@ def counted_map(
         texts=[asdict(source) for source in text.sources],
         counted=asdict(text.totals),
     )
-    return made, _notes(text, alpha, config)
+    return made, _notes(text, alpha)
 
 
 def _edges_of_counts(
@@ -143,9 +143,7 @@ def _edges_of_counts(
         _without_ignored(counts.pairs(predicted), options)
         for counts in (text.counts, text.held_out)
     )
-    alpha = config.alpha
-    if alpha is None:
-        alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
+    alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
     keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
     of_text = pair_edges(keys, amounts / unit)
     edges = heaviest(smooth(of_text, towards, alpha), config.top_k)
@@ -158,17 +156,17 @@ def _without_ignored(pairs: Pairs, options: MultitokenConfig) -> Pairs:
     return edge_keys(edges), edges.weights.astype(np.int64, copy=False)
 
 
-def _notes(text: PairText, alpha: float, config: BuildConfig) -> list[str]:
+def _notes(text: PairText, alpha: float) -> list[str]:
     totals = text.totals
+    chosen = f", chosen on {plural(totals.held_out, 'held-out document')}"
+    if not 0 < totals.held_out < totals.documents:
+        chosen = ": the text has too few documents to choose it on"
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",
         *text.notes,
+        f"alpha {alpha:g}{chosen}",
     ]
-    if config.alpha is None and 0 < totals.held_out < totals.documents:
-        notes.append(f"alpha {alpha:g}, chosen on {plural(totals.held_out, 'held-out document')}")
-    elif config.alpha is None:
-        notes.append(f"alpha {alpha:g}: the text has too few documents to choose it on")
     if totals.skipped_chunks:
         notes.append(
             f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"

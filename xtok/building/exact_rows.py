@@ -6,7 +6,7 @@ import numpy as np
 
 from xtok.building.matches import Matches, matching_options
 from xtok.config import MultitokenConfig
-from xtok.maps.edges import Edges, heaviest
+from xtok.maps.edges import Edges
 from xtok.maps.making import map_of_edges
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.records import RowKind
@@ -25,10 +25,10 @@ def with_exact(
     ` The`    ` T` 0.76, `he` 0.07, slot 0.17   relaxed: ` the`   ` the` 0.83, slot 0.17
     ` zq`     ` z` 0.76, `q` 0.07, slot 0.17    none              as it was
     """
-    special = heaviest(matches.special, projection.top_k)
     relaxed_rows = matches.relaxed.student_ids
     kind = projection.row_kind.copy()
-    kind[matches.equal.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
+    kind[matches.equal.student_ids] = RowKind.EXACT
+    kind[matches.special.student_ids] = RowKind.ROLE
     kind[relaxed_rows] = RowKind.RELAXED
     near = np.full(len(kind), -1)
     near[relaxed_rows] = matches.relaxed.teacher_ids
@@ -43,7 +43,7 @@ def with_exact(
     relaxed = matches.relaxed._replace(weights=1 - taken[relaxed_rows])
     slot = projection.scale_slot
     result = map_of_edges(
-        Edges.concatenate([relaxed, others, matches.equal, special]),
+        Edges.concatenate([relaxed, others, matches.equal, matches.special]),
         before=projection,
         row_kind=kind,
         scale_slot=None if slot is None else np.where(taken > 0, slot, np.uint8(0)),

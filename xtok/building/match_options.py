@@ -12,7 +12,6 @@ from xtok.maps.projection_map import ProjectionMap
 _MATCHING = (
     "special_tokens",
     "fuzzy_threshold",
-    "fuzzy_top_k",
     "canonicalization",
     "token_form",
     "ignore_student_ids",
@@ -24,8 +23,8 @@ _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalizati
 """By stage, the options of which it says nothing where they are at their defaults."""
 
 
-def said_options(projection: ProjectionMap) -> dict[str, Any]:
-    """Return what a map's last stage of each kind says of how tokens are matched, by option."""
+def used_options(projection: ProjectionMap) -> MultitokenConfig:
+    """Return how tokens of a map are matched: as its last stage of each kind has it."""
     options: dict[str, Any] = {}
     for step in projection.history:
         for name in _DEFAULTS_LEFT_OUT.get(step["stage"], ()):
@@ -35,13 +34,8 @@ def said_options(projection: ProjectionMap) -> dict[str, Any]:
             for name, value in step["options"].items()
             if name in _MATCHING
         }
-    return options
-
-
-def used_options(projection: ProjectionMap) -> MultitokenConfig:
-    """Return how tokens of a map are matched: as said, else by default."""
     try:
-        return MultitokenConfig(**said_options(projection))
+        return MultitokenConfig(**options)
     except (TypeError, ValueError) as error:
         raise XtokError(
             f"the map's history names options that this xtok does not know: {error}",

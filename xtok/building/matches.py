@@ -42,12 +42,9 @@ def find_matches(pair: Pair, config: MultitokenConfig) -> Matches:
 def _special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
     """Return the rows of special tokens, each of which sums to 1."""
     if config.special_tokens == "fuzzy":
-        pairs = match_names(
-            *pair.tables, threshold=config.fuzzy_threshold, top_k=config.fuzzy_top_k
-        )
-        s, t, w = np.array(pairs, np.float64).reshape(-1, 3).T
-        return Edges(s.astype(np.int32), t.astype(np.int32), w).normalized()
-    roles = pair.equal_roles if config.special_tokens == "roles" else {}
+        roles = match_names(*pair.tables, threshold=config.fuzzy_threshold)
+    else:
+        roles = pair.equal_roles if config.special_tokens == "roles" else {}
     return single_edges(roles, roles.values())
 
 

@@ -34,7 +34,6 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
     "enable_exact_match": {"exact_match": True},
     "skip_exact_map": {"exact_match": False},
     "special_token_similarity_threshold": {"special_tokens": "fuzzy", "fuzzy_threshold": ...},
-    "special_token_top_k": {"special_tokens": "fuzzy", "fuzzy_top_k": ...},
     "enable_special_token_mapping": {"special_tokens": None},
     "disable_special_token_mapping": {"special_tokens": "off"},
     "no_special_token_mapping": {"special_tokens": "off"},
@@ -50,9 +49,12 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
     "output_filename": {"output": ...},
 }
 
-# By command, those for which xtok has none: the one value, or None for any, and what to do.
-FIXED: Mapping[str, tuple[str, str | None, str]] = {
-    "keep_top_tokens": ("generate", "-1", "generate always takes every token"),
+_MATCHING = "multitoken", "build", "reapply-exact"
+
+# Those for which xtok has none: the commands that take it, its one value, and why.
+FIXED: Mapping[str, tuple[Collection[str], str, str]] = {
+    "keep_top_tokens": (["generate"], "-1", "generate always takes every token"),
+    "special_token_top_k": (_MATCHING, "1", "a special token has one counterpart"),
 }
 
 # The tool that takes the options of the step before and ignores them, and writes beside its input.
@@ -77,7 +79,7 @@ def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, 
     for name, sets in ALIASES.items() if is_tool else ():
         if name not in options and (command == _IGNORING or sets.keys() <= {*options}):
             yield name, next((target for target, value in sets.items() if value is ...), None)
-    yield from ((name, "") for name, (tool, _, _) in FIXED.items() if tool == command)
+    yield from ((name, "") for name, (tools, _, _) in FIXED.items() if command in tools)
 
 
 @dataclass
@@ -141,13 +143,13 @@ class Command(TyperCommand):
     def _set_options(self, ctx: Any, line: NemoWords, theirs: Mapping[str, Any]) -> None:
         for name, value in theirs.items():
             sets, is_ignoring = ALIASES.get(name, {}), self.name == _IGNORING
-            if name in FIXED:
-                _, only, what_to_do = FIXED[name]
-                if only not in (None, value):
-                    raise typer.BadParameter(f"{_flag(name)}: {what_to_do}", ctx=ctx)
-                line.notes += [] if only else [f"{_flag(name)} has no effect: {what_to_do}"]
-            elif is_ignoring and (name in _PLACES or not sets.keys() <= ctx.params.keys()):
+            is_elsewhere = name in (*_PLACES, *FIXED) or not sets.keys() <= ctx.params.keys()
+            if is_ignoring and is_elsewhere:
                 line.notes.append(f"{_flag(name)} has no effect in {self.name}")
+            elif name in FIXED:
+                _, only, why = FIXED[name]
+                if value != only:
+                    raise typer.BadParameter(f"{_flag(name)}: {why}", ctx=ctx)
             elif name not in _PLACES:
                 for target, fixed in sets.items():
                     if fixed is not None:

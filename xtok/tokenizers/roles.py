@@ -130,10 +130,8 @@ def _match_role(
     return pairs
 
 
-def match_names(
-    student: TokenTable, teacher: TokenTable, *, threshold: float, top_k: int
-) -> list[tuple[int, int, float]]:
-    """Pair CONTROL ids by the similarity of their names, in (0, 1], the most similar first.
+def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -> dict[int, int]:
+    """Give CONTROL ids the teacher's of the most similar name; ties go to the lower id.
 
     The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of neighbouring
     characters in the two names, in lower case, without brackets, bars and separators.
@@ -142,12 +140,10 @@ def match_names(
         student: the vocabulary of the rows.
         teacher: the vocabulary of the columns.
         threshold: the least similarity that counts, > 0.
-        top_k: the most teacher ids of a student id; ties go to the lower id.
-
-    Returns:
-        Student id, teacher id and similarity of each pair.
     """
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
+    if not columns:
+        return {}
     ours, theirs = (
         [_bigrams(table.control_names[i]) for i in ids]
         for table, ids in ((student, rows), (teacher, columns))
@@ -161,11 +157,9 @@ def match_names(
     )
     sizes = a.sum(axis=1)[:, None] + b.sum(axis=1)[None, :]
     similarity = 2 * (a @ b.T) / np.maximum(sizes, 1)
-    pairs = []
-    for s, row in zip(rows, similarity, strict=True):
-        best = np.argsort(-row, kind="stable")[:top_k]
-        pairs += [(s, columns[j], float(row[j])) for j in best if row[j] >= threshold]
-    return pairs
+    best = similarity.argmax(axis=1).tolist()
+    rated = zip(rows, best, similarity.max(axis=1).tolist(), strict=True)
+    return {s: columns[j] for s, j, value in rated if value >= threshold}
 
 
 _SEPARATORS = re.compile(r"[<>\[\]{}|｜_▁\-\s]")

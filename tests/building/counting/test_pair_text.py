@@ -98,7 +98,7 @@ def test_a_difference_takes_its_chunk_and_no_more(
         "'12' by the student and '1２' by the teacher"
     )
     assert known(text.left_out).sentence == sentence
-    config = xtok.BuildConfig(alpha=1, exact_match=False)
+    config = xtok.BuildConfig(exact_match=False)
     counted = xtok.build(*both.tokenizers, config, texts=[path], initial=xtok.multitoken(both))
     assert sentence in counted.reports[-1].notes
     assert sentence in xtok.evaluate(both, counted, [path]).notes
