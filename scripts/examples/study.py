@@ -37,16 +37,19 @@ import torch
 from numpy.typing import NDArray
 from study_data import (
     OWN,
+    REVERSE,
+    STRICT,
     WRITTEN,
     Run,
     Teacher,
     autocast,
+    before,
     collator,
     folder_of,
     prepare_seed,
+    rows_of,
     seconds,
     sides,
-    texts_of,
     texts_read,
 )
 
@@ -90,6 +93,8 @@ class Row(NamedTuple):
     weight: float = 1.0
     text: float = 1.0  # of cross-entropy
     length: float = 1.0  # of the run, in `--steps`
+    reads: int = 0  # characters before each text
+    how: str = ""  # a way of the loss
 
 
 CE = Row("ce")
@@ -117,7 +122,19 @@ LONGER = tuple(
 TUNED = (EVENTS, CSD, OF_OWN, MADE_FOR)  # also with the other rates
 BOTH_ENDS = Row("event-kl+csd", "bytes+spellings")  # of chunks: the first token, and the last
 LIGHTER = tuple(row._replace(weight=0.3) for row in (STORED, EVENTS, MADE_FOR))
+# A teacher that has read what comes before each text; and a student that does, in as many seconds.
+INFORMED = (*(row._replace(reads=1000) for row in (EVENTS, STORED)), CE._replace(reads=1000))
+READINGS = tuple(EVENTS._replace(reads=reads) for reads in (300, 3000))
+# Shared positions alone: chunks of one token on either side.
+STRICT_ROWS = tuple(
+    row._replace(how=how)
+    for how in (STRICT, f"{STRICT}, {REVERSE}", REVERSE)
+    for row in (EVENTS, CSD)
+)
 STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
+    ("healing", (CE, EVENTS, STORED, *INFORMED)),
+    ("scarce", (CE, EVENTS, STORED, *INFORMED)),
+    ("healing", (CSD, *STRICT_ROWS)),
     ("healing", (CE, EVENTS, OF_OWN, *COMPLETED, STORED, MADE_FOR)),
     ("reversed", (CE, EVENTS, OF_OWN, CSD, STORED, BY_MAP, Row("topk-kl", "first-64"), MADE_FOR)),
     ("scarce", (CE, STORED, EVENTS, MADE_FOR, BY_MAP, RECIPE)),
@@ -161,7 +178,7 @@ def plan(settings: Sequence[str], seeds: int, rates: Sequence[float] = ()) -> It
 
 def run_of(setting: str, row: Row, seed: int, rate: float) -> Run:
     """Return the run of a row."""
-    return Run(setting, *row[:4], seed, rate, row.length)
+    return Run(setting, *row[:4], seed, rate, *row[4:])
 
 
 def main() -> None:
@@ -216,7 +233,8 @@ def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     spawn = multiprocessing.get_context("spawn")
     done = {run for run, _ in results(args.work)}
     with spawn.Pool(args.processes, torch.set_num_threads, (threads,)) as pool:
-        read = [which for which in (ITSELF, ITS_OWN) if which not in done]
+        itself = [ITSELF._replace(reads=reads) for reads in (0, 300, 1000, 3000)]
+        read = [which for which in (*itself, ITS_OWN) if which not in done]
         started = [pool.apply_async(measure_teacher, (args, which)) for which in read]
         for _, group in groupby(runs, lambda run: folder_of(args, run)):
             missing = [run for run in group if run not in done]
@@ -287,27 +305,33 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
 def measure_teacher(args: argparse.Namespace, which: Run) -> None:
     """Append a teacher's own line: what its student can hope to learn of it."""
-    own = which == ITS_OWN
+    own = which.artefact == OWN
     tokenizer = sides(args.student, args.teacher).tokenizers[not own]
     path = args.own_teacher if own else args.teacher
     model = distill.load_model(path, tokenizer).to(args.device)
     bos = collator(args).bos or (not own and bool(tokenizer.table.roles.get("bos")))
     collate = DistillationCollator(tokenizer, tokenizer, bos=bos)
     groups = unseen(args)
+    read = [[before(row, which.reads) for row in group] for group in rows_unseen(args)]
     with autocast(args):
-        measured = [bits(model, group, collate) for group in groups]
+        measured = [bits(model, *group) for group in zip(groups, [collate] * 3, read, strict=True)]
         words = words_found(model, groups[0], collate)
     write(args, which, {"bits": [measured], "words": words}, groups)
 
 
 def unseen(args: argparse.Namespace) -> list[list[str]]:
+    """Return the texts of `rows_unseen`."""
+    return [[row["text"] for row in group] for group in rows_unseen(args)]
+
+
+def rows_unseen(args: argparse.Namespace) -> list[list[dict[str, str]]]:
     """Return the held-out texts, those that the student may forget, and some to choose a rate by.
 
     The last are of the held-out documents, and none of them is a held-out text.
     """
     counts = ((args.held_out, HELD_OUT), (args.forgotten, FORGOTTEN))
-    held_out, forgotten = (texts_of(path, 0, count, one_each=True) for path, count in counts)
-    others = texts_of(args.held_out, 1, 2 * HELD_OUT)
+    held_out, forgotten = (rows_of(path, 0, count, one_each=True) for path, count in counts)
+    others = rows_of(args.held_out, 1, 2 * HELD_OUT)
     return [held_out, forgotten, [text for text in others if text not in held_out][:HELD_OUT]]
 
 
@@ -323,15 +347,24 @@ def write(
 
 
 @torch.no_grad()
-def bits(model: Any, texts: Sequence[str], collate: DistillationCollator) -> list[float]:
-    """Return the bits of each text, but for its first token."""
+def bits(
+    model: Any, texts: Sequence[str], collate: DistillationCollator, read: Sequence[str] = ()
+) -> list[float]:
+    """Return the bits of each text, but for its first token, after what was read before it."""
     model.eval()
     device = next(model.parameters()).device
     found = []
-    for text in texts:
+    for text, context in zip(texts, read or [""] * len(texts), strict=True):
         batch = prepare(collate([text]), device)
-        if collate.bos:
-            batch["targets"][:, 0] = IGNORED
+        first = int(collate.bos)
+        batch["targets"][:, :first] = IGNORED
+        ids = torch.tensor([collate.student.encode(context).ids], dtype=torch.long).to(device)
+        for name, values in (
+            ("input_ids", ids), ("attention_mask", torch.ones_like(ids)),
+            ("targets", torch.full_like(ids, IGNORED)),
+        ):  # fmt: skip
+            old = batch[name]
+            batch[name] = torch.cat([old[:, :first], values.to(old.dtype), old[:, first:]], 1)
         own = losses.cross_entropy(logits_of(model, batch), batch["targets"])
         found.append(float(own * (batch["targets"] >= 0).sum()) / math.log(2))
     model.train()
@@ -382,11 +415,13 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
     lines = dict(found)
     start = math.nan  # all students begin alike, and cross-entropy alone measures it
     for run, line in found:
-        if run in (ITSELF, ITS_OWN):
-            print(f"the teacher {run.artefact}: {totals(line)[0]:.3f}, {totals(line, 1)[0]:.3f}")
+        if not run.setting:
+            read = f" after {run.reads} characters" if run.reads else ""
+            of_groups = ", ".join(f"{totals(line, group)[0]:.3f}" for group in range(3))
+            print(f"the teacher {run.artefact}{read}: {of_groups}")
         elif run.loss == "ce":
             start = totals(line, 1)[0]
-            print(run.setting, run.artefact, f"rate {run.rate:g} seed {run.seed}",
+            print(run.setting, run.artefact, *named(run), f"rate {run.rate:g} seed {run.seed}",
                   f"steps {line['steps'][-1]}:", " ".join(f"{x:.3f}" for x in totals(line)),
                   *(f"to choose by: {x:.3f}" for x in totals(line, 2)))  # fmt: skip
     kinds = dict.fromkeys(run._replace(seed=0) for run in lines)
@@ -405,7 +440,8 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
             of = [lines[run] for run in base]
             best, end, of_all = (gain(row, of, texts) for texts in (at_best, at_end, all_at_end))
             shown = [
-                kind.loss, kind.artefact, f"{kind.weight:g}", f"{kind.text:g}", str(len(runs)),
+                kind.loss, " ".join((kind.artefact, *named(kind))), f"{kind.weight:g}",
+                f"{kind.text:g}", str(len(runs)),
                 mean([min(totals(x)) for x in row]), mean([totals(x)[-1] for x in row]),
                 *best, *end, kept(lines, runs, base),
                 mean([totals(x, 1)[-1] - start for x in row]),
@@ -414,6 +450,11 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
                 f"{np.median([x['seconds'] for x in row]):.2f}", f"{kind.length:g}", *of_all,
             ]  # fmt: skip
             print(f"| {' | '.join(shown)} |" + f" rate {kind.rate:g}")
+
+
+def named(run: Run) -> list[str]:
+    """Return what a table says of a run beside its loss and artefact."""
+    return [f"after {run.reads} characters"] * (run.reads > 0) + [run.how] * bool(run.how)
 
 
 def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -> None:
@@ -439,7 +480,8 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
                     saved.sum() / of_own.sum(), *interval(saved, of_own)
                 )
             print(
-                f"{run.loss} {run.artefact} {run.weight:g} {line['steps'][-1]} steps, "
+                f"{' '.join((run.loss, run.artefact, *named(run)))} {run.weight:g} "
+                f"{line['steps'][-1]} steps, "
                 f"{line['seconds'] * line['steps'][-1]:.0f} s"
                 f"{f' and the teacher {read:.0f} s' if read else ''}: "
                 f"{all_at_end(line).sum() / lengths.sum():.3f}, "

@@ -38,6 +38,7 @@ from xtok.training.rows import IGNORED
 from xtok.training.topk_collator import StoredTopK
 
 CHARACTERS = 450  # of a text
+BEFORE = 3000  # characters of the document before a text that are kept, for teachers that read them
 BEGINNING = 100  # characters that the teacher writes on from
 PROJECTED = ("path-64", "map-64", "path-512", "first-64")  # the last without counting
 FIRST_PIECES = xtok.BuildConfig(max_pieces=1, reverse_pass=False, scale_trick=False)
@@ -45,6 +46,7 @@ COUNTED = ("text",)  # artefacts of the training text; the others are shared
 ROOTS = {"root-100": 100.0}  # of likelihoods, for ALM: the temperature
 WORDS = "words"  # for ALM: chunks of whole words, behind which neither tokenizer writes on
 LONGEST = {"healing": 3.6}  # runs, in `--steps`
+STRICT, REVERSE = "strict", "reverse"  # ways of a loss: chunks of one token a side; the other KL
 OWN = "own"  # the teacher with the student's tokenizer
 WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside the others
 
@@ -60,6 +62,8 @@ class Run(NamedTuple):
     seed: int
     rate: float
     length: float = 1.0  # in `--steps`
+    reads: int = 0  # characters before each text, for the teacher; without one, the student's own
+    how: str = ""  # STRICT, REVERSE or both: a way of the loss
 
 
 @cache
@@ -87,9 +91,14 @@ def sides(student: str, teacher: str) -> xtok.Pair:
 
 
 def texts_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> list[str]:
-    """Draw texts that begin and end with a line, or one of each document."""
+    """Return the texts of `rows_of`."""
+    return [row["text"] for row in rows_of(path, seed, count, one_each=one_each)]
+
+
+def rows_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> list[dict[str, str]]:
+    """Draw texts of whole lines, or one of each document, with what is before them."""
     random = np.random.default_rng(seed)
-    drawn: list[str] = []
+    drawn: list[dict[str, str]] = []
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for line in file:
             parts = cut(json.loads(line)["text"])
@@ -97,14 +106,14 @@ def texts_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> li
     return [drawn[i] for i in random.permutation(len(drawn))[:count].tolist()]
 
 
-def cut(document: str) -> list[str]:
-    """Return a document's texts; what is left at its end is no text."""
-    parts, part = [], ""
+def cut(document: str) -> list[dict[str, str]]:
+    """Return a document's texts, and what is before each; what is left at its end is no text."""
+    parts, part, before = [], "", ""
     for line in document.splitlines(keepends=True):
         part += line[:CHARACTERS]
         if len(part) > CHARACTERS * 0.8:
-            parts.append(part)
-            part = ""
+            parts.append({"text": part, "teacher_context": before})
+            before, part = (before + part)[-BEFORE:], ""
     return parts
 
 
@@ -133,12 +142,19 @@ def parts(run: Run) -> list[Run]:
 def texts_read(args: argparse.Namespace, run: Run) -> list[Any]:
     """Return the texts that a run reads."""
     names = ["texts", WRITTEN] if run.artefact == WRITTEN else ["texts"]
-    return distill.read_texts([folder_of(args, run) / f"{name}.jsonl" for name in names])
+    rows = distill.read_texts([folder_of(args, run) / f"{name}.jsonl" for name in names])
+    reads = run.reads if run.loss == "ce" else 0
+    return [{"text": before(row, reads) + row["text"]} for row in rows]
 
 
-def write_texts(path: Path, texts: Sequence[str]) -> None:
+def before(row: dict[str, str], reads: int) -> str:
+    """Return at most as many characters that stand before a text."""
+    return row.get("teacher_context", "")[-reads:] if reads else ""
+
+
+def write_texts(path: Path, texts: Sequence[dict[str, str]]) -> None:
     """Write texts as JSON lines."""
-    path.write_text("".join(json.dumps({"text": x}) + "\n" for x in texts), encoding="utf-8")
+    path.write_text("".join(json.dumps(x) + "\n" for x in texts), encoding="utf-8")
 
 
 def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
@@ -150,15 +166,16 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
         once = round(args.steps * args.batch_size * LONGEST.get(runs[0].setting, 1.0))
         passes = args.passes if runs[0].setting == "scarce" else 1
         count = args.count or once // passes
-        write_texts(texts, texts_of(args.texts, runs[0].seed, count))
+        write_texts(texts, rows_of(args.texts, runs[0].seed, count))
     written = folder / f"{WRITTEN}.jsonl"
     if any(run.artefact == WRITTEN for run in runs) and not written.exists():
         write_texts(written, sampled(args, distill.read_texts([texts]), runs[0].seed))
-    said = dict.fromkeys(name for run in runs if (name := what_is_said(run)))
-    missing = [name for name in said if not (folder / f"{name}.pt").exists()]
-    for own in (True, False):
-        if names := [name for name in missing if (name == OWN) == own]:
-            read_once(args, runs, names, own=own)
+    for run in runs:
+        name = what_is_said(run)
+        if name and not said_file(args, run).exists():
+            like = [x for x in runs if x.reads == run.reads and what_is_said(x)]
+            names = dict.fromkeys(str(what_is_said(x)) for x in like)
+            read_once(args, like, [x for x in names if (x == OWN) == (name == OWN)])
     for part in (part for run in runs for part in parts(run)):
         if takes_file(part):
             saved(args, part)
@@ -172,6 +189,12 @@ def what_is_said(run: Run) -> str | None:
     if run.loss == "same-tokenizer":
         return OWN
     return run.artefact if run.artefact in PROJECTED else "teacher"
+
+
+def said_file(args: argparse.Namespace, run: Run) -> Path:
+    """Return the file of what a run takes of a teacher."""
+    before = f"-after-{run.reads}" if run.reads else ""
+    return folder_of(args, run) / f"{what_is_said(run)}{before}.pt"
 
 
 def takes_file(run: Run) -> bool:
@@ -237,15 +260,13 @@ def exchanged(made: xtok.EventMap) -> xtok.EventMap:
 
 
 @torch.no_grad()
-def read_once(
-    args: argparse.Namespace, runs: Sequence[Run], names: Sequence[str], *, own: bool
-) -> None:
+def read_once(args: argparse.Namespace, runs: Sequence[Run], names: Sequence[str]) -> None:
     """Let a teacher read each text once; keep what it said, or candidates.
 
     Logits are kept in half precision where texts are read again, else the last hidden states. If
     the student's texts begin without a bos token, so do those of a teacher with its tokenizer.
     """
-    run = runs[0]
+    run, own = runs[0], OWN in names
     pair = sides(args.student, args.teacher)
     tokenizer = pair.tokenizers[not own]
     path = args.own_teacher if own else args.teacher
@@ -253,18 +274,18 @@ def read_once(
     model = distill.load_model(path, tokenizer).to(args.device).eval()
     collate = collator(args)
     bos = () if own or collate.bos else pair.tables[1].roles.get("bos", ())[:1]
-    begin = torch.tensor([bos], dtype=torch.long)
-    folder = folder_of(args, run)
     projectors = {name: projector(args, run, name) for name in names if name in PROJECTED}
     kept: dict[str, list[Any]] = {name: [] for name in names}
     longest = max(run.length for run in runs if what_is_said(run) in names)
     count = round(args.steps * longest) * args.batch_size
-    for text in distill.read_texts([folder / "texts.jsonl"])[:count]:
-        batch = collate([text])
+    for text in distill.read_texts([folder_of(args, run) / "texts.jsonl"])[:count]:
+        batch = collate([text["text"]])
         [side] = batch["teachers"]
+        read = tokenizer.encode(before(text, run.reads)).ids
+        begin = torch.tensor([[*bos, *read]], dtype=torch.long)
         ids = torch.cat([begin, (batch if own else side)["input_ids"]], 1).to(args.device)
         with autocast(args):
-            hidden = model.model(input_ids=ids).last_hidden_state[:, len(bos) :]
+            hidden = model.model(input_ids=ids).last_hidden_state[:, begin.shape[1] :]
             logits = hidden
             if projectors or run.setting == "scarce":
                 logits = model.get_output_embeddings()(hidden).cpu().float()
@@ -276,8 +297,10 @@ def read_once(
                 rows.append(logits[0].half() if run.setting == "scarce" else hidden[0].cpu())
     took = seconds(args) - start
     for name, rows in kept.items():
-        torch.save({"rows": rows, "seconds": took / len(rows)}, folder / f"{name}.tmp")
-        (folder / f"{name}.tmp").replace(folder / f"{name}.pt")
+        of_name = next(x for x in runs if what_is_said(x) == name)
+        file = said_file(args, of_name)
+        torch.save({"rows": rows, "seconds": took / len(rows)}, file.with_suffix(".tmp"))
+        file.with_suffix(".tmp").replace(file)
     print(path, "read in", f"{took:.0f} s:", *names, flush=True)
 
 
@@ -296,7 +319,7 @@ def projector(args: argparse.Namespace, run: Run, name: str) -> ProjectedTeacher
 
 
 @torch.no_grad()
-def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[str]:
+def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[dict[str, str]]:
     """Return as many texts: what the teacher writes on from their beginnings, as they are long."""
     from transformers import AutoTokenizer
 
@@ -306,7 +329,7 @@ def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[s
     table = sides(args.student, args.teacher).tokenizers[1]
     model = distill.load_model(args.teacher, table).to(args.device).eval()
     torch.manual_seed(seed)
-    made: list[str] = []
+    made: list[dict[str, str]] = []
     for first in range(0, len(texts), 20):
         some = [text["text"] for text in texts[first : first + 20]]
         given = tokenizer([*map(beginning, some)], return_tensors="pt", padding=True,
@@ -315,7 +338,7 @@ def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[s
             ids = model.generate(**given, do_sample=True, top_k=0,
                                  max_new_tokens=CHARACTERS // 3)  # fmt: skip
         whole = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        made += [text[: len(like)] for text, like in zip(whole, some, strict=True)]
+        made += [{"text": text[: len(like)]} for text, like in zip(whole, some, strict=True)]
     print(len(made), f"texts written in {time.perf_counter() - start:.0f} s", flush=True)
     return made
 
@@ -333,7 +356,7 @@ class Teacher:
         said = what_is_said(run)
         if said is None:
             return
-        kept = torch.load(folder_of(args, run) / f"{said}.pt", mmap=said not in PROJECTED)
+        kept = torch.load(said_file(args, run), mmap=said not in PROJECTED)
         self.rows, self.seconds = kept["rows"], kept["seconds"]
         if run.setting != "scarce" and said not in PROJECTED:
             own, pair = said == OWN, sides(args.student, args.teacher)
@@ -347,8 +370,12 @@ class Teacher:
             module = None
             if takes_file(part):
                 module = distill.read_map(name, saved(args, part), learnable=False).to(args.device)
-            root = ROOTS.get(part.artefact, 1.0)
-            self.losses.append(make_loss(name, module=module, temperature=root))
+            options: dict[str, Any] = {"temperature": ROOTS.get(part.artefact, 1.0)}
+            if REVERSE in run.how:
+                options["reverse_kl"] = True
+            if STRICT in run.how and name == "csd":
+                options["beta"] = 0.0
+            self.losses.append(make_loss(name, module=module, **options))
 
     @property
     def takes_hidden(self) -> bool:
@@ -359,6 +386,8 @@ class Teacher:
         """Return the loss of the chosen texts' batch, with the cross-entropy."""
         if self.run.artefact == WORDS:
             batch = {**batch, "teachers": [self.of_words(batch)]}
+        if STRICT in self.run.how:
+            batch = {**batch, "teachers": [one_to_one(batch)]}
         weights = CombineConfig(
             distillation_weight=self.run.weight, cross_entropy_weight=self.run.text
         )
@@ -408,6 +437,18 @@ class Teacher:
             return HiddenLogits(hidden, self.head.weight, self.head.bias), side
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return self.head(hidden), side
+
+
+def one_to_one(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the teacher's side with those chunks alone that are one token on both sides."""
+    [side] = batch["teachers"]
+    alignment = side["shifted"]
+    valid = torch.as_tensor(alignment.pair_valid)
+    for ids in (alignment.student_chunk_id, alignment.teacher_chunk_id):
+        tokens = torch.zeros_like(valid, dtype=torch.int64)
+        tokens.scatter_add_(1, ids.clamp(min=0), (ids >= 0).long())
+        valid = valid & (tokens == 1)
+    return {**side, "shifted": replace(alignment, pair_valid=valid)}
 
 
 def padded(rows: Sequence[dict[str, Any]], valid: Any) -> StoredTopK:
