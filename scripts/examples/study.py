@@ -156,6 +156,7 @@ STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
 )
 
 ITSELF = Run("", "teacher", "none", 0.0, 0.0, 0, 0.0)  # read, not trained
+ITSELF_AFTER = tuple(ITSELF._replace(reads=reads) for reads in (0, 300, 1000, 3000))
 ITS_OWN = ITSELF._replace(artefact=OWN)  # the one with the student's tokenizer
 
 
@@ -218,7 +219,7 @@ def main() -> None:
         setattr(args, name, getattr(args, name) or str(DATA / model))
     args.work.mkdir(parents=True, exist_ok=True)
     if not args.report:
-        train_all(args, list(plan(args.settings, args.seeds, args.rates)))
+        train_all(args, list(dict.fromkeys(plan(args.settings, args.seeds, args.rates))))
     found = results(args.work)
     report(found, *args.against)
     report_seconds(dict(found), *args.against)
@@ -233,8 +234,7 @@ def train_all(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     spawn = multiprocessing.get_context("spawn")
     done = {run for run, _ in results(args.work)}
     with spawn.Pool(args.processes, torch.set_num_threads, (threads,)) as pool:
-        itself = [ITSELF._replace(reads=reads) for reads in (0, 300, 1000, 3000)]
-        read = [which for which in (*itself, ITS_OWN) if which not in done]
+        read = [which for which in (*ITSELF_AFTER, ITS_OWN) if which not in done]
         started = [pool.apply_async(measure_teacher, (args, which)) for which in read]
         for _, group in groupby(runs, lambda run: folder_of(args, run)):
             missing = [run for run in group if run not in done]
