@@ -67,8 +67,7 @@ def test_every_student_is_trained_once(
     table = capsys.readouterr().out
     found = study.results(work)
     runs = list(dict.fromkeys(study.plan(["scarce"], 1, (5e-3, 2e-3))))
-    read = [*study.ITSELF_AFTER, study.ITS_OWN]
-    assert sorted(run for run, _ in found) == sorted([*read, *runs])
+    assert sorted(run for run, _ in found) == sorted([*study.ITSELF_AFTER, study.ITS_OWN, *runs])
     assert len(runs) == 6 + 3 + 1 + 3 + 3 + 3
     for row in (
         "topk-kl | path-64 | 1 | 1", "topk-kl | path-64 | 0.3 | 1", "gold | for-gold | 1 | 1",
@@ -92,10 +91,18 @@ def test_every_student_is_trained_once(
     assert "| 0.000 | 0.000 to 0.000 |" in against
     alone = dict(found)[runs[0]]
     assert alone["steps"] == [0, 1, 2, 3, 4]
-    [held] = study_data.texts_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
+    [of_held] = study_data.rows_of(tmp_path / "held.jsonl.gz", 0, 20, one_each=True)
+    held, before = of_held["text"], of_held["teacher_context"]
+    document = (TEXTS / "french.txt").read_text(encoding="utf-8")
+    assert len(before) > 300
+    assert (before + held)[-len(held) - 300 :] in document
     assert alone["bytes"][0] == [len(held.encode())]
     asked = dict(found)[study.ITSELF]
     assert asked["bits"][0][0] == [pytest.approx(bits_alone(teacher, held), rel=1e-4)]
+    informed = dict(found)[study.ITSELF._replace(reads=300)]
+    assert informed["bits"][0][0] == [
+        pytest.approx(bits_alone(teacher, held, before[-300:]), rel=1e-4)
+    ]
     assert f"the teacher none: {asked['bits'][0][0][0] / len(held.encode()):.3f}, " in table
     # Untrained, the student is the teacher with its own tokenizer.
     own = dict(found)[study.ITS_OWN]
@@ -170,12 +177,11 @@ def test_a_pruned_student_is_healed(
     picture = tmp_path / "curves.svg"
     study_with(monkeypatch, *options, f"--plot={picture}")
     found = dict(study.results(work))
-    runs = list(study.plan(["healing"], 1, (5e-3,)))
-    assert len(runs) == len(set(runs))
+    runs = set(study.plan(["healing"], 1, (5e-3,)))
     longest = max(runs, key=lambda run: run.length)
     assert found[longest]["steps"][-1] == round(2 * 3.6)
     assert all(0 <= line["words"][0] <= line["words"][1] for line in found.values())
-    assert found.keys() == {study.ITSELF, study.ITS_OWN, *runs}
+    assert found.keys() == {*study.ITSELF_AFTER, study.ITS_OWN, *runs}
     kept = [study.run_of("healing", row, 0, 5e-3) for row in (study.CE, study.EVENTS)]
     [first, second] = (saved_weights(work / "students" / "-".join(map(str, run))) for run in kept)
     assert first.keys() == second.keys() == left.keys()
@@ -239,6 +245,20 @@ def test_chunks_of_whole_words_begin_with_a_space(models: list[str], back: Pair)
     assert found == [[b" unbelievable", b" Donaudampfschiff", b" sinks"], [b" b"]]
 
 
+def test_strict_chunks_are_one_token_on_either_side(back: Pair) -> None:
+    collate = DistillationCollator(*back.tokenizers, bos=False)
+    batch = prepare(collate(["The unbelievable Donaudampfschiff sinks 1234"]))
+    [side] = batch["teachers"]
+    strict, whole = study_data.one_to_one(batch)["shifted"], side["shifted"]
+    sizes = [
+        torch.bincount(ids[0][ids[0] >= 0], minlength=whole.pair_valid.shape[1])
+        for ids in (whole.student_chunk_id, whole.teacher_chunk_id)
+    ]
+    one = (sizes[0] == 1) & (sizes[1] == 1)
+    assert torch.equal(strict.pair_valid[0], whole.pair_valid[0] & one)
+    assert 0 < strict.pair_valid.sum() < whole.pair_valid.sum()
+
+
 def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(digits: Tokenizer) -> None:
     collate = DistillationCollator(digits, digits, bos=False)
     text = "The unbelievable Donaudampfschiff sinks"
@@ -283,12 +303,13 @@ def saved_weights(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
 
 
-def bits_alone(folder: str, text: str) -> float:
+def bits_alone(folder: str, text: str, before: str = "") -> float:
     """Return the bits of a text after its first token, the model asked directly."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    begin += tokenizer.encode(before, add_special_tokens=False)
     ids = begin + tokenizer.encode(text, add_special_tokens=False)
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0]

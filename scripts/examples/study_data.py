@@ -370,12 +370,10 @@ class Teacher:
             module = None
             if takes_file(part):
                 module = distill.read_map(name, saved(args, part), learnable=False).to(args.device)
-            options: dict[str, Any] = {"temperature": ROOTS.get(part.artefact, 1.0)}
-            if REVERSE in run.how:
-                options["reverse_kl"] = True
-            if STRICT in run.how and name == "csd":
-                options["beta"] = 0.0
-            self.losses.append(make_loss(name, module=module, **options))
+            root, is_reverse = ROOTS.get(part.artefact, 1.0), REVERSE in run.how
+            self.losses.append(
+                make_loss(name, module=module, temperature=root, reverse_kl=is_reverse)
+            )
 
     @property
     def takes_hidden(self) -> bool:
