@@ -947,10 +947,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "`to_map` returns"),
     (lambda: heads_of("no head"), "the student needs whole logits: Linear is not a decoder of "
      "Transformers", WHOLE),
-    (lambda: heads_of("more"), "LlamaForCausalLM has hidden states [1, 4] for ids [1, 3]", WHOLE),
-    (lambda: heads_of("other"), "the logits of LlamaForCausalLM are not its head times its hidden "
-     "states, with what its configuration says of logit_scale, logits_scaling, lm_head_multiplier, "
-     "output_multiplier, final_logit_softcapping, logits_soft_cap", WHOLE),
+    (lambda: heads_of("more"), "the student needs whole logits: LlamaForCausalLM has positions "
+     "[1, 4] for ids [1, 3]", WHOLE),
+    (lambda: heads_of("other"), "the student needs whole logits: the logits of LlamaForCausalLM "
+     "are not its head times its hidden states, with what its configuration says of logit_scale, "
+     "logits_scaling, lm_head_multiplier, output_multiplier, final_logit_softcapping, "
+     "logits_soft_cap", WHOLE),
     (lambda: ProjectionModule(of_bytes())(torch.zeros(1, 1, 5)),
      "the student's logits are 5 wide, the map's student 256",
      "give a map of this student, or build it 5 wide with vocab_size="),

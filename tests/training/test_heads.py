@@ -83,6 +83,7 @@ def test_the_head_is_found(name: str, dtype: torch.dtype) -> None:
     assert why_whole_logits(model) is None
     before = torch.get_rng_state()
     head = find_head(model, ids)
+    assert isinstance(head, Head)
     assert torch.equal(torch.get_rng_state(), before)
     assert (head.scale, head.softcap, head.linear.bias is not None) == (scale, softcap, has_bias)
     side = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -217,12 +218,39 @@ class Plain(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
         return super().forward(input_ids, attention_mask, use_cache=use_cache)
 
 
-def test_another_head_is_an_error(pair: Pair) -> None:
+class Twice(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """A model that runs its decoder twice."""
+
+    def forward(self, input_ids: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
+        self.model(input_ids)
+        return super().forward(input_ids, logits_to_keep=logits_to_keep, **kwargs)
+
+
+class SoftPrompt(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """A model with a position before the text's, as prompt tuning has some."""
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any = None, logits_to_keep: Any = 0, **kwargs: Any
+    ) -> Any:
+        ids = torch.nn.functional.pad(input_ids, (1, 0))
+        return super().forward(ids, logits_to_keep=logits_to_keep, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [(Twisted, "not its head"), (Twice, "2 times"), (SoftPrompt, "positions")]
+)
+def test_another_head_is_no_error_unless_hidden_states_are_asked_for(kind: Any, word: str) -> None:
     """However small the logits are, where it would not show: here below 0.1."""
-    model = Twisted(transformers.LlamaConfig(vocab_size=300, **SIZES, initializer_range=0.002))
-    ids = torch.arange(14).view(2, 7)
-    with pytest.raises(XtokError, match="logits"):
-        find_head(model, ids)
+    model = kind(transformers.LlamaConfig(vocab_size=300, **SIZES, initializer_range=0.002))
+    side = {"input_ids": torch.arange(14).view(2, 7), "attention_mask": torch.ones(2, 7)}
+    heads, [note] = find_heads([model], [side], [True])
+    assert heads == [None]
+    assert word in note
+    with pytest.raises(XtokError, match=word):
+        find_heads([model], [side], [True], wanted=True)
+    if kind is SoftPrompt:  # and whole logits would not do either
+        with pytest.raises(XtokError, match=r"positions \[2, 8\] for ids \[2, 7\].*LoRA"):
+            logits_of(model, side)
 
 
 @pytest.fixture
@@ -273,7 +301,7 @@ def test_models_that_make_whole_logits(pair: Pair) -> None:
         assert find_heads([model], [side], [True], wanted=False) == ([None], [])
     wrapped = DistributedDataParallel(llama())
     assert why_whole_logits(wrapped) is None
-    assert find_head(wrapped, side["input_ids"]).scale == 1
+    assert isinstance(find_head(wrapped, side["input_ids"]), Head)
 
 
 def test_on_a_gpu(pair: Pair) -> None:

@@ -285,6 +285,84 @@ def test_the_product_is_in_the_type_of_the_autocast_that_made_it() -> None:
     assert not torch.equal(cast.at(positions), plain.at(positions))
 
 
+def test_a_factor_outside_of_the_loss_is_not_rounded() -> None:
+    """In bfloat16 0.3 is 0.30078."""
+    own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
+    tensors = [x.detach() for x in head(LARGE[0], dtype=torch.bfloat16)[0]]
+    logits = whole(tensors)
+    for inputs in (tensors, [logits]):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        gradients = [
+            torch.autograd.grad(
+                losses.cross_entropy(HiddenLogits(*inputs) if len(inputs) > 1 else inputs[0], own)
+                * factor, inputs,
+            )
+            for factor in (0.3, 1.0)
+        ]  # fmt: skip
+        for scaled, plain in zip(*gradients, strict=True):
+            ratio = scaled.double().abs().sum() / plain.double().abs().sum()
+            assert float(ratio) == pytest.approx(0.3, rel=3e-4)
+
+
+def test_a_gradient_of_the_gradient_is_an_error() -> None:
+    own = torch.randint(0, LARGE[0][2], LARGE[0][:2], generator=torch.Generator().manual_seed(0))
+    hidden, weight = head(LARGE[0], dtype=torch.float32)[0]
+    loss = losses.cross_entropy(HiddenLogits(hidden, weight), own)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(loss, hidden, create_graph=True)
+    assert torch.autograd.grad(loss, hidden)[0].any()
+
+
+def test_a_value_in_float32_has_all_its_digits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = 1, 64, 32_000
+    logits = [torch.randn(shape, generator=generator).mul_(3) for _ in range(2)]
+    mask = torch.ones(shape[:2])
+    for reverse in (False, True):
+        config = SameTokenizerConfig(reverse_kl=reverse)
+        found, exact = (
+            float(losses.same_tokenizer_kl(logits[0].to(dtype), logits[1].to(dtype), mask, config))
+            for dtype in (torch.float32, torch.float64)
+        )
+        assert found == pytest.approx(exact, rel=1e-6)
+
+
+def test_what_an_error_names_is_what_is_compared() -> None:
+    """Not a student's padding, where the teacher is at fault."""
+    aligned, index = large()
+    sides = [head(shape, dtype=torch.float32, seed=n)[0] for n, shape in enumerate(LARGE)]
+    own = [[x.detach().clone() for x in side] for side in sides]
+    chunks = number_chunks(aligned, starts_only=True)
+    ours, theirs = (
+        torch.stack(first_positions(of_side, chunks.total), 1).tolist() for of_side in chunks[:2]
+    )
+    row, place = next([0, n] for n in range(LARGE[0][1]) if [0, n] not in ours)
+    own[0][0][row, place] = torch.nan
+    value = losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
+    assert bool(torch.isfinite(value))
+    row, place = theirs[1]
+    own[1][0][row, place] = torch.nan
+    with pytest.raises(ValueError, match=rf"the teacher's .* are nan at \[{row}, {place}, 0\]"):
+        losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
+
+
+def test_a_pass_of_many_parts() -> None:
+    """Seventy, of which each has positions of its own and others."""
+    generator = torch.Generator().manual_seed(0)
+    student = torch.randn(2, 40, 11, generator=generator, dtype=torch.float64).requires_grad_()
+    chosen = torch.rand(70, 2, 40, generator=generator) < 0.3
+    targets = torch.randint(0, 11, (70, 2, 40), generator=generator).where(chosen, -100)
+    plans = [plan_cross_entropy(student, of_plan) for of_plan in targets]
+    total, parts = one_pass(student, plans, [1.0] * 70)
+    expected = [
+        torch.nn.functional.cross_entropy(student.flatten(0, 1), of_plan.flatten())
+        for of_plan in targets
+    ]
+    torch.testing.assert_close(torch.stack(parts), torch.stack(expected).detach())
+    (found,) = torch.autograd.grad(total, student)
+    torch.testing.assert_close(found, torch.autograd.grad(sum(expected), student)[0])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

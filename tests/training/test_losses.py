@@ -306,6 +306,8 @@ def test_logits_that_are_no_numbers_are_named(
         side: of.detach().clone() for side, of in zip(("student", "teacher"), logits(), strict=True)
     }
     sides[side][place] = wrong
+    if name == "same" and side == "teacher":  # whose one position is all, and the first is in none
+        place = (1, 1, 9)
     message = re.escape(f"the {side}'s logits are {wrong} at {[*place]}")
     with pytest.raises(ValueError, match=message):
         some_loss(name, sides["student"].requires_grad_(), sides["teacher"])

@@ -35,6 +35,11 @@ WHOLE_LOGITS_HINT = (
     "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
 )
 
+SOFT_PROMPT_HINT = (
+    "each position must be that of a token: train a LoRA adapter in place of soft prompts (prompt "
+    "tuning, p-tuning)"
+)
+
 
 @dataclass(frozen=True)
 class Head:
@@ -56,24 +61,32 @@ class Head:
         return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
 
-def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
+def run(model: Any, side: Mapping[str, Any], head: Head | None = None) -> Any:
     """Run a model, or what wraps it, on its side of a batch; return its outputs.
 
     With a head, their `logits` are `HiddenLogits`, not yet made. Rows that are padded on the left
     come with `position_ids`, for models that take them.
+
+    Raises:
+        XtokError: if there are other positions than ids: prompt tuning adds some.
     """
     ids, mask = side["input_ids"], side["attention_mask"]
+    taken: list[HiddenLogits] = []
+    options: dict[str, Any] = {}
     if "position_ids" in side and takes(model, "position_ids"):
         options["position_ids"] = side["position_ids"]
     if head is None:
-        return model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
-    taken: list[HiddenLogits] = []
-    # In the hook, so under the model's own autocast. The wrapper has to be called: DDP reduces
-    # gradients of what it has seen.
-    with _hook(head.decoder, lambda _, hidden: taken.append(head.logits(hidden))):
-        outputs = run(model, side, logits_to_keep=1, **options)
-    [outputs.logits] = taken
-    _check_positions(model, outputs.logits, ids)
+        outputs = model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+    else:
+        # In the hook, so under the model's own autocast. The wrapper has to be called: DDP reduces
+        # gradients of what it has seen.
+        with _hook(head.decoder, lambda _, hidden: taken.append(head.logits(hidden))):
+            outputs = model(
+                input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1, **options
+            )
+        [outputs.logits] = taken
+    if problem := _other_positions(outputs.logits, ids):
+        raise XtokError(f"{_name(model)} has {problem}", hint=SOFT_PROMPT_HINT)
     return outputs
 
 
@@ -133,8 +146,7 @@ def find_heads(
         wanted: False: whole logits of all; True: of none, or an error; None: where they have to be.
 
     Raises:
-        XtokError: where `wanted` is True and a loss or a model does not allow it; and where a head
-            is found, and the model's logits are not what it gives.
+        XtokError: where `wanted` is True, and a loss or a model does not allow it.
     """
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
     heads: list[Head | None] = [None] * len(models)
@@ -143,14 +155,13 @@ def find_heads(
         if model is None or wanted is False:
             continue
         problem = why_whole_logits(model) if takes else "its loss compares whole distributions"
-        if problem is None:
-            heads[number] = find_head(model, side["input_ids"])
+        found = problem or find_head(model, side["input_ids"])
+        if isinstance(found, Head):
+            heads[number] = found
         elif wanted:
-            raise XtokError(
-                f"{names[number]} needs whole logits: {problem}", hint=WHOLE_LOGITS_HINT
-            )
+            raise XtokError(f"{names[number]} needs whole logits: {found}", hint=WHOLE_LOGITS_HINT)
         else:
-            notes.append(f"{names[number]} makes whole logits: {problem}")
+            notes.append(f"{names[number]} makes whole logits: {found}")
     without = [name for name, head in zip(names, heads, strict=True) if head]
     if without:
         notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(without)}")
@@ -171,7 +182,10 @@ def why_whole_logits(model: Any) -> str | None:
         return f"{type(inner).__name__} is not a decoder of Transformers"
     if not takes(inner, "logits_to_keep"):
         return f"the forward of {type(_base(inner)).__name__} has no logits_to_keep"
-    decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
+    try:
+        decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        decoder = linear = None
     if decoder in (None, inner, _base(inner)) or linear is None:
         return f"{type(_base(inner)).__name__} does not tell its decoder and its head"
     if type(linear).forward is not nn.Linear.forward:
@@ -196,11 +210,10 @@ def _weight_problem(weight: Tensor) -> str | None:
 
 
 @torch.no_grad()
-def find_head(model: Any, ids: Tensor) -> Head:
+def find_head(model: Any, ids: Tensor) -> Head | str:
     """Return the head whose logits are the model's own, at three positions of some ids `[B, T]`.
 
-    Raises:
-        XtokError: if no bias, factor and softcap that its configuration names gives them.
+    Or why there is none: no bias, factor and softcap that its configuration names gives them.
     """
     inner = _unwrapped(model)
     config = inner.config.get_text_config()
@@ -210,11 +223,14 @@ def find_head(model: Any, ids: Tensor) -> Head:
     caps = [None, *(cap for cap in softcaps if cap)]
     bias = getattr(_base(inner), "final_logits_bias", None)
     candidates = [Head(decoder, linear, bias, *both) for both in product(factors, caps)]
+    taken: list[Tensor] = []
     ours: list[HiddenLogits] = []
 
     def scaled(output: Any, hidden: Tensor) -> Any:
         """Scale the hidden states as `PROBES` has it; keep what each candidate makes of them."""
-        _check_positions(inner, hidden, few)
+        taken.append(hidden)
+        if _other_positions(hidden, few):
+            return None
         largest = linear(hidden.to(linear.weight.dtype)).abs().amax(-1).float()
         wanted = torch.tensor(PROBES, device=hidden.device)
         factors = torch.where(wanted > 0, wanted / largest.clamp(min=1e-6), 1.0)
@@ -228,24 +244,24 @@ def find_head(model: Any, ids: Tensor) -> Head:
     few = ids[:1].repeat(1, len(PROBES))[:, : len(PROBES)]
     with draws_again(ids.device), _hook(decoder, scaled):
         expected = inner(input_ids=few, use_cache=False).logits[0]
+    if len(taken) != 1:
+        return f"its decoder runs {len(taken)} times for one batch"
+    if problem := _other_positions(taken[0], few):
+        return f"{_name(model)} has {problem}"
     positions = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
     for head, logits in zip(candidates, ours, strict=True):
         if _is_close(logits.at(positions), expected, logits.dtype):
             return head
-    raise XtokError(
+    return (
         f"the logits of {_name(model)} are not its head times its hidden states, with what its "
-        f"configuration says of {', '.join((*SCALES, *SOFTCAPS))}",
-        hint=WHOLE_LOGITS_HINT,
+        f"configuration says of {', '.join((*SCALES, *SOFTCAPS))}"
     )
 
 
-def _check_positions(model: Any, hidden: Tensor | HiddenLogits, ids: Tensor) -> None:
-    """Raise an `XtokError` unless there is a hidden state for each id: prompt tuning has more."""
-    if hidden.shape[:2] != ids.shape:
-        raise XtokError(
-            f"{_name(model)} has hidden states {list(hidden.shape[:2])} for ids {list(ids.shape)}",
-            hint=WHOLE_LOGITS_HINT,
-        )
+def _other_positions(given: Any, ids: Tensor) -> str | None:
+    """Return how many positions there are, unless there is one for each id."""
+    of_given, of_ids = list(given.shape[:2]), list(ids.shape)
+    return None if of_given == of_ids else f"positions {of_given} for ids {of_ids}"
 
 
 def _is_close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
@@ -287,4 +303,4 @@ def _number(config: Any, name: str) -> float | None:
 
 def _name(model: Any) -> str:
     inner = _unwrapped(model)
-    return str(getattr(inner.config, "name_or_path", "") or type(inner).__name__)
+    return str(getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__)

@@ -259,7 +259,9 @@ class DistillationMixin:
     teachers: Sequence[Any]  # models; None for stored predictions
     hidden_states: bool | None = None  # as `find_heads` takes it
     router_aux_loss_coef: float | None = None  # TRL's; the model's own if None
-    _heads: list[Head | None] | None = None  # of the student and its teachers
+    _headed: Any = None  # the model whose heads these are
+    _heads: Sequence[Head | None] = ()  # of the student and its teachers
+    _notes: Sequence[str] = ()
     _sums: Tensor | None = None
     _steps = 0  # optimizer steps that are in the sums
 
@@ -344,11 +346,12 @@ class DistillationMixin:
     def _terms(self, model: Any, batch: dict[str, Any], outputs: Any = None) -> LossTerms:
         """Run the teachers, and without its outputs the student; return what the losses are."""
         models, sides = [model, *self.teachers], [batch, *batch["teachers"]]
-        if self._heads is None:
+        if self._headed is not model:  # evaluation has it without what wraps it in training
             takes = self.objective.takes_hidden
             self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
-            for note in notes:
+            for note in notes if notes != self._notes else ():
                 self.accelerator.print(f"note: {note}", file=sys.stderr)
+            self._headed, self._notes = model, notes
         if outputs is None:
             outputs = run(model, batch, self._heads[0])
         theirs: list[Any] = []

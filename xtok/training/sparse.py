@@ -133,6 +133,15 @@ def work_dtype(*tensors: Any) -> torch.dtype:
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 
 
+def require_first_order() -> None:
+    """Raise a `RuntimeError` in a `backward` that should be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "xtok computes this gradient by hand, and it has no gradient of its own: leave out "
+            "create_graph=True, and add gradient penalties to a loss of PyTorch's"
+        )
+
+
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, probs: Tensor, weights: Tensor, restricted: Restricted) -> Tensor:
@@ -147,8 +156,8 @@ class _Project(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        require_first_order()
         (probs,) = ctx.saved_tensors
         dtype, restricted = work_dtype(probs), ctx.restricted
         grad_probs = torch.zeros_like(probs)

@@ -324,6 +324,17 @@ def test_hidden_states_train_as_whole_logits(
     assert found[0] == pytest.approx(found[1], rel=1e-2 if "bf16" in options else 1e-4)
 
 
+def test_heads_are_of_the_model_that_trains(
+    trainer: Make, collator: Collator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An evaluation before has it without what wraps it: a compiled one hides hidden states."""
+    one = trainer("alm", eval_dataset=ROWS[:2])
+    one.evaluate()
+    assert "in blocks, from hidden states: the student" in capsys.readouterr().err
+    one.compute_loss(torch.compile(one.model, backend="eager"), collator(ROWS[:1]))
+    assert "student makes whole logits: torch.compile" in capsys.readouterr().err
+
+
 def test_a_loss_that_needs_whole_logits(trainer: Make) -> None:
     with pytest.raises(XtokError, match="whole"):
         trainer("p-kl", hidden_states=True).train()

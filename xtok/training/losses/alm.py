@@ -18,7 +18,7 @@ from xtok.training.losses.gathered import (
     stored_logprobs,
 )
 from xtok.training.losses.logits import AnyLogits, as_logits
-from xtok.training.losses.one_pass import Plan, one_pass
+from xtok.training.losses.one_pass import Plan, Side, one_pass
 from xtok.training.sparse import work_dtype
 
 MARGIN = 1e-6
@@ -135,7 +135,10 @@ def plan_alm(
 
     parts = [gradient_part(at, of_student, to_a[ours.chunk], widths[0])]
     known = lost.detach().double()
-    return Plan(parts, chunks.total, dtype, known=known, teacher=teacher, explain=explain)
+    sides = [Side("student", student, ours.positions, widths[0])]
+    if stored is None:
+        sides.append(Side("teacher", teacher, theirs.positions, widths[1]))
+    return Plan(parts, chunks.total, dtype, known=known, sides=sides, explain=explain)
 
 
 def _entries(tokens: ChunkTokens) -> PositionTokens:

@@ -27,10 +27,11 @@ def kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tenso
     """
     if reverse:
         difference = log_t.neg_().add_(log_p)
-        lost = torch.dot(p.view(-1), difference.view(-1))
-        return lost, difference.sub_((p * difference).sum(1, keepdim=True)).mul_(p)
+        means = (p * difference).sum(1, keepdim=True)
+        return means.sum(dtype=torch.float64), difference.sub_(means).mul_(p)
     t = log_t.exp()
-    return torch.dot(t.view(-1), log_t.sub_(log_p).view(-1)), t.neg_().add_(p)
+    lost = log_t.sub_(log_p).mul_(t).sum(1).sum(dtype=torch.float64)
+    return lost, t.neg_().add_(p)
 
 
 def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:

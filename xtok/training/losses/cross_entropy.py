@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.logits import AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -54,5 +54,7 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
         if bool((of_positions >= width).any()):
             raise ValueError(f"the targets have {int(of_positions.max())}, of {width} logits")
 
-    parts = [Part((positions[0], positions[1]), compare)] if len(ids) else []
-    return Plan(parts, len(ids), work_dtype(student), explain=explain)
+    at = positions[0], positions[1]
+    parts = [Part(at, compare)] if len(ids) else []
+    sides = [Side("student", student, at, width)]
+    return Plan(parts, len(ids), work_dtype(student), sides=sides, explain=explain)

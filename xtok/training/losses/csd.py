@@ -13,7 +13,7 @@ from xtok.training.losses.chunks import Chunks, chunks_of, kept_with, number_chu
 from xtok.training.losses.config import CSDConfig
 from xtok.training.losses.gathered import PositionTokens, gather_logprobs, gradient_part
 from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 from xtok.training.sparse import work_dtype
 
@@ -119,7 +119,13 @@ def plan_csd(
                                        strict=True):  # fmt: skip
             check_ids(side, tokens.ids, tokens.ids < 0, width)
 
-    return Plan(parts, events.num_chunks, dtype, config.temperature, known, both[1], explain)
+    sides = [
+        Side(name, logits, tokens.positions, width)
+        for name, logits, tokens, width in zip(
+            ("student", "teacher"), both, (ours, theirs), index.widths, strict=True
+        )
+    ]
+    return Plan(parts, events.num_chunks, dtype, config.temperature, known, sides, explain)
 
 
 def count_completed(
@@ -172,19 +178,21 @@ class _CSDStep(NamedTuple):
     ) -> Part:
         """Compare all shared tokens but the `excluded` where some chunks begin."""
         theirs = self.theirs.at(self.theirs.starts[chunks])
-        place = None if excluded is None else excluded.place
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             cells = None
             if excluded is not None:
-                row, is_there = rows.entries_at(excluded.place)
-                cells = row, excluded.ids[rows.entries], is_there
+                [entries] = rows.entries
+                row, is_there = rows.entries_at(excluded.place, entries)
+                cells = row, excluded.ids[entries], is_there
             positions = theirs[0][rows.numbers], theirs[1][rows.numbers]
             lost, back = self._compare_shared(block, positions, cells)
             return lost * weight, back if weight == 1 else back.mul_(weight)
 
         ours = self.ours.at(self.ours.starts[chunks])
-        return Part(ours, compare, self.teacher.shape[2], place)
+        return Part(
+            ours, compare, self.teacher.shape[2], [] if excluded is None else [excluded.place]
+        )
 
     def excluded(self) -> PositionTokens:
         """Return what is in the rest at other chunks' first places: rows and shared tokens.

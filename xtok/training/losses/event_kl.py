@@ -14,7 +14,7 @@ from xtok.training.losses.boundaries import first_positions, kl
 from xtok.training.losses.chunks import chunks_of, require_type
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
@@ -147,7 +147,8 @@ def plan_event_kl(
         return kl(log_p, p, log_t, reverse=config.reverse_kl)
 
     parts = [Part(ours, compare, teacher.shape[2])] if chunks.total else []
-    return Plan(parts, chunks.total, dtype, config.temperature, teacher=teacher)
+    sides = Side("student", student, ours, width), Side("teacher", teacher, theirs, of_teacher)
+    return Plan(parts, chunks.total, dtype, config.temperature, sides=sides)
 
 
 def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:

@@ -76,11 +76,12 @@ def gradient_part(
     to_logprobs = to_logprobs.masked_fill(logprobs == FLOOR, 0)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[float, Tensor]:
-        row, is_there = rows.entries_at(at.place)
-        gradient = to_logprobs[rows.entries] * is_there
+        [entries] = rows.entries
+        row, is_there = rows.entries_at(at.place, entries)
+        gradient = to_logprobs[entries] * is_there
         p = block.probabilities(width, temperature)
         sums = p.new_zeros(len(p)).index_add_(0, row, gradient)
         back = p * -sums[:, None]
-        return 0.0, back.index_put_((row, at.ids[rows.entries]), gradient, accumulate=True)
+        return 0.0, back.index_put_((row, at.ids[entries]), gradient, accumulate=True)
 
-    return Part(at.positions, compare, place=at.place, only_gradient=True)
+    return Part(at.positions, compare, places=[at.place], only_gradient=True)

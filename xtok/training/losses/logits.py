@@ -111,8 +111,7 @@ class HiddenLogits:
     def gradients(self) -> Gradients:
         """Return zeros for the gradients that are wanted."""
         dtype = work_dtype(self)
-        to_hidden = _zeros(self.hidden, _kept_in(self.hidden.dtype))
-        return to_hidden, _zeros(self.weight, dtype), _zeros(self.bias, dtype)
+        return tuple(_zeros(one, dtype) for one in self.inputs)
 
     def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
         """Hand on the gradient of a block of logits, which is overwritten.
@@ -130,27 +129,44 @@ class HiddenLogits:
             back *= self.scale
         if to_bias is not None:
             to_bias += back.sum(0)
-        factor = None
-        if self.dtype == torch.float16:  # which has nothing below 6e-8: the largest becomes 1
-            factor = back.abs().amax().clamp_(min=1e-30).reciprocal_().log2_().floor_().exp2_()
-            back *= factor
+        rows, factor = self._rows(positions), None
+        if self.dtype == torch.float16:
+            back *= (factor := self._factor(back, rows))
         with torch.autocast(self.device.type, enabled=False):
             back = back.to(self.dtype)
             if to_hidden is not None:
                 to_hidden[positions] = _unscaled(back @ self._head, factor).to(to_hidden.dtype)
             if to_weight is not None and to_weight.dtype == self.dtype:
-                to_weight.addmm_(back.t(), self._rows(positions))
+                to_weight.addmm_(back.t(), rows)
             elif to_weight is not None:
-                to_weight += _unscaled(back.t() @ self._rows(positions), factor)
+                to_weight += _unscaled(back.t() @ rows, factor)
 
-    def culprit(self) -> str | None:
-        """Return what is NaN or infinite, if anything is."""
-        names = ("hidden states", "weight", "bias")
-        for name, values in zip(names, self.inputs, strict=True):
-            if values is not None and not bool(torch.isfinite(values).all()):
-                place = (~torch.isfinite(values)).nonzero()[0].tolist()
-                return f"{name} are {values[tuple(place)].item()} at {place}"
+    def culprit(self, positions: Positions, width: int) -> str | None:
+        """Return what is NaN or infinite of what the first logits at n positions are made of."""
+        hidden = self.hidden.detach()[positions]
+        if culprit := _first(~torch.isfinite(hidden), hidden, "hidden states", positions):
+            return culprit
+        for name, values in (("weight", self.weight), ("bias", self.bias)):
+            if values is not None:
+                part = values.detach()[:width]
+                if culprit := _first(~torch.isfinite(part), part, name):
+                    return culprit
         return None
+
+    def _factor(self, back: Tensor, rows: Tensor) -> Tensor:
+        """Return the power of 2 by which a gradient goes into float16 products.
+
+        float16 has nothing below 6e-8, so its largest entry becomes 1, if no product then reaches
+        65,504: a sum is at most that of the entries, times the largest number that they meet.
+        """
+        size = back.abs()
+        products = size.sum(1).amax() * self._largest_weight, size.sum(0).amax() * rows.abs().amax()
+        largest = torch.stack([size.amax(), *(bound / 2**15 for bound in products)]).amax()
+        return largest.clamp_(min=1e-30).reciprocal_().log2_().floor_().exp2_()
+
+    @cached_property
+    def _largest_weight(self) -> Tensor:
+        return torch.stack(self._head.aminmax()).abs().amax().float()
 
     def _rows(self, positions: Positions) -> Tensor:
         return self.hidden.detach()[positions].to(self.dtype)
@@ -181,7 +197,9 @@ class WholeLogits:
 
     def gradients(self) -> Gradients:
         """Return zeros for the gradient, if it is wanted."""
-        return (_zeros(self.logits, _kept_in(self.dtype)),)
+        return (
+            _zeros(self.logits, work_dtype(self) if self.dtype != torch.bfloat16 else self.dtype),
+        )
 
     def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
         """Write the gradient of a block of logits."""
@@ -189,13 +207,14 @@ class WholeLogits:
         if to_logits is not None:
             to_logits[positions] = back.to(to_logits.dtype)
 
-    def culprit(self) -> str | None:
-        """Return where a logit is NaN or +∞, if one is."""
-        wrong = torch.isnan(self.logits) | torch.isposinf(self.logits)
-        if not bool(wrong.any()):
-            return None
-        place = wrong.nonzero()[0].tolist()
-        return f"logits are {self.logits[tuple(place)].item()} at {place}"
+    def culprit(self, positions: Positions, width: int) -> str | None:
+        """Return where one of the first logits at n positions is NaN or +∞, if one is."""
+        for rows, places in zip(*(side.split(256) for side in positions), strict=True):
+            values = self.logits.detach()[rows, places, :width]
+            wrong = torch.isnan(values) | torch.isposinf(values)
+            if culprit := _first(wrong, values, "logits", (rows, places)):
+                return culprit
+        return None
 
 
 AnyLogits: TypeAlias = Tensor | HiddenLogits
@@ -231,9 +250,15 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     return fill(log_probs, nan=torch.nan, posinf=torch.inf, neginf=FLOOR)
 
 
-def _kept_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which a gradient waits for `backward`, and the factor of a GradScaler."""
-    return torch.float32 if dtype == torch.float16 else dtype
+def _first(
+    wrong: Tensor, values: Tensor, name: str, positions: Positions | None = None
+) -> str | None:
+    """Return the first wrong value and its place, where the first axis may be of positions."""
+    if not bool(wrong.any()):
+        return None
+    first, *others = wrong.nonzero()[0].tolist()
+    place = [first] if positions is None else [int(side[first]) for side in positions]
+    return f"{name} are {values[(first, *others)].item()} at {[*place, *others]}"
 
 
 def _unscaled(product: Tensor, factor: Tensor | None) -> Tensor:

@@ -7,8 +7,10 @@ or of several with the cross-entropy, and all their gradients go into one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from xtok.training.losses.logits import (
     as_logits,
     log_probabilities,
 )
-from xtok.training.sparse import block_length
+from xtok.training.sparse import block_length, require_first_order, work_dtype
 
 
 class LogitBlock:
@@ -53,11 +55,11 @@ class Rows(NamedTuple):
     """Which of a part's n positions are in a block."""
 
     numbers: Tensor  # int64 [m], rising
-    entries: slice  # of the part's, those that may be at one of them
+    entries: Sequence[slice]  # for each of `places`, the entries that may be at one of them
 
-    def entries_at(self, place: Tensor) -> tuple[Tensor, Tensor]:
+    def entries_at(self, place: Tensor, entries: slice) -> tuple[Tensor, Tensor]:
         """Return the row of the block that each entry is at, any if none, and whether it is."""
-        place = place[self.entries]
+        place = place[entries]
         at = torch.searchsorted(self.numbers, place).clamp_(max=len(self.numbers) - 1)
         return at, self.numbers[at] == place
 
@@ -70,11 +72,21 @@ student's logits over τ, which is overwritten."""
 class Part(NamedTuple):
     """What a loss compares at n positions of the student."""
 
-    positions: Positions  # each once
+    positions: Positions  # each once, and rising with `chunk`
     compare: Compare
     width: int = 0  # of the teacher's side, for the size of blocks
-    place: Tensor | None = None  # int64 [e], rising: of entries, which of the positions each is at
+    places: Sequence[Tensor] = ()  # int64 [e], rising: at which of the positions entries are
+    chunk: Tensor | None = None  # int64 [n], rising: what has one number comes in one block
     only_gradient: bool = False  # whether its losses are known, so that only a gradient needs it
+
+
+class Side(NamedTuple):
+    """Which logits a loss reads, for errors that name one of them."""
+
+    name: str
+    logits: Logits
+    positions: Positions
+    width: int
 
 
 class Plan(NamedTuple):
@@ -85,7 +97,7 @@ class Plan(NamedTuple):
     dtype: torch.dtype
     temperature: float = 1.0
     known: Tensor | float = 0.0  # the part of the sum of losses that needs no pass
-    teacher: Logits | None = None
+    sides: Sequence[Side] = ()
     explain: Callable[[], None] = lambda: None  # raises an error for what made a loss NaN
 
 
@@ -118,13 +130,14 @@ def one_pass(
         owners += [number] * len(kept)
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) + p.known for p in plans]
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-        for positions, rows in _blocks(logits, parts):
+        for positions, in_block in _blocks(logits, parts):
             block, back = LogitBlock(logits.at(positions, dtype)), None
-            for part, rows_of_part in rows:
-                lost, to_block = parts[part].compare(block, rows_of_part)
-                sums[owners[part]] += lost
+            for number, rows, inside in in_block:
+                of_part = block if inside is None else LogitBlock(block.logits[inside])
+                lost, to_block = parts[number].compare(of_part, rows)
+                sums[owners[number]] += lost
                 if has_gradient:
-                    back = _sum(back, to_block.mul_(factors[part]), block.logits)
+                    back = _sum(back, to_block.mul_(factors[number]), block.logits, inside)
             if back is not None:
                 if logits.may_be_masked:
                     back.masked_fill_(torch.isneginf(block.logits), 0)
@@ -133,76 +146,105 @@ def one_pass(
             total * (plan.temperature**2 / max(1, plan.num_terms))
             for total, plan in zip(sums, plans, strict=True)
         ]
-        _require_finite(losses, logits, plans)
+        _require_finite(losses, plans)
         total = torch.stack([x * w for x, w in zip(losses, weights, strict=True)]).sum()
     return with_gradient(logits, total.to(dtype), to), [x.to(dtype) for x in losses]
 
 
-def _sum(back: Tensor | None, more: Tensor, logits: Tensor) -> Tensor:
-    """Add the gradient to the first columns to that to all of them."""
+def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | None) -> Tensor:
+    """Add the gradient to the first columns of all rows, or of those inside, to that to all."""
     if back is None and more.shape == logits.shape:
         return more
     back = torch.zeros_like(logits) if back is None else back
-    back[:, : more.shape[1]] += more
+    if inside is None:
+        back[:, : more.shape[1]] += more
+    else:
+        back[:, : more.shape[1]].index_add_(0, inside, more)
     return back
 
 
-def _blocks(
-    logits: Logits, parts: Sequence[Part]
-) -> Iterator[tuple[Positions, list[tuple[int, Rows]]]]:
-    """Yield blocks of positions, and the parts that compare there; each position comes once."""
+InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
+"""Which part, what it has in a block, and in which of the block's rows; None: in all."""
+
+
+def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Positions, list[InBlock]]]:
+    """Yield blocks of positions, and the parts that compare there; each position comes once.
+
+    Positions that the same parts compare at are in one block, so that a part seldom has some of a
+    block's rows alone; and those of a chunk, wherever a part asks for it.
+    """
     if not parts:
         return
+    length, device = logits.shape[1], logits.device
     step = block_length(logits, max(logits.shape[2], *(part.width for part in parts)))
-    flat = [rows * logits.shape[1] + places for rows, places in (part.positions for part in parts)]
-    size = logits.shape[0] * logits.shape[1]
-    blocks = [
-        (places, [(n, _numbers(flat[n], places, size)) for n in members])
-        for members, group in _groups(flat, size)
-        for places in group.split(step)
-    ]
-    entries = iter(_entries(parts, blocks))
-    for places, of_parts in blocks:
-        rows = [(n, Rows(numbers, next(entries))) for n, numbers in of_parts]
-        yield (places // logits.shape[1], places % logits.shape[1]), rows
+    flat = [rows * length + places for rows, places in (part.positions for part in parts)]
+    if len(parts) == 1 and parts[0].chunk is None:
+        [order], bounds = flat, [*range(0, len(flat[0]), step), len(flat[0])]
+        of_parts = [(torch.arange(len(order), device=device),) * 2]
+    else:
+        order, bounds = _order(flat, parts, logits.shape[0] * length, step)
+        rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))
+        of_parts = [rank[places].sort() for places in flat]
+    slices = _slices(parts, of_parts, bounds)
+    for start, stop in pairwise(bounds):
+        in_block: list[InBlock] = []
+        for number, (at, numbers) in enumerate(of_parts):
+            first, last, *entries = next(slices)
+            if last > first:
+                inside = None if last - first == stop - start else at[first:last] - start
+                ends = zip(entries[::2], entries[1::2], strict=True)
+                rows = Rows(numbers[first:last], [slice(*one) for one in ends])
+                in_block.append((number, rows, inside))
+        yield (order[start:stop] // length, order[start:stop] % length), in_block
 
 
-def _groups(flat: Sequence[Tensor], size: int) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield the positions that the same parts compare at, rising."""
-    if len(flat) == 1:
-        yield [0], flat[0]
-        return
-    code = torch.zeros(size, dtype=torch.int64, device=flat[0].device)
-    for bit, places in enumerate(flat):
-        code[places] += 1 << bit
-    codes = torch.arange(1 << len(flat), device=code.device)
+def _order(
+    flat: Sequence[Tensor], parts: Sequence[Part], size: int, step: int
+) -> tuple[Tensor, list[int]]:
+    """Return the places in an order of blocks, those of no part first, and where blocks begin."""
+    code, joined = (torch.zeros(size, dtype=torch.int64, device=flat[0].device) for _ in range(2))
+    for number, places in enumerate(flat):
+        code *= 2
+        code[places] += 1
+        if number % 32 == 31:  # so that it stays within 64 bits
+            code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
+    for places, part in zip(flat, parts, strict=True):
+        if part.chunk is not None:
+            goes_on = (part.chunk[1:] == part.chunk[:-1]).long()
+            joined.index_add_(0, places[:-1], goes_on).index_add_(0, places[1:], -goes_on)
+            code[places] = torch.iinfo(code.dtype).max
     order = code.argsort(stable=True)
-    bounds = torch.searchsorted(code[order], codes).tolist()
-    for number, (start, stop) in enumerate(zip(bounds, [*bounds[1:], size], strict=True)):
-        if number and stop > start:
-            yield [n for n in range(len(flat)) if number >> n & 1], order[start:stop]
+    code, is_joined = code[order], joined.cumsum(0)[order] > 0
+    is_last = torch.nn.functional.pad(code[1:] != code[:-1], (0, 1), value=True)
+    # The one thing that is fetched.
+    ends, cuts, unused = torch.stack([is_last, ~is_joined, code == 0]).cpu().numpy()
+    bounds, allowed = [int(unused.sum())], np.flatnonzero(cuts | ends) + 1
+    for end in np.flatnonzero(ends) + 1:
+        while bounds[-1] < end:
+            furthest = np.searchsorted(allowed, bounds[-1] + step, side="right") - 1
+            nearest = np.searchsorted(allowed, bounds[-1], side="right")
+            bounds.append(min(int(end), int(allowed[max(furthest, nearest)])))
+    return order, bounds
 
 
-def _numbers(flat: Tensor, places: Tensor, size: int) -> Tensor:
-    """Return which of a part's positions some places are."""
-    number = torch.empty(size, dtype=torch.int64, device=flat.device)
-    number[flat] = torch.arange(len(flat), device=flat.device)
-    return number[places]
-
-
-def _entries(parts: Sequence[Part], blocks: Sequence[tuple[Any, Any]]) -> list[slice]:
-    """Return the entries of the parts that each block may have, in their order."""
-    ends, places = [], [part.place for part in parts]
-    for _, of_parts in blocks:
-        for n, numbers in of_parts:
-            place = places[n]
-            if place is not None:
-                ends.append(torch.searchsorted(place, torch.stack([numbers[0], numbers[-1] + 1])))
-    found = iter(torch.stack(ends).tolist() if ends else [])
-    return [
-        slice(0, 0) if places[n] is None else slice(*next(found))
-        for _, of_parts in blocks for n, _ in of_parts
-    ]  # fmt: skip
+def _slices(
+    parts: Sequence[Part], ordered: Sequence[tuple[Tensor, Tensor]], bounds: Sequence[int]
+) -> Iterator[list[int]]:
+    """Yield for each block and part where the part's rows begin and end, and its entries."""
+    if len(parts) == 1 and not parts[0].places:
+        yield from ([start, stop] for start, stop in pairwise(bounds))
+        return
+    columns = []
+    for part, (at, numbers) in zip(parts, ordered, strict=True):
+        edges = torch.searchsorted(at, torch.tensor(bounds, device=at.device))
+        columns += [edges[:-1], edges[1:]]
+        first, last = numbers[columns[-2].clamp(max=len(at) - 1)], numbers[columns[-1] - 1]
+        for place in part.places:
+            columns += [torch.searchsorted(place, first), torch.searchsorted(place, last + 1)]
+    for block in torch.stack(columns, 1).tolist():
+        rest = iter(block)
+        for part in parts:
+            yield [*islice(rest, 2 + 2 * len(part.places))]
 
 
 def with_gradient(logits: Logits, loss: Tensor, gradients: Gradients) -> Tensor:
@@ -221,25 +263,38 @@ class _WithGradient(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        require_first_order()
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("the loss keeps its gradient for one backward; compute it again")
         scaled = [
-            None if one is None else one.mul_(grad_loss.to(one.dtype)).to(dtype)
+            None if one is None else _scaled(one, grad_loss).to(dtype)
             for one, dtype in zip(gradients, ctx.dtypes, strict=True)
         ]
         return None, None, *scaled
 
 
-def _require_finite(losses: Sequence[Tensor], student: Logits, plans: Sequence[Plan]) -> None:
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Multiply a gradient in place, by a factor that is not rounded to a half precision."""
+    dtype = work_dtype(gradient)
+    if gradient.dtype == dtype:
+        return gradient.mul_(factor.to(dtype))
+    for part in gradient.view(-1).split(2**22):
+        part.copy_(part.to(dtype).mul_(factor))
+    return gradient
+
+
+def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan]) -> None:
     """Raise a `ValueError` unless all losses are finite."""
-    if bool(torch.isfinite(torch.stack(list(losses))).all()):
+    is_finite = torch.isfinite(torch.stack(list(losses)))
+    if bool(is_finite.all()):
         return
-    for plan in plans:
+    wrong = [plan for plan, fine in zip(plans, is_finite.tolist(), strict=True) if not fine]
+    for plan in wrong:
         plan.explain()
-    for side, logits in [("student", student), *(("teacher", plan.teacher) for plan in plans)]:
-        if logits is not None and (culprit := logits.culprit()):
-            raise ValueError(f"the {side}'s {culprit}")
+    for plan in wrong:
+        for side in plan.sides:
+            if culprit := side.logits.culprit(side.positions, side.width):
+                raise ValueError(f"the {side.name}'s {culprit}")
     raise ValueError("a position that is compared has no finite logit, so the loss is not finite")

@@ -10,7 +10,7 @@ from xtok.training.losses.boundaries import first_positions, kl
 from xtok.training.losses.chunks import chunks_of, top_columns
 from xtok.training.losses.config import ChunkLossConfig, SameTokenizerConfig
 from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -104,4 +104,5 @@ def _plan(
         return lost, back.index_copy_(1, columns, of_columns)
 
     parts = [Part(ours, compare, teacher.shape[-1])] if len(rows) else []
-    return Plan(parts, len(rows), dtype, config.temperature, teacher=teacher)
+    sides = Side("student", student, ours, width), Side("teacher", teacher, positions[1], width)
+    return Plan(parts, len(rows), dtype, config.temperature, sides=sides)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from xtok.training.losses.boundaries import BFLOAT16_ROUNDING, candidates, check_candidates
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
 from xtok.training.sparse import work_dtype
 
 
@@ -102,4 +102,5 @@ def plan_topk_kl(
             check_candidates(top_ids[tokens], top_logprobs[tokens], rest_logprob[tokens], width)
 
     parts = [Part((batch, places), compare)] if len(batch) else []
-    return Plan(parts, len(batch), dtype, explain=explain)
+    sides = [Side("student", student, (batch, places), width)]
+    return Plan(parts, len(batch), dtype, sides=sides, explain=explain)
