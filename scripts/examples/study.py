@@ -358,7 +358,7 @@ def bits(
         batch = prepare(collate([text]), device)
         first = int(collate.bos)
         batch["targets"][:, :first] = IGNORED
-        ids = torch.tensor([collate.student.encode(context).ids], dtype=torch.long).to(device)
+        ids = torch.from_numpy(collate.student.encode(context).ids)[None].to(device)
         for name, values in (
             ("input_ids", ids), ("attention_mask", torch.ones_like(ids)),
             ("targets", torch.full_like(ids, IGNORED)),
