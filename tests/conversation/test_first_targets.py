@@ -150,7 +150,7 @@ def test_line_breaks_that_merge(byte_level: Tokenizer) -> None:
 
 
 BLOCKS = """\
-{% for m in messages %}{% if m.role == 'assistant' and m.train %}
+{% for m in messages %}{% if m.role == 'assistant' and m.keep %}
 {%- generation %}{{ m.content }}<|im_end|>{% endgeneration %}
 {%- else %}{{ m.role }}: {{ m.content }}<|im_end|>{% endif %}{% endfor %}"""
 
@@ -158,7 +158,7 @@ BLOCKS = """\
 @pytest.mark.parametrize("trains", [(), (1,), (3,), (1, 3)])
 def test_rows_without_a_block(library: Any, byte_level: Tokenizer, trains: tuple[int, ...]) -> None:
     messages = [USER, answer("one"), AGAIN, answer("two")]
-    messages = [{**m, "train": i in trains} for i, m in enumerate(messages)]
+    messages = [{**m, "keep": i in trains} for i, m in enumerate(messages)]
     options = {"return_dict": True, "return_assistant_tokens_mask": True}
     expected = library.apply_chat_template(messages, chat_template=BLOCKS, **options)
     chat = render(byte_level, messages, template=BLOCKS)
@@ -239,7 +239,9 @@ def test_numpy_values_are_written_as_json(byte_level: Tokenizer) -> None:
 def test_a_call_alone_where_nothing_asks_for_an_answer(byte_level: Tokenizer) -> None:
     """The header is no target, as before a content."""
     body = "<|{{ m.role }}|>\n{{ m.content }}{% for c in m.tool_calls or [] %}"
-    body += "<tool_call>{{ c.function.name }}{% endfor %}<|im_end|>"
+    body += (
+        "<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>"
+    )
     template = f"{{% for m in messages %}}{body}{{% endfor %}}"
     call = {**chat_families.CALL, "content": ""}
     chat = render(byte_level, [USER, call], template=template)

@@ -138,7 +138,6 @@ OWN_TOOLS = dict.fromkeys(list(CASES)[-3:], NONE)
 NO_THINKING = {"thinking": NOT_WRITTEN}
 OUTCOMES: dict[str, dict[str, str]] = {
     **dict.fromkeys(TEMPLATES, ALL | NO_THINKING | NO_TOOLS),
-    "deepseekv3_training": ALL | NO_THINKING | {"tools": NOT_WRITTEN},
     **dict.fromkeys(["gemma", "gemma_training"], ALL | NO_THINKING | NO_TOOLS
                     | {"a system message": NOT_WRITTEN}),
     **dict.fromkeys(["gemma3", "gemma3_training"], ALL | NO_THINKING | NO_TOOLS

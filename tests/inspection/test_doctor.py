@@ -261,7 +261,7 @@ def test_real_tokens_not_round_tripping(
         ("qwen3", "qwen.tiktoken", "warning", "warning"),
         ("qwen3_training", "qwen.tiktoken", "ok", "ok"),
         ("qwen2_5", "qwen.tiktoken", "ok", "ok"),
-        ("llama3_1", "llama3.tiktoken", "ok", "ok"),
+        ("llama3_1", "llama3.tiktoken", "note", "ok"),
     ],
 )
 def test_real_templates_keep_what_they_wrote(

@@ -76,8 +76,7 @@ def render(
                 )
             num_targets = int(rendered.assistant_mask.sum())
             counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
-            counts["without"] += num_targets == 0
-            noted.update(rendered.notes)
+            noted.update((*chat.notes, *rendered.notes))
             advance(len(rendered.ids))
             yield rendered.record()
 
@@ -88,10 +87,8 @@ def render(
         else:
             lines = (_line(row) for row in rows(advance))
             write(output, lines) if output is not None else result_stream().buffer.writelines(lines)
-    notes = ["conversations: {conversations:,}; tokens: {tokens:,}, the assistant's: {targets:,}"]
-    if counts["without"]:
-        notes.append("conversations without assistant tokens: {without:,}")
-    console.print_notes(note.format(**counts) for note in notes)
+    note = "conversations: {conversations:,}; tokens: {tokens:,}, the assistant's: {targets:,}"
+    console.print_notes([note.format_map(counts)])
     console.print_notes(f"{note} (conversations: {count:,})" for note, count in noted.items())
     if output is not None:
         print_path(output)

@@ -8,6 +8,7 @@ from xtok.conversation.reading import ReadBack as ReadBack
 from xtok.conversation.reading import read_back as read_back
 from xtok.conversation.rendering import BEGINS_IN_PROMPT as BEGINS_IN_PROMPT
 from xtok.conversation.rendering import BLOCK_IN_PROMPT as BLOCK_IN_PROMPT
+from xtok.conversation.rendering import NO_ANSWERS as NO_ANSWERS
 from xtok.conversation.rendering import NO_END_OF_TURN as NO_END_OF_TURN
 from xtok.conversation.rendering import NO_TARGETS as NO_TARGETS
 from xtok.conversation.rendering import NOT_GENERATED as NOT_GENERATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -14,6 +15,7 @@ class Run(NamedTuple):
     """Characters `start` to `end` of a text that come from one string of one message.
 
     `path` leads to the string within the message: `("content",)`, or `("content", 0, "text")`.
+    `message` is -1 for what stands beside the messages: `("tools", 0, "function", "name")`.
     `offset` is where in that string the run begins; -1 for what was derived from it, as JSON is.
     """
 
@@ -181,12 +183,33 @@ for _kind in (TrackedText, TrackedObject, TrackedItems):  # what Jinja's errors 
     _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
 
 
+def is_within(value: Any) -> bool:
+    """Whether a value is a part of a message, or of what stands beside the messages."""
+    if isinstance(value, TrackedText):
+        return bool(value._runs)
+    return isinstance(value, (TrackedObject, TrackedItems)) and bool(value._path)
+
+
+def plain(value: Any, *, arrays: bool = False) -> Any:
+    """Return a value with dicts for objects, dataclasses' and pydantic's, as Transformers does.
+
+    Arrays within calls become lists; elsewhere they may be images.
+    """
+    if isinstance(value, np.generic) or (arrays and isinstance(value, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {k: plain(v, arrays=arrays or k == "tool_calls") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, arrays=arrays) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value))
+        return plain({name: getattr(value, name) for name in fields}, arrays=arrays)
+    dump = getattr(value, "model_dump", None)
+    return plain(dump(), arrays=arrays) if callable(dump) else value
+
+
 def tracked(value: Any, message: int, path: Path) -> Any:
-    """Return a copy of a message's value, of plain JSON types, whose strings are tracked."""
-    if isinstance(value, np.generic) or (
-        isinstance(value, np.ndarray) and path[:1] == ("tool_calls",)
-    ):
-        value = value.tolist()
+    """Return a copy of a plain value, of JSON types, whose strings are tracked."""
     if isinstance(value, str):
         text = str.__str__(value)
         return TrackedText(text, (Run(0, len(text), message, path, 0),) if text else ())

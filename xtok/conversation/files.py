@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from xtok._lib.lines import LinePlace, decode, json_lines, no_json, too_long
 from xtok._lib.opening import decompressed, parquet_file, reading
 from xtok._lib.shards import Shard
+from xtok.conversation.leaves import ASIDE, unread_note
+from xtok.conversation.templates import is_missing
 from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
@@ -28,15 +30,16 @@ class ChatRecord(NamedTuple):
     messages: list[Any]  # at least one; not checked
     tools: list[Any]
     variables: dict[str, Any]
+    notes: tuple[str, ...] = ()  # on keys of it that nobody reads
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
     """Read the conversations of a file one after another, at least one.
 
-    A conversation is a list of messages, or an object with `messages`, and `tools` and
-    `chat_template_kwargs` if there are any. A file is Parquet with columns of these names; JSON
-    lines with one on each line; or JSON, one conversation or a list of them. The content tells JSON
-    from JSON lines, except that .jsonl and .ndjson are always lines.
+    A conversation is a list of messages, or an object with `messages`, and `tools`, `documents`, a
+    `system` text and `chat_template_kwargs` if there are any. A file is Parquet with columns of
+    these names; JSON lines with one on each line; or JSON, one conversation or a list of them. The
+    content tells JSON from JSON lines, except that .jsonl and .ndjson are always lines.
 
     Raises:
         XtokError: if the file cannot be read or has no conversation, and for what is none, with the
@@ -91,14 +94,15 @@ def _of_document(value: Any, path: Path) -> Iterator[ChatRecord]:
 
 def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
     file = parquet_file(path)
-    names = [n for n in _FIELDS if n in file.schema_arrow.names]
+    names = file.schema_arrow.names
     if "messages" not in names:
-        columns = listed(file.schema_arrow.names, 8)
-        raise _error(str(path), f"there is no column 'messages', but: {columns}")
-    batches = file.iter_batches(columns=names, batch_size=256, use_threads=False)
+        raise _error(str(path), f"there is no column 'messages', but: {listed(names, 8)}")
+    unread = dict.fromkeys(names - _FIELDS.keys(), True)
+    columns = [name for name in names if name in _FIELDS]
+    batches = file.iter_batches(columns=columns, batch_size=256, use_threads=False)
     rows = (row for batch in batches for row in batch.to_pylist())
     for i, row in enumerate(rows):
-        yield chat_record(without_missing(row), f"{path}, row {i}")
+        yield chat_record(unread | without_missing(row), f"{path}, row {i}")
 
 
 def without_missing(value: Any) -> Any:
@@ -108,7 +112,15 @@ def without_missing(value: Any) -> Any:
     return [without_missing(item) for item in value] if isinstance(value, list) else value
 
 
-_FIELDS = {"messages": list, "tools": list, "chat_template_kwargs": dict}
+_FIELDS = {
+    "messages": list,
+    "tools": list,
+    "documents": list,
+    "system": str,
+    "chat_template_kwargs": dict,
+}
+_READ_ELSEWHERE = ("teacher_messages", "teacher_context", "student_messages", "student_text")
+_KINDS = {list: "a list", dict: "an object", str: "a text"}
 
 
 def chat_record(value: Any, place: object) -> ChatRecord:
@@ -122,19 +134,32 @@ def chat_record(value: Any, place: object) -> ChatRecord:
         raise _error(place, f"no messages, but: {listed(fields, 8) or 'nothing'}")
     parts: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
-        parts[name] = kind() if fields.get(name) is None else fields[name]
-        if isinstance(parts[name], str):  # as data sets have tools, whose schemas differ
+        parts[name] = kind() if is_missing(fields.get(name)) else fields[name]
+        if isinstance(parts[name], str) and kind is not str:  # as data sets have tools
             with suppress(ValueError, RecursionError):
                 parts[name] = json.loads(parts[name])
         if not isinstance(parts[name], kind):
-            raise _error(place, f"its {name} are not {'a list' if kind is list else 'an object'}")
-    if not parts["messages"]:
+            raise _error(place, f"its {name} are not {_KINDS[kind]}")
+    messages, variables = parts["messages"], parts["chat_template_kwargs"]
+    if not messages:
         raise _error(place, "it has no messages")
+    if parts["system"].strip():
+        messages = [{"role": "system", "content": parts["system"]}, *messages]
+    for name in {"documents"} & variables.keys() if parts["documents"] else ():
+        raise _error(place, f"it has {name} twice, once among its chat_template_kwargs")
+    if parts["documents"]:
+        variables = {**variables, "documents": parts["documents"]}
+    unread = fields.keys() - {*_FIELDS, *_READ_ELSEWHERE, *ASIDE}
     return ChatRecord(
         place=place,
-        messages=parts["messages"],
+        messages=messages,
         tools=parts["tools"],
-        variables=parts["chat_template_kwargs"],
+        variables=variables,
+        notes=tuple(
+            unread_note(key, "conversations")
+            for key, value in fields.items()
+            if key in unread and not is_missing(value)
+        ),
     )
 
 

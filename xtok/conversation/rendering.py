@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.conversation._places import MessageSpan, Places, Span
-from xtok.conversation._tracking import Run
+from xtok.conversation._tracking import Run, plain
 from xtok.conversation.formats import FORMATS, PromptFormat
+from xtok.conversation.leaves import WEIGHTS, Given, account, is_trained_on
 from xtok.conversation.templates import (
     Message,
     Rendering,
-    check_messages,
-    is_missing,
     names_beside_date,
+    names_read,
+    plain_messages,
+    plain_tools,
     render_template,
 )
 from xtok.errors import XtokError
@@ -31,6 +33,7 @@ NO_END_OF_TURN = "no token that ends the turn is a target: a model does not lear
 BEGINS_IN_PROMPT = "a token holds the end of a prompt and the beginning of its answer: not a target"
 BLOCK_IN_PROMPT = "a generation block begins in the prompt: what the prompt says is not a target"
 NOT_GENERATED = "an answer is outside the template's generation blocks: it has no targets"
+NO_ANSWERS = "a conversation has no targets: no message in it is the assistant's to train on"
 NO_TARGETS = "an answer leaves no trace in the text: it has no targets, not even its end"
 _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
@@ -111,12 +114,69 @@ def render(
         template=template,
         variables=variables,
     )
-    chat = encoded(tokenizer, messages, options)
-    # Of a message with calls, templates may drop the content: what was thought before them.
-    calls = [message.get("tool_calls") for message in messages]
-    parts = ["tool_calls" if some and not is_missing(some) else "content" for some in calls]
-    _require_written(enumerate(parts), chat, tokenizer, messages, options)
-    return chat
+    messages, options = _at_the_door(tokenizer, messages, options)
+    rendering = rendered(tokenizer, messages, options)
+    notes = [*_account(tokenizer, messages, options, rendering), *_unread(tokenizer, options)]
+    chat = encoded(tokenizer, messages, options, rendering=rendering)
+    return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
+
+
+_KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
+
+
+def _at_the_door(
+    tokenizer: Tokenizer, messages: Any, options: RenderOptions
+) -> tuple[list[dict[str, Any]], RenderOptions]:
+    """Return what is given as plain values; what templates read may be among the variables.
+
+    A role that the template writes as it writes the assistant's is the assistant's.
+    """
+    variables = dict(options.variables or {})
+    given = {"messages", "add_generation_prompt", *(["tools"] if options.tools else [])}
+    if named := sorted(given & variables.keys()):
+        raise XtokError(
+            f"the template's variables have {named[0]}, which is given beside them",
+            hint="leave it out of the variables",
+        )
+    tools = plain_tools(options.tools or variables.pop("tools", None))
+    if "documents" in variables:
+        variables["documents"] = plain(variables["documents"])
+    options = replace(options, tools=tools, variables=variables)
+    chat = plain_messages(messages)
+    for role in dict.fromkeys(m["role"] for m in chat if m["role"] not in _KNOWN_ROLES):
+        renamed = [m | {"role": "assistant"} if m["role"] == role else m for m in chat]
+        with suppress(XtokError):
+            texts = [rendered(tokenizer, way, options).text for way in (chat, renamed)]
+            chat = renamed if texts[0] == texts[1] else chat
+    return chat, options
+
+
+def _account(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    options: RenderOptions,
+    rendering: Rendering,
+    first: int = 0,
+) -> Iterator[str]:
+    """Yield notes on what the template leaves out; raises for what it drops."""
+
+    def again(given: Given) -> Rendering:
+        variables = {**(options.variables or {}), "documents": given["documents"]}
+        changed = replace(options, tools=given["tools"], variables=variables)
+        return rendered(tokenizer, given["messages"], changed)
+
+    documents = (options.variables or {}).get("documents")
+    given = {"messages": messages, "tools": options.tools, "documents": documents}
+    yield from account(again, given, rendering, first)
+
+
+def _unread(tokenizer: Tokenizer, options: RenderOptions) -> Iterator[str]:
+    """Yield notes on variables that the template does not read."""
+    template = find_template(tokenizer, options.template, tools=bool(options.tools))
+    source = template.template if isinstance(template, PromptFormat) else template
+    for name in options.variables or ():
+        if name != "documents" and name not in names_read(source):
+            yield f"the template does not read the variable {name}: it has no effect"
 
 
 def encoded(
@@ -124,24 +184,29 @@ def encoded(
     messages: Sequence[Message],
     options: RenderOptions,
     tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
+    rendering: Rendering | None = None,
 ) -> Conversation:
-    """Render as `render` does, whatever the template drops.
+    """Render plain messages as `render` does, whatever the template drops.
 
     Args:
         tokenizer: any one.
         messages: dicts with `role` and `content`.
         options: how.
         tokens: ids of the text and their bounds, if not those of the tokenizer's library.
+        rendering: what the messages are rendered as, if it is known.
     """
-    rendering = rendered(tokenizer, messages, options)
+    rendering = rendering or rendered(tokenizer, messages, options)
     ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
     control = np.isin(ids, list(tokenizer.table.control_names))
     places = Places(rendering, bounds)
     mask = np.zeros(len(ids), np.bool_)
     is_training = rendering.generated is not None
     ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
-    notes = []
-    targets = list(_targets(tokenizer, messages, options, rendering, places, control))
+    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    answers = [i for i in said if is_trained_on(messages[i], i)]
+    rendering = _without_blocks(rendering, [places.whole(i) for i in said if i not in answers])
+    targets = list(_targets(tokenizer, messages, answers, options, rendering, places, control))
+    notes = [*_not_targets(messages, answers, options)]
     for start, end in targets:
         answer = places.span(start, end)
         first, stop = answer.tokens
@@ -156,7 +221,7 @@ def encoded(
             mask[slice(*places.span(run.start, run.end).tokens)] = False
     if rendering.generated and not {a for a, _ in rendering.generated} <= {a for a, _ in targets}:
         notes.append(BLOCK_IN_PROMPT)
-    if _is_left_out(messages, places, targets):
+    if _is_left_out(answers, places, targets):
         notes.append(NOT_GENERATED if is_training else NO_TARGETS)
     if rendering.is_dated:
         notes.append(_note_on_date(tokenizer, messages, options))
@@ -178,12 +243,13 @@ def encoded(
 def _targets(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
+    answers: Sequence[int],
     options: RenderOptions,
     rendering: Rendering,
     places: Places,
     control: NDArray[np.bool_],
 ) -> Iterator[tuple[int, int]]:
-    """Return what the assistant wrote, in characters: what follows the prompt in its turns.
+    """Return the assistant's answers, in characters: what follows the prompt in its turns.
 
     The blocks of a training template decide, if it has them, but for what the prompt says already.
     """
@@ -203,20 +269,43 @@ def _targets(
         if before["role"] not in asked:
             asked[before["role"]] = _answer_header(tokenizer, rendering, messages, before, options)
         header = asked[before["role"]]
-        if rendering.generated is None:
+        if rendering.generated is None and index in answers:
             yield from places.targets(index, header, control, up_to)
         generated = [(places.after_prompt(index, a, header), b) for a, b in generated]
     yield from ((start, end) for start, end in generated if start < end)
 
 
+def _without_blocks(rendering: Rendering, turns: Sequence[tuple[int, int] | None]) -> Rendering:
+    """Leave out the generation blocks of some turns."""
+    if not rendering.generated:
+        return rendering
+    left_out = [turn for turn in turns if turn is not None]
+    kept = (b for b in rendering.generated if not any(s <= b[0] < e for s, e in left_out))
+    return rendering._replace(generated=tuple(kept))
+
+
+def _not_targets(
+    messages: Sequence[Message], answers: Sequence[int], options: RenderOptions
+) -> Iterator[str]:
+    """Yield notes on what is no target, though a role or a weight may say otherwise."""
+    if not answers and not options.add_generation_prompt:
+        yield NO_ANSWERS
+    for message in messages:
+        role = message["role"]
+        if role not in _KNOWN_ROLES:
+            yield f"messages of the role {role} are no targets: the assistant's are written apart"
+        for name in WEIGHTS if role != "assistant" else ():
+            if message.get(name):
+                yield f"{name} 1 of the {role}'s messages has no effect: they are no targets"
+
+
 def _is_left_out(
-    messages: Sequence[Message], places: Places, targets: Sequence[tuple[int, int]]
+    answers: Sequence[int], places: Places, targets: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether an answer has no targets."""
-    wholes = [places.whole(i) for i, m in enumerate(messages) if m["role"] == "assistant"]
     return any(
         not targets if whole is None else not any(whole[0] < b and a < whole[1] for a, b in targets)
-        for whole in wholes
+        for whole in map(places.whole, answers)
     )
 
 
@@ -269,42 +358,6 @@ def _answer_header(
     return ""
 
 
-def _require_written(
-    parts: Iterable[tuple[int, str]],
-    chat: Conversation,
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    options: RenderOptions,
-) -> None:
-    """Raise an error if the template drops a part of a message."""
-    written = {(run.message, *run.path[:1]) for run in chat.runs}
-    for index, part in parts:
-        message, altered = messages[index], _altered(messages[index].get(part))
-        if {(index,), (index, part)} & written or altered == message.get(part):
-            continue
-        # Its origin may be lost: does the text depend on it?
-        again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
-        try:
-            depends = rendered(tokenizer, again, options).text != chat.text
-        except XtokError:
-            continue
-        if not depends:
-            raise XtokError(
-                f"message {index}, the {message['role']}'s: the template drops its {part}",
-                hint="give a template that writes it, with {option}, or leave it out",
-                parameter="template",
-            )
-
-
-def _altered(value: Any) -> Any:
-    """Return a part of a message with other text in it."""
-    if isinstance(value, str):
-        return f"{value}x" if value.strip() else value
-    if isinstance(value, Mapping):
-        return {k: v if k in ("type", "id") else _altered(v) for k, v in value.items()}
-    return [_altered(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
 def tool_suffix(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -336,7 +389,7 @@ def tool_suffix(
             after what the tools say.
         ValueError: if there are no messages.
     """
-    check_messages(messages)
+    messages = plain_messages(messages)
     if not messages:
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
@@ -344,10 +397,12 @@ def tool_suffix(
     options = RenderOptions(
         tools=tools, add_generation_prompt=True, template=template, variables=variables
     )
-    chat = encoded(tokenizer, messages, options)
+    messages, options = _at_the_door(tokenizer, messages, options)
+    rendering = rendered(tokenizer, messages, options)
+    chat = encoded(tokenizer, messages, options, rendering=rendering)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    said = ((i, "content") for i in range(last + 1, len(messages)))
-    _require_written(said, chat, tokenizer, messages, options)
+    for _ in _account(tokenizer, messages, options, rendering, last + 1):
+        pass
     turns: list[Span] = []
     for i, span in enumerate(chat.message_spans[last:], start=last):
         if span.whole is None:
@@ -417,8 +472,7 @@ def _calling(message: Message, called_with: str | None = None) -> list[dict[str,
 def rendered(
     tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions
 ) -> Rendering:
-    """Render a conversation without encoding it."""
-    check_messages(messages)
+    """Render a conversation of plain messages without encoding it."""
     chosen = find_template(tokenizer, options.template, tools=bool(options.tools))
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"

@@ -11,15 +11,18 @@ from __future__ import annotations
 import functools
 import json
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from inspect import isfunction, ismethod
+from itertools import groupby
 from types import CodeType
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import numpy as np
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
@@ -36,10 +39,13 @@ from xtok.conversation._tracking import (
     TrackedObject,
     TrackedText,
     concatenate,
+    is_within,
     join_with,
+    plain,
     tracked,
 )
 from xtok.errors import XtokError
+from xtok.tokenizers.display import quoted
 
 Message = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else the template knows."""
@@ -53,6 +59,7 @@ class Rendering(NamedTuple):
 
     text: str
     runs: tuple[Run, ...]  # the characters that come from messages, in order
+    beside: tuple[Run, ...]  # those that come from `tools` and `documents`
     turns: tuple[tuple[int, int] | None, ...]  # what a loop over the messages wrote for each
     generation_prompt: str  # the text after the last message that asks for an answer
     # Within `{% generation %}` of a training template; None if the template has no such block.
@@ -84,6 +91,8 @@ def render_template(
             which it did). Also if the text has half of a surrogate pair, which JSON can hold and
             UTF-8 cannot.
     """
+    variables = dict(variables or {})
+    documents = variables.pop("documents", None)
     dates: list[str] = []
 
     def strftime_now(form: str) -> str:
@@ -94,10 +103,10 @@ def render_template(
     context = compiled.new_context(
         {
             "strftime_now": strftime_now,
-            **(variables or {}),
-            "messages": [tracked(_as_given(message), i, ()) for i, message in enumerate(messages)],
-            "tools": tools or None,
-            "documents": None,
+            **variables,
+            "messages": [_as_given(tracked(message, i, ())) for i, message in enumerate(messages)],
+            "tools": tracked(tools, -1, ("tools",)) or None,
+            "documents": tracked(documents, -1, ("documents",)),
             "add_generation_prompt": add_generation_prompt,
         }
     )
@@ -131,6 +140,17 @@ def names_beside_date(template: str) -> Iterator[str]:
             )
 
 
+@functools.lru_cache(maxsize=32)
+def names_read(template: str) -> frozenset[str]:
+    """Return the variables that a template reads."""
+    return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+
+
+def has_generation(template: str) -> bool:
+    """Whether a template has `{% generation %}` blocks, which say what the assistant wrote."""
+    return _compile(template, "the chat template")[1]
+
+
 def constants(template: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the constants that a template sets at its top under some names."""
     return {
@@ -143,12 +163,27 @@ def constants(template: str, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Check that messages are objects with a role, and not nested without end.
+def plain_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return messages as dicts, as Transformers makes them of objects.
+
+    Keys that are null, or NaN as in pandas' rows, are left out, as OpenAI's `"content": null`
+    next to tool calls; values within others, such as arguments of a call, stay null.
 
     Raises:
-        XtokError: naming the one that is not.
+        XtokError: naming the one that has no role, an array of texts, or is nested without end.
     """
+    given = [
+        message if isinstance(message, Mapping) else plain(message)
+        for message in getattr(messages, "messages", messages)
+    ]
+    _check_messages(given)
+    return [
+        {key: value for key, value in plain(message).items() if not is_missing(value)}
+        for message in given
+    ]
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
     for i, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not role.isprintable():
@@ -174,19 +209,55 @@ def check_messages(messages: Sequence[Message]) -> None:
             )
 
 
-def _as_given(message: Message) -> Message:
-    """Return a message as Transformers hands it to a template.
-
-    Keys that are null, or NaN as in pandas' rows, are left out, as OpenAI's `"content": null`
-    next to tool calls; values within others, such as arguments of a call, stay null. Reasoning has
-    all the names that templates read it by.
-    """
-    message = {name: value for name, value in message.items() if not is_missing(value)}
+def _as_given(message: TrackedObject) -> TrackedObject:
+    """Give reasoning all the names that templates read it by, as Transformers does."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
-    if reasoning is None:
-        return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if reasoning is not None:
+        given = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        message.clear()
+        message.update(given)
+    return message
+
+
+def plain_tools(tools: Any) -> list[Any] | None:
+    """Return tools as a list of schemas: of schemas, of their JSON, or of functions.
+
+    Raises:
+        XtokError: for what is none of these.
+    """
+    if is_missing(tools):
+        return None
+    if isinstance(tools, str):  # as data sets have them, whose schemas differ
+        tools = _json(tools)
+    if not isinstance(tools, (list, tuple)):
+        raise _no_tools(tools)
+    return [_tool(tool) for tool in tools] or None
+
+
+def _tool(tool: Any) -> Any:
+    tool = _json(tool) if isinstance(tool, str) else tool
+    if isfunction(tool) or ismethod(tool):
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        return get_json_schema(tool)
+    if not isinstance(tool := plain(tool), dict):
+        raise _no_tools(tool)
+    return tool
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_tools(value: Any) -> XtokError:
+    return XtokError(
+        f"the tools are not a list of JSON schemas: one is {quoted(repr(value)[:40])}",
+        hint='write them as [{"type": "function", "function": {"name": …}}, …]',
+    )
 
 
 def is_missing(value: Any) -> bool:
@@ -198,7 +269,7 @@ def _require_utf8(text: TrackedText, source: str) -> None:
     try:
         str.encode(text)
     except UnicodeEncodeError as error:
-        at = [run.message for run in text._runs if run.start <= error.start < run.end]
+        at = [r.message for r in text._runs if r.start <= error.start < r.end and r.message >= 0]
         culprit = f"message {at[0]}" if at else source
         raise XtokError(
             f"{culprit} has {text[error.start]!a}, half of a surrogate pair, which is not text",
@@ -216,28 +287,55 @@ def _rendering(
     last = 0
     opened: list[Mark] = []
     open_of = Counter[int]()  # how many of each loop
+    unnamed: list[tuple[int, int]] = []  # what the loops over something else wrote each time
     for mark in text._marks:
         # Whatever is open of the same loop ends here; `continue` and `break` leave no other trace.
         while mark.loop and open_of[mark.loop]:
             turn = opened.pop()
             open_of[turn.loop] -= 1
             start, end = turn.position, min(mark.position, end_of_turns)
+            last = max(last, mark.position)
+            if turn.message < 0:
+                unnamed.append((start, end))
+                continue
             known = turns[turn.message] or (0, 0)
             if end - start > known[1] - known[0]:  # loops that look and write nothing do not count
                 turns[turn.message] = (start, end)
-            last = max(last, mark.position)
         if mark.kind == "enter":
             opened.append(mark)
             open_of[mark.loop] += 1
+    runs = tuple(run for run in text._runs if run.message >= 0)
+    _add_turns(turns, runs, unnamed)
     asked = plain[slice(*prompts[-1])] if prompts else plain[last:]
     return Rendering(
         text=plain,
-        runs=text._runs,
+        runs=runs,
+        beside=tuple(run for run in text._runs if run.message < 0),
         turns=tuple(turns),
         generation_prompt=asked,
         generated=tuple(_between(text._marks, "generation", "generated")),
         is_dated=is_dated,
     )
+
+
+def _add_turns(
+    turns: list[tuple[int, int] | None], runs: Sequence[Run], written: Sequence[tuple[int, int]]
+) -> None:
+    """Find turns in what loops over numbers, or over groups of messages, wrote each time.
+
+    The last message that is written there ends with it; alone, it begins with it, too.
+    """
+    starts = [run.start for run in runs]
+    ways: dict[int, list[tuple[int, int, tuple[int, int]]]] = {}
+    for start, end in written:
+        inside = runs[bisect_left(starts, start) : bisect_left(starts, end)]
+        messages = [index for index, _ in groupby(run.message for run in inside)]
+        if messages and all(turns[index] is None for index in messages):
+            first = next(run.start for run in inside if run.message == messages[-1])
+            turn = (start if len(messages) == 1 else first, end)
+            ways.setdefault(messages[-1], []).append((len(messages), start - end, turn))
+    for index, found in ways.items():
+        turns[index] = min(found)[2]
 
 
 def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int]]:
@@ -327,9 +425,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """Return a mark as a text of length zero."""
         message = -1
         if kind == "enter":
-            if not isinstance(value, TrackedObject) or value._path:  # a loop over something else
+            if is_within(value):  # a loop over parts of a message, or over tools
                 return ""
-            context.message = message = value._message
+            if isinstance(value, TrackedObject):
+                context.message = message = value._message
         return TrackedText("", (), (Mark(0, kind, loop, message),))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:

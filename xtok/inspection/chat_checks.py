@@ -27,6 +27,7 @@ _TOOL_CALL = {
     "tool_calls": [{"id": _CALL_ID, "type": "function", "function": _ADD}],
 }
 _CALL = {**_TOOL_CALL, "content": "It needs a sum."}
+_EMPTY_CALL = {**_TOOL_CALL, "content": ""}
 _RESULT = {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "4"}
 
 
@@ -94,7 +95,7 @@ class ChatTrial:
             "system": [_SYSTEM, _USER],
             "user": [_USER],
             "assistant": [_USER, _ANSWER],
-            "tool": [_USER, _CALL, _RESULT],
+            "tool": [_USER, _EMPTY_CALL, _RESULT],
         }
         failed = {role: error for role, chat in chats.items() if (error := self._error(*chat))}
         rendered = ", ".join(role for role in chats if role not in failed) or "no role"
@@ -118,13 +119,12 @@ class ChatTrial:
     def _tool_checks(self, tools: bool) -> Iterator[Check]:
         """Append a tool message, and see whether what stood before is rendered as before."""
         name = "prefix, tool message"
-        if error := self._error(_USER, _CALL, _RESULT):
+        if error := self._error(_USER, _EMPTY_CALL, _RESULT):
             yield Check(
                 name, "note", f"the template does not take tool messages in this form: {error}"
             )
             return
-        empty = {**_TOOL_CALL, "content": ""}
-        calls = {"content present": _CALL, "empty": empty, "absent": _TOOL_CALL}
+        calls = {"content present": _CALL, "empty": _EMPTY_CALL, "absent": _TOOL_CALL}
         results = {kind: self._keeps(_USER, call, then=_RESULT) for kind, call in calls.items()}
         lines = [f"{kind}: {result}" for kind, result in results.items()]
         level: Level = "warning"

@@ -14,7 +14,7 @@ from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation, render
 from xtok.conversation.files import ChatRecord, chat_record, without_missing
-from xtok.conversation.templates import check_messages
+from xtok.conversation.templates import plain_messages
 from xtok.errors import XtokError
 from xtok.teachers.formats.topk import Documents, cache_error, firsts_of
 from xtok.teachers.shared_text import SharedText, Templates
@@ -265,14 +265,14 @@ def _chats(rows: Documents) -> list[ChatRecord | None]:
 def _rendered(chat: ChatRecord, pair: Pair, templates: Templates) -> list[Conversation]:
     """Render a conversation on both sides."""
     try:
-        check_messages(chat.messages)
+        messages = plain_messages(chat.messages)
         return [
             render(
                 tokenizer,
-                chat.messages,
+                messages,
                 tools=chat.tools,
                 variables=chat.variables,
-                add_generation_prompt=chat.messages[-1]["role"] != "assistant",
+                add_generation_prompt=messages[-1]["role"] != "assistant",
                 template=template,
             )
             for tokenizer, template in zip(pair.tokenizers, templates, strict=True)

@@ -1,0 +1,326 @@
+"""Every leaf of a conversation is in the text, or an error or a note names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import error_of
+
+from xtok.conversation import NO_ANSWERS, Conversation, render
+from xtok.conversation.files import chat_record
+from xtok.inspection.chat_audit import audit_chats
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+ASK = {"role": "user", "content": "boats?"}
+SEVEN = {"role": "assistant", "content": "Seven"}
+
+
+def call(*whats: Any, **more: Any) -> dict[str, Any]:
+    calls = [
+        {"type": "function", "function": {"name": "count", "arguments": {"what": w}}} for w in whats
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls, **more}
+
+
+def chatml(body: str) -> str:
+    return f"""\
+{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}
+{body}<|im_end|>
+{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant
+{{% endif %}}"""
+
+
+def targets(chat: Conversation) -> list[str]:
+    edges = np.flatnonzero(np.diff(chat.assistant_mask, prepend=False, append=False))
+    data, at = chat.text.encode(), chat.bounds
+    return [data[at[a] : at[b]].decode() for a, b in edges.reshape(-1, 2)]
+
+
+PLAIN = chatml("{{ m.content }}")
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+)
+"""What templates write of one message `m`, or all there is."""
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "problem"),
+    [
+        (chatml("{% if m.tool_calls %}" + CALLS + "{% else %}{{ m.content }}{% endif %}"),
+         [ASK, call("boats", content="Let me count.")],
+         "message 1, the assistant's: the template drops its content"),
+        (chatml("{{ m.content }}{% set c = (m.tool_calls or [0])[0] %}{% if c %}{{ c | tojson }}"
+                "{% endif %}"),
+         [ASK, call("boats", "lamps"), {"role": "tool", "content": "7"}],
+         "drops its tool_calls[1].function.name"),
+        # The name alone; a number that is not written; one that is.
+        (chatml("{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+                "{% endfor %}"), [ASK, call(7)], "drops its tool_calls[0].function.arguments.what"),
+        (chatml("{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+                "{{ c.function.arguments.what }}{% endfor %}"), [ASK, call(7), call(True)], ""),
+        (PLAIN, [ASK, {**SEVEN, "reasoning": "3 + 4"}], "drops its reasoning"),
+        (PLAIN, [ASK, {**SEVEN, "thoughts": "3 + 4"}], "drops its thoughts"),
+        (PLAIN, [ASK, {**SEVEN, "function_call": {"name": "count"}}], "its function_call.name"),
+        # Parts of a content: one of two texts, an image, a part of a text.
+        (chatml("{{ m.content[0].text }}"),
+         [{**ASK, "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+         "the user's: the template drops its content[1].text"),
+        (chatml("{% for p in m.content %}{{ p.text }}{% endfor %}"),
+         [{**ASK, "content": [{"type": "text", "text": "a"}, {"type": "image", "image": "x.png"}]}],
+         "drops its content[1]"),
+        (chatml("{% for p in m.content %}{{ p.text or '<image>' }}{% endfor %}"),
+         [{**ASK, "content": [{"type": "text", "text": "a"}, {"type": "image", "image": "x.png"}]}],
+         ""),
+        (chatml("{{ m.content[:5] }}"), [ASK], "drops the part '?' of its content"),
+        # Origins that a filter loses, and marks that a template writes in another way.
+        (chatml("{{ m.content | title }}"), [ASK, SEVEN], ""),
+        (chatml("{{ m.content | replace('<image>', '<|image_1|>') }}"),
+         [{**ASK, "content": "<image>boats?"}], ""),
+    ],
+)  # fmt: skip
+def test_what_a_template_drops_is_an_error(
+    byte_level: Tokenizer, template: str, messages: Any, problem: str
+) -> None:
+    if problem:
+        assert problem in error_of(lambda: render(byte_level, messages, template=template))
+    else:
+        assert render(byte_level, messages, template=template).notes in ((), (NO_ANSWERS,))
+
+
+# Rows and messages in other people's forms
+
+
+TOOL = {"type": "function", "function": {"name": "count", "description": "Zählt Boote"}}
+BESIDE = "{% for x in tools or [] %}{{ x | tojson }}{% endfor %}" + PLAIN
+GROUNDED = "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}{% endfor %}" + PLAIN
+
+
+@pytest.mark.parametrize("tools", [[TOOL], (TOOL,), [json.dumps(TOOL)], json.dumps([TOOL])])
+def test_tools_are_schemas_however_they_are_written(byte_level: Tokenizer, tools: Any) -> None:
+    for options in ({"tools": tools}, {"variables": {"tools": tools}}):
+        text = render(byte_level, [ASK, SEVEN], template=BESIDE, **options).text
+        assert text.startswith(json.dumps(TOOL, ensure_ascii=False))
+    assert "the template drops tools[0].function.name" in error_of(
+        lambda: render(byte_level, [ASK, SEVEN], template=PLAIN, tools=tools)
+    )
+
+
+def test_a_thought_is_left_out_with_a_note(byte_level: Tokenizer) -> None:
+    """Where the template cuts it out, or writes it in the last turn alone."""
+    thought: Any = {**SEVEN, "content": "<think>3 + 4</think>Seven"}
+    template = chatml("{{ m.content.split('</think>')[-1] }}")
+    shown = render(byte_level, [ASK, thought], template=template)
+    assert shown.notes == ("the template leaves out what is marked with <think>",)
+    template = chatml("{{ m.reasoning_content if loop.last }}{{ m.content }}")
+    told = {**SEVEN, "reasoning": "3 + 4"}
+    assert render(byte_level, [ASK, told], template=template).notes == ()
+    shown = render(byte_level, [ASK, told, ASK, told], template=template)
+    assert shown.notes == ("the template leaves out reasoning of earlier messages",)
+
+
+def test_functions_are_tools(byte_level: Tokenizer) -> None:
+    def count(what: str) -> int:
+        """Count things.
+
+        Args:
+            what: the things
+        """
+        return len(what)
+
+    text = render(byte_level, [ASK, SEVEN], template=BESIDE, tools=[count]).text  # type: ignore[list-item]
+    assert text.startswith('{"type": "function", "function": {"name": "count"')
+
+
+@pytest.mark.parametrize("tools", [TOOL, ["count"], [7], 7])
+def test_what_is_no_tool(byte_level: Tokenizer, tools: Any) -> None:
+    for options in ({"tools": tools}, {"variables": {"tools": tools}}):
+        make = partial(render, byte_level, [ASK, SEVEN], template=BESIDE)
+        problem = error_of(partial(make, **options))
+        assert "not a list of JSON schemas" in problem
+
+
+def test_the_keys_of_a_tool_that_a_template_leaves_out(byte_level: Tokenizer) -> None:
+    template = "{% for x in tools or [] %}{{ x.function.name }}{% endfor %}" + PLAIN
+    chat = render(byte_level, [ASK, SEVEN], template=template, tools=[TOOL | {"strict": True}])
+    assert chat.notes == tuple(
+        f"the template leaves out the key '{key}' of tools" for key in ("description", "strict")
+    )
+
+
+def test_documents(byte_level: Tokenizer) -> None:
+    documents = [{"title": "Harbour", "text": "seven boats", "doc_id": 4}]
+    rows: list[dict[str, Any]] = [{"documents": documents}]
+    rows.append({"chat_template_kwargs": rows[0]})
+    for row in rows:
+        record = chat_record({"messages": [ASK, SEVEN], **row}, "row")
+        chat = render(byte_level, record.messages, template=GROUNDED, variables=record.variables)
+        assert chat.text.startswith("Harbour: seven boats<|im_start|>")
+        assert (record.notes, chat.notes) == ((), ())
+        make = partial(render, byte_level, record.messages, template=PLAIN)
+        dropped = error_of(partial(make, variables=record.variables))
+        assert "drops documents[0].title" in dropped
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+def test_variables_that_are_given_otherwise(byte_level: Tokenizer, name: str) -> None:
+    make = partial(render, byte_level, [ASK, SEVEN], template=PLAIN)
+    assert f"have {name}" in error_of(partial(make, variables={name: []}))
+
+
+def test_what_nobody_reads_is_named(byte_level: Tokenizer) -> None:
+    row = {
+        "messages": [ASK | {"mood": "calm"}, SEVEN],
+        "loss": 1,
+        "id": 7,
+        "source": "x",
+        "a": None,
+    }
+    record = chat_record(row, "row")
+    variables = {"enable_thinking": False}
+    chat = render(byte_level, record.messages, template=PLAIN, variables=variables)
+    assert record.notes == ("nobody reads the key 'loss' of conversations: it has no effect",)
+    assert chat.notes == (
+        "nobody reads the key 'mood' of messages: it has no effect",
+        "the template does not read the variable enable_thinking: it has no effect",
+    )
+    reads = chatml("{{ m.content }}{{ m.mood }}{{ enable_thinking }}")
+    assert not render(byte_level, record.messages, template=reads, variables=variables).notes
+
+
+def test_a_system_text_beside_the_messages() -> None:
+    record = chat_record({"messages": [ASK, SEVEN], "system": "Be brief."}, "row")
+    assert record.messages == [{"role": "system", "content": "Be brief."}, ASK, SEVEN]
+
+
+@dataclasses.dataclass
+class Message:
+    role: str
+    content: str
+    tool_calls: list[Any] | None = None
+
+
+class Model:
+    """What pydantic's models have."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self) -> dict[str, Any]:
+        return self.fields
+
+
+def test_objects_are_taken_as_transformers_takes_them(small: Path, byte_level: Tokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    library: Any = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
+    function = Model(name="count", arguments={"what": np.int64(7)})
+    chat: Any = [
+        Model(role="user", content="boats?", name=None),
+        Message("assistant", "", [Model(type="function", function=function)]),
+    ]
+    template = chatml("{{ m.content }}" + CALLS + "{{ 'name' in m }}{{ 'tool_calls' in m }}")
+    expected = library.apply_chat_template(chat, chat_template=template, tokenize=False)
+    assert render(byte_level, chat, template=template).text == expected
+    held: Any = SimpleNamespace(messages=chat)
+    assert render(byte_level, held, template=template).text == expected
+    odd: Any = [ASK, call(SimpleNamespace())]
+    assert "is a SimpleNamespace, which JSON does not have" in error_of(
+        lambda: render(byte_level, odd, template=template)
+    )
+
+
+# What is a target
+
+
+@pytest.mark.parametrize("key", ["weight", "loss_mask", "train"])
+def test_weights_of_messages(byte_level: Tokenizer, key: str) -> None:
+    chat: Any = [ASK, {**SEVEN, key: 0}, ASK, {**SEVEN, "content": "Nine", key: 1}]
+    template = chatml("{{ m.content }}")
+    trained = template.replace("{{ m.content }}<|im_end|>", "{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}")  # fmt: skip
+    for one in (template, trained):
+        shown = render(byte_level, chat, template=one)
+        assert (targets(shown), shown.notes) == (["Nine<|im_end|>"], ())
+        shown = render(byte_level, [ASK, {**SEVEN, key: False}], template=one)
+        assert (targets(shown), shown.notes) == ([], (NO_ANSWERS,))
+    for wrong in (0.5, "no"):
+        make = partial(render, byte_level, [ASK, {**SEVEN, key: wrong}], template=template)
+        assert f"has the {key}" in error_of(make)
+    [note] = render(byte_level, [{**ASK, key: 1}, SEVEN], template=template).notes
+    assert note.startswith(f"{key} 1 of the user's messages has no effect")
+
+
+def test_roles_that_are_written_as_the_assistants(byte_level: Tokenizer) -> None:
+    chat = [ASK, {"role": "model", "content": "Seven"}]
+    gemma = PLAIN.replace("<|im_start|>assistant", "<|im_start|>model").replace(
+        "{{ m.role }}", "{{ 'model' if m.role == 'assistant' else m.role }}"
+    )
+    shown = render(byte_level, chat, template=gemma)
+    assert (targets(shown), shown.notes) == (["Seven<|im_end|>"], ())
+    shown = render(byte_level, chat, template=PLAIN)
+    assert targets(shown) == []
+    assert shown.notes[0] == NO_ANSWERS
+    assert "the role model are no targets" in shown.notes[1]
+
+
+INST = "[INST] {{ %s.content }} [/INST]"
+ANSWER = "{{ ' ' + %s.content }} <|end_of_text|>"
+EITHER = (
+    "{% if messages[i].role == 'user' %}" + INST % "messages[i]"
+    + "{% else %}" + ANSWER % "messages[i]" + "{% endif %}"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(messages | length) %}" + EITHER + "{% endfor %}",
+        "{% for pair in messages | batch(2) %}" + INST % "pair[0]" + ANSWER % "pair[1]"
+        + "{% endfor %}",
+        "{% for i in range(0, messages | length, 2) %}" + INST % "messages[i]"
+        + ANSWER % "messages[i + 1]" + "{% endfor %}",
+        "{% set ns = namespace(i=0) %}{% for _ in range(4) %}{% set i = ns.i %}" + EITHER
+        + "{% set ns.i = ns.i + 1 %}{% endfor %}",
+        "{% for one in range(1) %}{% for i in range(messages | length) %}" + EITHER
+        + "{% endfor %}{% endfor %}",
+    ],
+)  # fmt: skip
+def test_loops_over_numbers(byte_level: Tokenizer, template: str) -> None:
+    chat = [ASK, {**SEVEN, "content": "Nine"}, ASK, SEVEN]
+    ends = ["Nine <|end_of_text|>", "Seven <|end_of_text|>"]
+    shown = render(byte_level, chat, template=template)
+    assert [target.strip() for target in targets(shown)] == ends
+    assert shown.notes == ()
+
+
+# Beside the library
+
+
+def test_an_audit(small: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(small / "small-byte-level", tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(BESIDE)
+    tokenizer = load_tokenizer(folder)
+    rows = [
+        chat_record({"messages": [ASK, SEVEN], "tools": [TOOL], "mood": 1}, 0),
+        chat_record([ASK], 1),
+        chat_record([ASK, {**SEVEN, "thinking": "3 + 4"}], 2),
+    ]
+    found = audit_chats(tokenizer, rows)
+    assert (found.num_rows, found.roles) == (3, {"user": 2, "assistant": 1})
+    assert [*found.notes.values()] == [1, 1]
+    assert [*found.errors] == ["message 1, the assistant's: the template drops its thinking"]
+    assert found.library
+    assert (found.other_ids, found.other_masks) == ((), ())
+    (folder / "chat_template.jinja").write_text(BESIDE + "!")
+    found = audit_chats(tokenizer, rows[:2], template=BESIDE)
+    assert found.other_ids == ()
+    assert audit_chats(tokenizer, rows[:2]).other_ids == (0, 1)

@@ -1,0 +1,278 @@
+"""Every leaf of a conversation is accounted for: what a template leaves out is an error or a note.
+
+A leaf is a string, a number or a part that was given: of a message's content, calls and reasoning,
+of the tools and documents. The rendering knows which characters come from which leaf. On a leaf
+without any (a number, or a string whose origin a filter lost) the text must depend: rendered again
+with another value there, it is another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from xtok.conversation._tracking import Path
+from xtok.conversation.templates import Message, Rendering, is_missing
+from xtok.errors import XtokError
+from xtok.tokenizers.display import printable, quoted
+
+ASIDE = frozenset([
+    "annotations", "category", "created", "created_at", "dataset", "date", "extra", "finish_reason",
+    "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
+    "score", "source", "split", "subset", "timestamp", "tool_call_id", "topic", "type", "url",
+    "uuid", "version",
+])  # fmt: skip
+"""Keys of rows and messages that say what they are and where from, and change no text."""
+WEIGHTS = ("weight", "loss_mask", "train")
+"""Keys of a message that say whether it is trained on, by 1 or 0."""
+_SPOKEN = re.compile(r"content|tool_calls|function_call|.*(reason|think|thought).*")
+_STRUCTURE = ("type", "id", "index", "doc_id")
+_TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
+
+Given = Mapping[str, Any]
+"""What is rendered: `messages`, `tools`, `documents`."""
+Render = Callable[[Given], Rendering]
+
+
+def unread_note(key: str, what: str) -> str:
+    """Return the note on a key that neither xtok nor a template reads."""
+    return f"nobody reads the key {quoted(printable(key))} of {what}: it has no effect"
+
+
+def is_trained_on(message: Message, index: int) -> bool:
+    """Whether a message's own weights let it be a target.
+
+    Raises:
+        XtokError: if one is neither 0 nor 1.
+    """
+    values = [(name, message[name]) for name in WEIGHTS if not is_missing(message.get(name))]
+    for name, value in values:
+        if value not in (0, 1):
+            raise XtokError(
+                f"message {index}, the {message['role']}'s, has the {name} {str(value)[:20]!r}",
+                hint="give 1 to train on it, or 0",
+            )
+    return all(value for _, value in values)
+
+
+def account(render: Render, given: Given, rendering: Rendering, first: int = 0) -> Iterator[str]:
+    """Yield notes on what is left out on purpose, and on keys that nobody reads.
+
+    A template leaves out on purpose what it writes as long as no later message follows, as Qwen 3
+    does with thoughts; what it cuts out at a tag, as DeepSeek's do at `</think>`; and of a tool
+    that it writes, what is not in its own form.
+
+    Args:
+        render: the template, for other values.
+        given: what was rendered.
+        rendering: what became of it.
+        first: the message from which on they count.
+
+    Raises:
+        XtokError: for anything else that is left out; names the message and the key.
+    """
+    whole = _Written(render, given, rendering)
+    for index in range(first, len(given["messages"])):
+        yield from _of_message(whole, index)
+    for index in range(len(given["tools"] or ())):
+        yield from _of_tool(whole, index)
+    for leaf in _leaves(given["documents"], ("documents",)):
+        if part := whole.lost(leaf):
+            raise _dropped("", leaf, part)
+    yield from _unread(whole, given["messages"])
+
+
+def _of_message(whole: _Written, index: int) -> Iterator[str]:
+    message = whole.given["messages"][index]
+    lost = [
+        (leaf, part)
+        for key in message
+        if _SPOKEN.fullmatch(key)
+        for leaf in _leaves(message[key], ("messages", index, key))
+        if (part := whole.lost(leaf))
+    ]
+    before = whole.up_to(index) if lost else None
+    for leaf, part in lost:
+        if before is not None and not before.lost(leaf):
+            yield f"the template leaves out {leaf.path[2]} of earlier messages"
+        elif isinstance(leaf.value, str) and (tag := _TAG.search(part)):
+            yield f"the template leaves out what is marked with {printable(tag[0])}"
+        else:
+            raise _dropped(f"message {index}, the {message['role']}'s: ", leaf, part)
+
+
+def _of_tool(whole: _Written, index: int) -> Iterator[str]:
+    leaves = [*_leaves(whole.given["tools"][index], ("tools", index))]
+    by_key: dict[str, list[_Leaf]] = defaultdict(list)
+    for leaf in leaves:
+        if not whole.has_trace(leaf):
+            by_key[next(x for x in leaf.path[::-1] if isinstance(x, str))].append(leaf)
+    lost = {key: group for key, group in by_key.items() if not whole.depends_on(group)}
+    if lost and sum(map(len, lost.values())) == len(leaves):
+        raise _dropped("", leaves[0], str(leaves[0].value))
+    for key in lost:
+        yield f"the template leaves out the key {quoted(printable(key))} of tools"
+
+
+def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
+    """Yield notes on the keys of messages that neither the template nor xtok reads."""
+    keys = {
+        key: None
+        for index, message in enumerate(messages)
+        for key in message
+        if key not in ("role", *WEIGHTS, *ASIDE)
+        and not _SPOKEN.fullmatch(key)
+        and not (key == "name" and message["role"] == "tool")  # its call has it
+        and ("messages", index, key) not in whole.tops
+    }
+    if keys and whole.depends_without(keys):
+        keys = {key: None for key in keys if not whole.depends_without([key])}
+    for key in keys:
+        yield unread_note(key, "messages")
+
+
+def _dropped(place: str, leaf: _Leaf, part: str) -> XtokError:
+    what = f"its {leaf.name}" if place else leaf.name
+    if isinstance(leaf.value, str) and part != leaf.value:
+        what = f"the part {quoted(printable(part.strip()))} of {what}"
+    return XtokError(
+        f"{place}the template drops {what}",
+        hint="give a template that writes it, with {option}, or leave it out",
+        parameter="template",
+    )
+
+
+class _Leaf(NamedTuple):
+    path: Path  # from the conversation on: ("messages", 2, "content"), ("tools", 0, "name")
+    value: Any
+
+    @property
+    def name(self) -> str:
+        """What an error calls it, as `tool_calls[0].function.name`."""
+        path = self.path[2 * (self.path[0] == "messages") :]
+        return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in path).lstrip(".")
+
+    @property
+    def place(self) -> str:
+        return f"message {self.path[1]}: {self.name}" if self.path[0] == "messages" else self.name
+
+
+def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
+    """Yield what is in a value; a part of a content that is no text is one leaf."""
+    if isinstance(value, Mapping):
+        if path[2:3] == ("content",) and len(path) == 4:
+            if "text" not in value:
+                yield _Leaf(path, value)
+                return
+            value = {"text": value["text"]}
+        for key, item in value.items():
+            if key not in _STRUCTURE or "arguments" in path:
+                yield from _leaves(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _leaves(item, (*path, i))
+    elif not isinstance(value, (str, bool, int, float, type(None))):
+        raise XtokError(
+            f"{_Leaf(path, value).place} is a {type(value).__name__}, which JSON does not have",
+            hint="give text, numbers, lists and objects",
+        )
+    elif not (value is None or (isinstance(value, str) and not value.strip())):
+        yield _Leaf(path, value)
+
+
+class _Written:
+    """What a rendering has of the leaves that it was given."""
+
+    def __init__(self, render: Render, given: Given, rendering: Rendering) -> None:
+        self.given, self._render, self._text = given, render, rendering.text
+        self._places: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+        for run in (*rendering.runs, *rendering.beside):
+            path = run.path if run.message < 0 else ("messages", run.message, *run.path)
+            self._places[path].append((run.offset, run.end - run.start))
+        self.tops = {path[:3] for path in self._places}
+
+    def up_to(self, index: int) -> _Written | None:
+        """Return the same of the messages up to one; None if it is the last, or they alone fail."""
+        until = {**self.given, "messages": self.given["messages"][: index + 1]}
+        if len(until["messages"]) < len(self.given["messages"]):
+            with suppress(XtokError):
+                return _Written(self._render, until, self._render(until))
+        return None
+
+    def has_trace(self, leaf: _Leaf) -> bool:
+        """Whether some of the text comes from a leaf, or from what it is in, or what is in it."""
+        return self._is_within(leaf.path) or any(
+            p[: len(leaf.path)] == leaf.path for p in self._places
+        )
+
+    def _is_within(self, path: Path) -> bool:
+        """Whether something that a leaf is in is written whole, as JSON."""
+        return any(path[:n] in self._places for n in range(1, len(path)))
+
+    def lost(self, leaf: _Leaf) -> str:
+        """Return the first part of a leaf that the text does not have, nor depend on; or ""."""
+        if not self.has_trace(leaf):
+            return "" if self.depends_on([leaf]) else str(leaf.value)
+        places = sorted(self._places.get(leaf.path, ()))
+        if not places or places[0][0] < 0 or self._is_within(leaf.path):
+            return ""
+        end, value = 0, str(leaf.value)
+        for offset, size in [*places, (len(value), 0)]:
+            part = value[end:offset]
+            if part.strip() and not self._has_part(leaf, end, part):
+                return part
+            end = max(end, offset + size)
+        return ""
+
+    def _has_part(self, leaf: _Leaf, start: int, part: str) -> bool:
+        """Whether a part is written in another way: marks as such, words so that they count."""
+        words = _TAG.sub(lambda tag: " " * len(tag[0]), part).rstrip()
+        if words:
+            start += len(words)
+            altered = f"{leaf.value[:start]}x{leaf.value[start:]}"
+        elif part.strip() in self._text:
+            return True
+        else:
+            altered = leaf.value[:start] + leaf.value[start + len(part) :]
+        return self._depends(_with(self.given, leaf.path, altered))
+
+    def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
+        """Whether the text is another if all of these leaves are."""
+        given = self.given
+        for leaf in leaves:
+            given = _with(given, leaf.path, _altered(leaf.value))
+        return self._depends(given)
+
+    def depends_without(self, keys: Iterable[str]) -> bool:
+        """Whether the text is another if messages lack some keys."""
+        messages = [{k: v for k, v in m.items() if k not in keys} for m in self.given["messages"]]
+        return self._depends({**self.given, "messages": messages})
+
+    def _depends(self, given: Given) -> bool:
+        try:
+            return self._render(given).text != self._text
+        except XtokError:  # the template looks at it
+            return True
+
+
+def _altered(value: Any) -> Any:
+    """Return another value of the same kind; None for a part, which is left out."""
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, (int, float)) else None
+
+
+def _with(value: Any, path: Path, leaf: Any) -> Any:
+    """Return a copy of a value with another leaf, or without it for None."""
+    if not path:
+        return leaf
+    copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
+    copy[path[0]] = _with(value[path[0]], path[1:], leaf)
+    if copy[path[0]] is None:
+        del copy[path[0]]
+    return copy
