@@ -526,7 +526,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: chat([ASK], None), "small-byte-level has no chat template", TEMPLATE),
     (lambda: chat_of_named([ASK]), "model has no chat template by default, but the named ones rag",
      f"give the name of one, or {TEMPLATE.removeprefix('give ')}"),
-    (lambda: xtok.DistillationCollator("bytes", "bytes", student_template="plain")(
+    (lambda: xtok.DistillationCollator(small_one(), "bytes", student_template="chatml")(
         [[ASK, {"role": "assistant", "content": "yes"}]]),
      "bytes has no chat template", TEMPLATE.replace("template=", "teacher_templates=")),
     (lambda: load_tokenizer("bytes").encode_batch(["ok", "a\ud83d"]),
