@@ -224,8 +224,8 @@ def test_shapes_that_do_not_fit(digits: Tokenizer, byte_level: Tokenizer) -> Non
     for args in ((ids[0], mask, labels), (ids, mask[:1], labels)):
         with pytest.raises(ValueError, match=r"are not all \[B, T\]$"):
             collator.from_student_ids(*args)
-    with pytest.raises(ValueError, match=r"^1 prompts for 2 rows$"):
-        collator.from_student_ids(ids, mask, labels, prompts=[None])
+    with pytest.raises(ValueError, match=r"^1 teacher_messages for 2 rows$"):
+        collator.from_student_ids(ids, mask, labels, teacher_messages=[None])
     empty = torch.zeros((2, 0), dtype=torch.int64)
     [side] = collator.from_student_ids(empty, empty, empty)["teachers"]
     assert side["alignment"].num_chunks.tolist() == [0, 0]

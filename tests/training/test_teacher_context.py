@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import chat_families
+import numpy as np
 import pytest
 import torch
 from test_collator import assert_same
+from tiny_models import tiny_model
 
-from xtok import DistillationCollator
-from xtok.tokenizers import Tokenizer
+import xtok
+from xtok import DistillationCollator, XtokError
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare
+from xtok.training.heads import run
 
 TEXT = "The keeper lit 201 lamps."
 CONTEXT = "Notes on the light: 201 lamps. "
@@ -77,14 +86,223 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
         assert any("sample 0 (to nothing)" in note for note in notes) == (room <= 0)
 
 
-@pytest.mark.parametrize(
-    ("sample", "message"),
-    [
-        ({"text": TEXT, "teacher_context": 3}, "sample 0: teacher_context is neither"),
-        ({"text": TEXT, "teacher_context": [CONTEXT]}, "one for each of 2 teachers"),
-        ({"text": TEXT, "teacher_context": [3, None]}, "teacher_context has what is no text"),
-    ],
+# Conversations
+
+CHAT = [
+    {"role": "user", "content": "How many lamps?"},
+    {"role": "assistant", "content": "There are 201 lamps."},
+    {"role": "user", "content": "Are they lit?"},
+    {"role": "assistant", "content": "They are lit."},
+]
+SYSTEM = {"role": "system", "content": "The keeper lit 201 lamps."}
+SHOWN = [
+    {"role": "user", "content": "How many boats?"},
+    {"role": "assistant", "content": "There are 2 boats."},
+]
+HINTED = [{**CHAT[0], "content": "How many lamps? (The keeper has 201.)"}, *CHAT[1:]]
+WAYS: dict[str, Any] = {
+    "a system text": [SYSTEM, *CHAT],
+    "turns before": [*SHOWN, *CHAT],
+    "a hint": HINTED,
+    "other questions": [{**m, "content": "?"} if m["role"] == "user" else m for m in CHAT],
+    "all of it": {"messages": [SYSTEM, *SHOWN, *HINTED]},
+}  # fmt: skip
+TEMPLATES = (
+    "cohere2", "gemma3", "glm4moe", "lfm2", "llama3", "llama3_1", "phi3", "qwen2_5", "qwen3",
+    "nemotron_3_nano",
 )  # fmt: skip
-def test_bad_contexts(digits: Tokenizer, byte_level: Tokenizer, sample: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DistillationCollator(digits, [byte_level, byte_level])([sample])
+quietly = pytest.mark.filterwarnings(
+    "ignore:.*(no token that ends the turn|writes today's date|leaves out):UserWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
+    """A byte-level tokenizer with the chat template of a family; the test is skipped without."""
+
+    @cache
+    def load(name: str) -> Tokenizer:
+        if name not in chat_families.NAMES:
+            pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+        folder = tmp_path_factory.mktemp(name)
+        chat_families.write(name, small / "small-byte-level", folder)
+        return load_tokenizer(folder)
+
+    return load
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "a number": ({"text": TEXT, "teacher_context": 3}, "sample 0: teacher_context is no text"),
+    "too few": ({"text": TEXT, "teacher_context": [CONTEXT]}, "is for 1 teachers, and there are 2"),
+    "one of them": ({"text": TEXT, "teacher_context": [3, None]}, "teacher_context is no text"),
+    "beside messages": (
+        {"messages": CHAT, "teacher_context": CONTEXT}, "has teacher_context beside messages"
+    ),
+    "beside a text": (
+        {"text": TEXT, "teacher_messages": CHAT}, "has teacher_messages beside text"
+    ),
+    "another answer": (
+        {"messages": CHAT, "teacher_messages": [*CHAT[:3], {**CHAT[3], "content": "They ä"}]},
+        "sample 0: the content of message 3, an answer, is not .* message 3 of .*from byte 5 on",
+    ),
+    "an answer less": (
+        {"messages": CHAT, "teacher_messages": CHAT[:2]},
+        "messages have 2 answers, and teacher_messages have 1",
+    ),
+    "no role": (
+        {"messages": CHAT, "teacher_messages": [{"content": "x"}]},
+        "sample 0: teacher_messages: message 0 has no role",
+    ),
+    "no messages": ({"messages": CHAT, "teacher_messages": "x"}, "its messages are not a list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_fields(digits: Tokenizer, byte_level: Tokenizer, name: str) -> None:
+    sample, message = BAD[name]
+    options: Any = {"student_template": "plain", "teacher_templates": ["plain", "plain"]}
+    with pytest.raises(XtokError, match=message):
+        DistillationCollator(digits, [byte_level, byte_level], **options)([sample])
+
+
+def given_to(way: Any) -> list[dict[str, str]]:
+    """Return the messages of one of the ways."""
+    messages: list[dict[str, str]] = way["messages"] if isinstance(way, dict) else way
+    return messages
+
+
+def of_row(side: dict[str, Any], row: int) -> tuple[list[int], list[int], list[int]]:
+    """Return a row's ids, labels and chunks, without padding."""
+    kept = side["attention_mask"][row] != 0
+    of_tokens = side["input_ids"], side["labels"], side["alignment"].teacher_chunk_id
+    ids, labels, chunk = (values[row][kept].tolist() for values in of_tokens)
+    return ids, labels, chunk
+
+
+def in_chunks(ids: list[int], chunk: list[int]) -> list[tuple[int, int]]:
+    return [(number, i) for i, number in zip(ids, chunk, strict=True) if number >= 0]
+
+
+@quietly
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_only_the_answers_are_compared(
+    family: Callable[[str], Tokenizer], digits: Tokenizer, name: str, way: str
+) -> None:
+    """Of two teachers one reads more: its own ids, and chunks and targets as the other's."""
+    teacher = family(name)
+    collator = DistillationCollator(digits, [teacher, teacher], student_template="plain")
+    batch = collator([{"messages": CHAT, "teacher_messages": [WAYS[way], None]}, CHAT[:2]])
+    more, usual = batch["teachers"]
+    assert_same({**batch, "teachers": [usual]}, drop_first(collator([CHAT, CHAT[:2]])))
+    ids, labels, chunk = of_row(more, 0)
+    usual_ids, usual_labels, usual_chunk = of_row(usual, 0)
+    assert ids == xtok.render(teacher, given_to(WAYS[way])).ids.tolist() != usual_ids
+    assert [i for i in labels if i >= 0] == [i for i in usual_labels if i >= 0]
+    assert in_chunks(ids, chunk) == in_chunks(usual_ids, usual_chunk)
+    for field in ("student_chunk_id", "pair_valid", "pair_is_correct", "num_chunks"):
+        assert torch.equal(getattr(more["alignment"], field), getattr(usual["alignment"], field))
+    assert_by_hand(prepare(batch)["teachers"][0], ids, chunk)
+
+
+def drop_first(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "teachers": batch["teachers"][1:]}
+
+
+def assert_by_hand(side: dict[str, Any], ids: list[int], chunk: list[int]) -> None:
+    """Check a batch's logits, of its first row, wherever a chunk's tokens are predicted.
+
+    They are those that the teacher gives for the row's ids alone.
+    """
+    model = tiny_model(int(side["input_ids"].max()) + 1, seed=1, sharp=0.5)
+    with torch.no_grad():
+        logits = run(model, side).logits[0]
+        alone = model(input_ids=torch.tensor([ids])).logits[0]
+    places = [t for t, number in enumerate(chunk[1:]) if number >= 0]
+    shifted = side["shifted"].teacher_chunk_id[0]
+    kept = np.flatnonzero(side["attention_mask"][0])
+    assert np.flatnonzero(shifted >= 0).tolist() == [int(kept[t]) for t in places]
+    torch.testing.assert_close(logits[kept[places]], alone[places])
+
+
+@quietly
+def test_the_same_messages_twice_over_change_nothing(
+    family: Callable[[str], Tokenizer], digits: Tokenizer
+) -> None:
+    options: Any = {"student_template": "plain", "max_length": 20}
+    collator = DistillationCollator(digits, family("qwen3"), **options)
+    expected = collator([CHAT])
+    for same in (CHAT, {"messages": CHAT}, [CHAT], json.dumps(CHAT), [None]):
+        assert_same(collator([{"messages": CHAT, "teacher_messages": same}]), expected)
+
+
+@quietly
+def test_the_conversation_before_an_answer_is_cut_from_its_left(
+    family: Callable[[str], Tokenizer], digits: Tokenizer
+) -> None:
+    teacher, system = family("llama3"), {**SYSTEM, "content": 5 * SYSTEM["content"]}
+    sample = {"messages": CHAT[:2], "teacher_messages": [system, *CHAT[:2]]}
+    [side] = DistillationCollator(digits, teacher, student_template="plain")([sample])["teachers"]
+    ids, _, chunk = of_row(side, 0)
+    for cut in (1, 9, 30):
+        end = len(ids) - cut
+        collator = DistillationCollator(digits, teacher, student_template="plain", max_length=end)
+        with pytest.warns(UserWarning, match="cuts what .* alone reads from its left: sample 0$"):
+            [side] = collator([sample])["teachers"]
+        told = of_row(side, 0)
+        assert told[0] == [ids[0], *ids[cut + 1 :]]
+        assert told[2] == [chunk[0], *chunk[cut + 1 :]]
+
+
+# On policy
+
+
+@quietly
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_the_student(
+    family: Callable[[str], Tokenizer], digits: Tokenizer, way: str, padding: str
+) -> None:
+    teacher, given = family("qwen3"), given_to(WAYS[way])
+    prompt, answer = (digits.encode(text).ids.tolist() for text in ("Lit?", CHAT[3]["content"]))
+    row, size = [*prompt, *answer], len(prompt) + len(answer) + 3
+    ids, mask, labels = (torch.full((2, size), fill) for fill in (0, 0, -100))
+    for n, length in enumerate((len(row), len(row) - 2)):
+        place = slice(size - length, size) if padding == "left" else slice(length)
+        ids[n, place] = torch.tensor(row[:length])
+        mask[n, place], labels[n, place] = 1, ids[n, place]
+        labels[n, place][: len(prompt)] = -100
+    collator = DistillationCollator(digits, [teacher, teacher])
+    plain = collator.from_student_ids(ids, mask, labels)
+    batch = collator.from_student_ids(
+        ids, mask, labels, teacher_messages=[[given, None], [None, given[:-1]]]
+    )
+    shown = xtok.render(teacher, given[:-1], add_generation_prompt=True).ids.tolist()
+    for n, (more, usual) in enumerate((batch["teachers"], batch["teachers"][::-1])):
+        told, _, chunk = of_row(more, n)
+        usual_ids, _, usual_chunk = of_row(usual, n)
+        begins = usual_ids.index(in_chunks(usual_ids, usual_chunk)[0][1])
+        assert told == [*shown, *usual_ids[begins:]]
+        assert in_chunks(told, chunk) == in_chunks(usual_ids, usual_chunk)
+        assert (usual_ids, usual_chunk) == of_row(plain["teachers"][n], n)[::2]
+
+
+def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    """A text in place of the prompt, and a text before it."""
+    prompt, answer = (digits.encode(text).ids.tolist() for text in ("Lamps: ", "201."))
+    ids = torch.tensor([[*prompt, *answer]])
+    labels = ids.clone()
+    labels[0, : len(prompt)] = -100
+    collator = DistillationCollator(digits, byte_level)
+    [bos] = byte_level.table.roles["bos"]
+    told = byte_level.encode(CONTEXT).ids.tolist()
+    rows = [
+        of_row(collator.from_student_ids(ids, ids > -1, labels, **given)["teachers"][0], 0)
+        for given in ({}, {"teacher_context": [CONTEXT]}, {"teacher_messages": [CONTEXT]})
+    ]
+    theirs = rows[0][0]
+    answered = [i for i in rows[0][1] if i >= 0]
+    assert theirs[0] == bos
+    assert rows[1][0] == [bos, *told, *theirs[1:]]
+    assert rows[2][0] == [bos, *told, *answered]
+    assert in_chunks(*rows[1][::2]) == in_chunks(*rows[2][::2]) == in_chunks(*rows[0][::2])

@@ -31,6 +31,7 @@ class ChatRecord(NamedTuple):
     tools: list[Any]
     variables: dict[str, Any]
     notes: tuple[str, ...] = ()  # on keys of it that nobody reads
+    teacher_messages: Any = None  # the same as teachers read it; see `teacher_side`
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
@@ -97,8 +98,9 @@ def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
     names = file.schema_arrow.names
     if "messages" not in names:
         raise _error(str(path), f"there is no column 'messages', but: {listed(names, 8)}")
-    unread = dict.fromkeys(names - _FIELDS.keys(), True)
-    columns = [name for name in names if name in _FIELDS]
+    read = {*_FIELDS, "teacher_messages"}
+    unread = dict.fromkeys(names - read, True)
+    columns = [name for name in names if name in read]
     batches = file.iter_batches(columns=columns, batch_size=256, use_threads=False)
     rows = (row for batch in batches for row in batch.to_pylist())
     for i, row in enumerate(rows):
@@ -160,6 +162,7 @@ def chat_record(value: Any, place: object) -> ChatRecord:
             for key, value in fields.items()
             if key in unread and not is_missing(value)
         ),
+        teacher_messages=fields.get("teacher_messages"),
     )
 
 

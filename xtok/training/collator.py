@@ -24,8 +24,17 @@ from xtok.alignment.aligner import (
 )
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import Conversation, render
-from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation import Conversation
+from xtok.conversation.files import chat_record
+from xtok.conversation.teacher_side import (
+    TEACHER_FIELDS,
+    SideChat,
+    SideText,
+    for_each_teacher,
+    prompt_of,
+    require_used,
+    teachers_chats,
+)
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
@@ -41,8 +50,8 @@ Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 class _SampleRow(NamedTuple):
     """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
 
-    That is a conversation, or a text and how many control tokens stand before it. The `num_alone`
-    tokens behind these are the teacher's alone: its context.
+    That is a conversation, or a text. Before what both sides read are `num_before` control tokens,
+    and behind these `num_alone` tokens that the teacher alone reads.
     """
 
     ids: NDArray[np.int64]
@@ -51,15 +60,32 @@ class _SampleRow(NamedTuple):
     text: str | None = None
     num_before: int = 0
     num_alone: int = 0
+    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # of stretches of targets, where they matter
 
-    def without_context(self, num_tokens: int) -> _SampleRow:
-        """Return the row without the first tokens that the teacher alone reads."""
-        cut = slice(self.num_before, self.num_before + num_tokens)
+    def behind(self, context: Sequence[int] | NDArray[Any]) -> _SampleRow:
+        """Return the row with more that the teacher alone reads, behind its beginning."""
+        at, size = self.num_before, len(context)
         return self._replace(
-            ids=np.delete(self.ids, cut),
-            is_target=np.delete(self.is_target, cut),
-            num_alone=self.num_alone - num_tokens,
+            ids=np.insert(self.ids, at, context),
+            is_target=np.insert(self.is_target, at, [False] * size),
+            num_alone=self.num_alone + size,
+            stops=self.stops + size * (self.stops > at),
         )
+
+    def read_alone(self) -> _SampleRow:
+        """Return a row of whose prompt the student reads nothing."""
+        places = np.flatnonzero(self.is_target)
+        first = int(places[0]) if len(places) else len(self.ids)
+        return self._replace(num_alone=max(0, first - self.num_before))
+
+    def kept(self, end: int | None) -> NDArray[np.int64]:
+        """Return the places of the tokens that a maximum length keeps, int64.
+
+        What the teacher alone reads is cut first, from its left; then the row, from its right.
+        """
+        excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
+        cut = slice(self.num_before, self.num_before + excess)
+        return np.delete(np.arange(len(self.ids)), cut)[:end]
 
 
 Part = tuple[list[int], bool]
@@ -77,8 +103,11 @@ class DistillationCollator:
 
     A teacher may read more than the student. `teacher_context` beside `text` stands before it, for
     the teachers alone: after their bos token, and spelled apart, so that no token reaches across.
-    It is one text, or a list with one for each teacher, None for a teacher that reads what the
-    student does. It is no target. `max_length` cuts it from the left before it cuts the text.
+    `teacher_messages` beside `messages` is the conversation as the teachers read it: messages, or
+    an object with `messages` and other `tools` or `chat_template_kwargs`. Its last answers must be
+    those of `messages`, in their order; everything else may differ, and is no target. Both fields
+    may be a list with one for each teacher, None for a teacher that reads what the student does.
+    `max_length` cuts them from the left, up to the first answer, before it cuts the rest.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
@@ -141,7 +170,8 @@ class DistillationCollator:
         """Return the batch of the samples.
 
         Raises:
-            XtokError: if a vocabulary cannot spell a text, or a conversation cannot be rendered.
+            XtokError: if a vocabulary cannot spell a text, a conversation cannot be rendered, or
+                teachers read other answers.
             ValueError: if there are no samples, or one is something else; and for log-probabilities
                 that do not fit their ids, are above 0, or are of the next tokens.
         """
@@ -150,16 +180,16 @@ class DistillationCollator:
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
             return self._logprob_batch(rows)
-        read = [_read(sample, f"sample {n}") for n, sample in enumerate(samples)]
-        ours = self._rows(self.student, self.student_template, read)
+        read = [_read(s, f"sample {n}", len(self.teachers)) for n, s in enumerate(samples)]
+        of_student, *of_teachers = map(list, zip(*read, strict=True))
+        ours = self._rows(self.student, self.student_template, of_student)
         batch = _pad(ours, self.student, self.max_length)
         batch["teachers"] = []
-        contexts = _contexts(samples, len(self.teachers))
-        for teacher, template, aligner, context in zip(
-            self.teachers, self.teacher_templates, self.aligners, contexts, strict=True
+        for teacher, template, aligner, given in zip(
+            self.teachers, self.teacher_templates, self.aligners, of_teachers, strict=True
         ):
-            theirs = self._rows(teacher, template, read)
-            theirs = self._with_context(teacher, theirs, context)
+            theirs = self._rows(teacher, template, given)
+            self._warn_of_cuts(teacher, theirs)
             sides = (self.student, teacher)
             alignments = [
                 self._align(aligner, sides, *rows) for rows in zip(ours, theirs, strict=True)
@@ -176,22 +206,27 @@ class DistillationCollator:
         attention_mask: torch.Tensor,
         labels: torch.Tensor,
         *,
-        prompts: Sequence[Mapping[str, Any] | None] | None = None,
+        teacher_messages: Sequence[Any] | None = None,
+        teacher_context: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
         """Return the batch of rows that are the student's ids already, as on-policy training has.
 
         The teachers read the bytes of the student's tokens, spelled in their own (`Retokenizer`).
         Prompt and completion are spelled apart, so that no token of a teacher reaches across. Only
-        targets are aligned, each turn of them alone. `max_length` cuts the teachers' rows. A batch
-        with padding on the left also has `position_ids`, `[B, T]`, which count each row's own ids.
+        targets are aligned, each turn of them alone. `max_length` cuts the teachers' rows, first
+        what they alone read. A batch with padding on the left also has `position_ids`, `[B, T]`,
+        which count each row's own ids.
 
         Args:
             input_ids: int64 `[B, T]`, padded on any side.
             attention_mask: `[B, T]`, 0 where an id is padding.
             labels: int64 `[B, T]`, -100 where an id is not a target: prompts and padding.
-            prompts: for each row None, or the conversation that its prompt is: `messages`, and
-                maybe `variables` of the template. Teachers then read the conversation by their own
-                template instead of the bytes of the student's.
+            teacher_messages: what teachers read in place of a row's prompt, by their own template,
+                up to its last answer: for each row messages, or an object with `messages` and maybe
+                `tools` and `chat_template_kwargs`; a text is read as it is. None is the student's
+                prompt, byte for byte; a list has one for each teacher.
+            teacher_context: a text for each row that stands before its prompt, for the teachers
+                alone; None or a list as well.
 
         Raises:
             XtokError: if a teacher cannot spell the bytes, or render a conversation.
@@ -203,8 +238,17 @@ class DistillationCollator:
                 f"input_ids {list(shape)}, attention_mask {list(attention_mask.shape)} and labels "
                 f"{list(labels.shape)} are not all [B, T]"
             )
-        if prompts is not None and len(prompts) != shape[0]:
-            raise ValueError(f"{len(prompts)} prompts for {shape[0]} rows")
+        given = {"teacher_messages": teacher_messages, "teacher_context": teacher_context}
+        for name, values in given.items():
+            if values is not None and len(values) != shape[0]:
+                raise ValueError(f"{len(values)} {name} for {shape[0]} rows")
+        own = [
+            [
+                for_each_teacher(value, len(self.teachers), name, f"row {n}")
+                for n, value in enumerate(values or [None] * shape[0])
+            ]
+            for name, values in given.items()
+        ]
         ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
         wanted = (mask != 0) & (target != IGNORED)
         rows = [
@@ -214,14 +258,15 @@ class DistillationCollator:
         sides: list[dict[str, Any]] = []
         for number, teacher in enumerate(self.teachers):
             spelled = iter(self._retokenizers[number]([ids for row in rows for ids, _ in row]))
-            theirs = [
-                self._teacher_parts(number, [(next(spelled), flag) for _, flag in row], prompt)
-                for row, prompt in zip(rows, prompts or [None] * len(rows), strict=True)
-            ]
-            side = _pad([*map(_row_of, theirs)], teacher, self.max_length)
+            theirs = []
+            for n, row in enumerate(rows):
+                parts = [(next(spelled), flag) for _, flag in row]
+                theirs.append(self._teacher_row(number, parts, *(each[n][number] for each in own)))
+            self._warn_of_cuts(teacher, theirs)
+            side = _pad(theirs, teacher, self.max_length)
             alignments = [
-                _align_targets(self.aligners[number], *both, self.max_length)
-                for both in zip(rows, theirs, strict=True)
+                _align_targets(self.aligners[number], _row_of(parts), row, self.max_length)
+                for parts, row in zip(rows, theirs, strict=True)
             ]
             side["alignment"] = _alignment_of_batch(
                 alignments, {"attention_mask": attention_mask}, side
@@ -280,35 +325,42 @@ class DistillationCollator:
         [pair] = self.pairs
         return Retokenizer(pair.reversed)
 
-    def _teacher_parts(
-        self, number: int, parts: list[Part], prompt: Mapping[str, Any] | None
-    ) -> list[Part]:
-        """Return a row as a teacher reads it, with its own beginning."""
+    def _teacher_row(
+        self, number: int, parts: list[Part], prompt: Any, context: str | None
+    ) -> _SampleRow:
+        """Return a row as a teacher reads it: with its own prompt, context and beginning."""
         teacher = self.teachers[number]
+        bos = teacher.table.roles.get("bos", ())
         if prompt is not None:
-            with _naming("teacher_templates"):
-                conversation = render(
-                    teacher,
-                    prompt["messages"],
-                    add_generation_prompt=True,
-                    template=self.teacher_templates[number],
-                    variables=prompt.get("variables"),
-                )
             while parts and not parts[0][1]:
                 parts = parts[1:]
-            parts = [(conversation.ids.tolist(), False), *parts]
-        else:
-            begin = teacher.table.roles.get("bos", ())[:1] if self.bos else ()
-            first = next((ids[0] for ids, _ in parts if ids), None)
-            if begin and first not in teacher.table.roles["bos"]:
-                parts = [(list(begin), False), *parts]
-        return parts
+            parts = [(self._prompt_ids(number, prompt), False), *parts]
+        first = next((ids[0] for ids, _ in parts if ids), None)
+        is_text = prompt is None or isinstance(prompt, str)
+        if bos and self.bos and is_text and first not in bos:
+            parts = [([bos[0]], False), *parts]
+        row = _row_of(parts)
+        row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
+        if prompt is not None:
+            row = row.read_alone()
+        return row.behind(teacher.encode(context).ids) if context else row
+
+    def _prompt_ids(self, number: int, prompt: Any) -> list[int]:
+        """Return what a teacher reads in place of the student's prompt."""
+        teacher = self.teachers[number]
+        if isinstance(prompt, str):
+            return teacher.encode(prompt).ids.tolist()
+        with _naming("teacher_templates"):
+            shown = prompt_of(prompt).render(
+                teacher, self.teacher_templates[number], add_generation_prompt=True
+            )
+        return shown.ids.tolist()
 
     def _rows(
         self,
         tokenizer: Tokenizer,
         template: str | Path | None,
-        samples: Sequence[str | ChatRecord],
+        samples: Sequence[SideText | SideChat],
     ) -> list[_SampleRow]:
         """Return texts and conversations as one side reads them, whole."""
         roles = tokenizer.table.roles
@@ -316,53 +368,38 @@ class DistillationCollator:
             roles.get(role, ())[:1] if wanted else ()
             for role, wanted in (("bos", self.bos), ("eos", self.eos))
         )
-        encoded = iter(tokenizer.encode_batch([s for s in samples if isinstance(s, str)]))
+        texts = [s for s in samples if isinstance(s, SideText)]
+        encoded = iter(tokenizer.encode_batch([part for s in texts for part in s]))
         name = "student_template" if tokenizer is self.student else "teacher_templates"
         rows = []
         for sample in samples:
-            if isinstance(sample, str):
+            if isinstance(sample, SideText):
                 ids = np.array([*begin, *next(encoded), *end], np.int64)
-                is_target = np.ones(len(ids), np.bool_)
-                rows.append(_SampleRow(ids, is_target, text=sample, num_before=len(begin)))
+                row = _SampleRow(ids, np.ones(len(ids), np.bool_), text=sample.text)
+                rows.append(row._replace(num_before=len(begin)).behind(next(encoded)))
             else:
                 with _naming(name):
-                    shown = render(
-                        tokenizer,
-                        sample.messages,
-                        tools=sample.tools,
-                        template=template,
-                        variables=sample.variables,
-                    )
+                    shown = sample.render(tokenizer, template)
                 for note in shown.notes:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
-                rows.append(_SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown))
+                row = _SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown)
+                if sample.answers is not None:
+                    bos = roles.get("bos", ())
+                    row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
+                    row = row.read_alone()
+                rows.append(row)
         return rows
 
-    def _with_context(
-        self, teacher: Tokenizer, rows: Sequence[_SampleRow], contexts: Sequence[str | None]
-    ) -> list[_SampleRow]:
-        """Return a teacher's rows with what it alone reads, as much as `max_length` has room for.
-
-        Warn of what is cut.
-        """
-        encoded = teacher.encode_batch([context or "" for context in contexts])
-        name, end = teacher.vocabulary.model_id, self.max_length
-        whole, short = [], []
-        for number, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
-            at = row.num_before
-            longer = row._replace(
-                ids=np.insert(row.ids, at, ids),
-                is_target=np.insert(row.is_target, at, [False] * len(ids)),
-                num_alone=len(ids),
-            )
-            excess = min(max(0, len(longer.ids) - (end or len(longer.ids))), len(ids))
-            if excess:
-                short.append(f"sample {number}" + " (to nothing)" * (excess == len(ids)))
-            whole.append(longer.without_context(excess))
+    def _warn_of_cuts(self, teacher: Tokenizer, rows: Sequence[_SampleRow]) -> None:
+        """Warn of rows whose teacher's context `max_length` cuts."""
+        end, short = self.max_length, []
+        for number, row in enumerate(rows):
+            if row.num_alone and end is not None and len(row.ids) > end:
+                has_room = len(row.ids) - row.num_alone < end
+                short.append(f"sample {number}" + " (to nothing)" * (not has_room))
         if short:
-            note = f"max_length {end} cuts what {name} alone reads from its left: {listed(short)}"
-            warnings.warn(note, stacklevel=3)
-        return whole
+            note = f"max_length {end} cuts what {teacher.vocabulary.model_id} alone reads from its "
+            warnings.warn(f"{note}left: {listed(short)}", stacklevel=3)
 
     def _align(
         self,
@@ -373,10 +410,10 @@ class DistillationCollator:
     ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            shared = theirs.without_context(theirs.num_alone)
+            alone = theirs.num_before + np.arange(theirs.num_alone)
+            shared = theirs._replace(ids=np.delete(theirs.ids, alone))
             alignment = _align_texts(aligner, sides_of, ours, shared)
-            alone = [-1] * theirs.num_alone
-            chunk = np.insert(alignment.teacher_chunk_id, theirs.num_before, alone)
+            chunk = np.insert(alignment.teacher_chunk_id, theirs.num_before, [-1] * len(alone))
             alignment = replace(alignment, teacher_chunk_id=chunk)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
@@ -389,16 +426,15 @@ def _cut(
     ends: tuple[int | None, int | None],
 ) -> FlatAlignment:
     """Cut two whole rows that are aligned; keep the chunks that are all targets, and inside."""
-    sides = [
-        *zip(rows, (alignment.student_chunk_id, alignment.teacher_chunk_id), ends, strict=True)
-    ]
+    both = alignment.student_chunk_id, alignment.teacher_chunk_id
+    sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]
     kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
-    for row, chunk, end in sides:
+    for row, chunk, places in sides:
         kept[chunk[~row.is_target]] = False
-        kept[chunk[len(chunk) if end is None else end :]] = False
+        kept[np.delete(chunk, places)] = False
     kept[-1] = False  # of the tokens that are in no chunk, −1
     number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-    chunks = [number[chunk[:end]] for _, chunk, end in sides]
+    chunks = [number[chunk[places]] for _, chunk, places in sides]
     return FlatAlignment(
         chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
     )
@@ -463,7 +499,12 @@ def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:
 def _row_of(parts: Sequence[Part]) -> _SampleRow:
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
-    return _SampleRow(np.array(ids, np.int64), np.array(flags, np.bool_))
+    ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
+    return _SampleRow(
+        np.array(ids, np.int64),
+        np.array(flags, np.bool_),
+        stops=ends[[flag for _, flag in parts]],
+    )
 
 
 @contextmanager
@@ -519,22 +560,18 @@ def _warn_if_unaligned(
 
 
 def _align_targets(
-    aligner: TokenAligner, ours: Sequence[Part], theirs: Sequence[Part], end: int | None
+    aligner: TokenAligner, ours: _SampleRow, theirs: _SampleRow, end: int | None
 ) -> FlatAlignment:
     """Align a row's targets, each stretch of them alone; the teacher's row ends at `end`.
 
     Ids that stand for nothing, which a model wider than its tokenizer may write, and unknown tokens
     are in no chunk.
     """
-    rows, given = (_row_of(ours), _row_of(theirs)), []
-    for symbols, row, parts in zip(
-        (aligner.student, aligner.teacher), rows, (ours, theirs), strict=True
-    ):
+    rows, given = (ours, theirs), []
+    for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
         is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
         places = np.flatnonzero(row.is_target & ~is_left_out)
-        ends = np.cumsum([len(ids) for ids, _ in parts], dtype=np.int64)
-        stops = ends[[flag for _, flag in parts]]
-        given.append((places, np.append(0, np.searchsorted(places, stops))))
+        given.append((places, np.append(0, np.searchsorted(places, row.stops))))
     sides = [
         x for row, (at, bounds) in zip(rows, given, strict=True) for x in (row.ids[at], bounds)
     ]
@@ -557,41 +594,29 @@ def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
     return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
 
 
-def _read(sample: Sample, place: str) -> str | ChatRecord:
-    """Return a text, or a conversation; tools may be a string of JSON, as data sets have them."""
-    text = sample["text"] if isinstance(sample, Mapping) and "text" in sample else sample
+def _read(sample: Sample, place: str, num_teachers: int) -> list[SideText | SideChat]:
+    """Return a text, or a conversation, as the student and each teacher read it."""
+    fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
+    text = fields.get("text", sample)
+    require_used(fields, place, TEACHER_FIELDS[isinstance(text, str)])
     if isinstance(text, str):
-        return text
+        contexts = for_each_teacher(
+            fields.get("teacher_context"), num_teachers, "teacher_context", place
+        )
+        return [SideText(text), *(SideText(text, context or "") for context in contexts)]
     if text is not sample:
         raise ValueError(f"a text is {type(text).__name__}, and must be a str")
-    if isinstance(sample, Mapping) and "messages" in sample:
+    if "messages" in fields:
         listed = tuple, np.ndarray
-        return chat_record(
-            {name: list(v) if isinstance(v, listed) else v for name, v in sample.items()}, place
+        chat = chat_record(
+            {name: list(v) if isinstance(v, listed) else v for name, v in fields.items()}, place
         )
-    if isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
-        return chat_record(list(sample), place)
-    raise ValueError(f"a sample is {type(sample).__name__}: neither a text nor a conversation")
-
-
-def _contexts(samples: Sequence[Sample], num_teachers: int) -> list[list[str | None]]:
-    """Return what each teacher alone reads before each text, None for nothing."""
-    contexts: list[list[str | None]] = [[] for _ in range(num_teachers)]
-    for number, sample in enumerate(samples):
-        given = sample.get("teacher_context") if isinstance(sample, Mapping) else None
-        if given is not None and "text" not in sample:
-            raise ValueError(f"sample {number}: teacher_context is of a text, and there is none")
-        each = [given] * num_teachers if given is None or isinstance(given, str) else given
-        if not isinstance(each, list | tuple) or len(each) != num_teachers:
-            raise ValueError(
-                f"sample {number}: teacher_context is neither a text, nor a list of one for each "
-                f"of {num_teachers} teachers"
-            )
-        if not all(context is None or isinstance(context, str) for context in each):
-            raise ValueError(f"sample {number}: teacher_context has what is no text")
-        for of_teacher, context in zip(contexts, each, strict=True):
-            of_teacher.append(context)
-    return contexts
+    elif isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
+        chat = chat_record(list(sample), place)
+    else:
+        problem = "neither a text nor a conversation"
+        raise ValueError(f"a sample is {type(sample).__name__}: {problem}")
+    return [SideChat(chat), *teachers_chats(chat, num_teachers)]
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:
@@ -600,10 +625,12 @@ def _pad_id(tokenizer: Tokenizer) -> int:
 
 
 def _pad(rows: Sequence[_SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
-    labels = [np.where(row.is_target, row.ids, IGNORED)[:end] for row in rows]
-    masks = [np.ones(len(row.ids), np.int64)[:end] for row in rows]
+    kept = [row.kept(end) for row in rows]
+    given = [*zip(rows, kept, strict=True)]
+    labels = [np.where(row.is_target, row.ids, IGNORED)[places] for row, places in given]
+    masks = [np.ones(len(places), np.int64) for places in kept]
     return {
-        "input_ids": stack([row.ids[:end] for row in rows], _pad_id(tokenizer)),
+        "input_ids": stack([row.ids[places] for row, places in given], _pad_id(tokenizer)),
         "attention_mask": stack(masks, 0),
         "labels": stack(labels, IGNORED),
     }

@@ -162,7 +162,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             inputs["input_ids"],
             inputs["attention_mask"],
             inputs["labels"],
-            prompts=inputs.get(_PROMPTS),
+            teacher_messages=inputs.get(_PROMPTS),
         )
         return prepare(batch, self.accelerator.device)
 

@@ -1,0 +1,237 @@
+"""What the teacher's side of a row reads: what the student reads, or more than that.
+
+Only the answers are on both sides. A rendering for a teacher counts their messages as the student's
+conversation does, and all others apart, so whoever aligns two renderings sees the answers alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from xtok.conversation._leaves import is_trained_on
+from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.rendering import Conversation, render
+from xtok.conversation.templates import is_missing, plain_messages
+from xtok.errors import XtokError
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
+
+TEACHER_FIELDS = ("teacher_context", "teacher_messages")
+"""The fields of a row that say it: beside `text`, and beside `messages`."""
+_SPOKEN = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls")
+_SAME = "give both sides the same answers, in one order; everything else may differ"
+_HINT = "give {}, or a list with one for each teacher, null for one that reads the student's"
+_WHAT = {"teacher_messages": "messages", "teacher_context": "a text"}
+
+
+class SideText(NamedTuple):
+    """A text as one side reads it, behind a context that the other does not have."""
+
+    text: str
+    context: str = ""
+
+
+class SideChat(NamedTuple):
+    """A conversation as one side reads it."""
+
+    chat: ChatRecord
+    # For each answer of both sides: its number in these messages, to that in the student's. None
+    # where the student reads the same.
+    answers: Mapping[int, int] | None = None
+
+    def render(
+        self,
+        tokenizer: Tokenizer,
+        template: str | Path | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> Conversation:
+        """Render it, as `conversation.render` does; runs have the student's messages' numbers.
+
+        Raises:
+            XtokError: as `conversation.render` does.
+        """
+        shown = render(
+            tokenizer,
+            self.chat.messages,
+            tools=self.chat.tools,
+            add_generation_prompt=add_generation_prompt,
+            template=template,
+            variables=self.chat.variables,
+        )
+        return shown if self.answers is None else renumbered(shown, self.answers)
+
+
+def renumbered(shown: Conversation, numbers: Mapping[int, int]) -> Conversation:
+    """Return a rendering in which messages have other numbers.
+
+    Those without one, which only this side reads, have some below 0, and are no targets.
+    """
+    mask = shown.assistant_mask.copy()
+    turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    for i, span in enumerate(shown.message_spans):
+        first, end = (0, 0) if i in numbers or span.whole is None else span.whole.tokens
+        for a, b in turns.tolist():
+            mask[a:b] &= not first <= a < end
+    runs = [run._replace(message=numbers.get(run.message, -2 - run.message)) for run in shown.runs]
+    return replace(shown, assistant_mask=mask, runs=tuple(runs))
+
+
+def for_each_teacher(value: Any, num_teachers: int, name: str, place: object) -> list[Any]:
+    """Return what a field of a row gives each teacher to read; None where that is the student's.
+
+    A value that is no list of one for each is that of all teachers.
+
+    Args:
+        value: of the field; messages may be JSON, as data sets have them.
+        num_teachers: how many there are.
+        name: of the field.
+        place: of the row, for errors.
+
+    Raises:
+        XtokError: if there are too few or too many, or the field is something else.
+    """
+    if isinstance(value, str) and name == "teacher_messages":
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(value)
+            value = parsed if isinstance(parsed, list | dict) else value
+    value = value.tolist() if hasattr(value, "tolist") else value
+    is_each = isinstance(value, list | tuple) and (
+        name == "teacher_context" or any(_is_conversation(one) for one in value)
+    )
+    each = list(value) if is_each else [value] * num_teachers
+    if len(each) != num_teachers:
+        problem = f"{name} is for {len(each)} teachers, and there are {num_teachers}"
+        raise _error(place, name, problem)
+    if name == "teacher_context" and not all(isinstance(one, str | None) for one in each):
+        raise _error(place, name, f"{name} is no text")
+    return each
+
+
+def _is_conversation(value: Any) -> bool:
+    """Whether an item of a list is a whole conversation, or None; not one of its messages."""
+    is_record = isinstance(value, Mapping) and "messages" in value
+    return value is None or isinstance(value, str | list | tuple) or is_record
+
+
+def teachers_chats(chat: ChatRecord, num_teachers: int) -> list[SideChat]:
+    """Return a row's conversation as each teacher reads it.
+
+    Raises:
+        XtokError: if its `teacher_messages` are none, or have other answers than its `messages`.
+    """
+    given = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.place)
+    return [SideChat(chat) if one is None else teachers_chat(chat, one) for one in given]
+
+
+def teachers_chat(chat: ChatRecord, given: Any, name: str = "teacher_messages") -> SideChat:
+    """Return a conversation that one side reads in place of a row's own.
+
+    Args:
+        chat: the row's.
+        given: messages, or an object with `messages` and maybe `tools`, `documents` and
+            `chat_template_kwargs`; what it lacks of these is the row's.
+        name: of the field that has it, for errors.
+
+    Raises:
+        XtokError: if it is none, or has other answers; names the row, the turn, and the first byte
+            that differs.
+    """
+    fields = given if isinstance(given, Mapping) else {"messages": given}
+    variables = {key: value for key, value in chat.variables.items() if key not in fields}
+    theirs = chat_record(
+        {"tools": chat.tools, "chat_template_kwargs": variables, **fields}, f"{chat.place}: {name}"
+    )
+    both = [(one.messages, one.tools, one.variables) for one in (chat, theirs)]
+    if both[0] == both[1]:
+        return SideChat(chat)
+    return SideChat(theirs, dict(_same_answers(chat, theirs, name)))
+
+
+def _same_answers(ours: ChatRecord, theirs: ChatRecord, name: str) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of each answer, the teacher's first; its last ones are the row's."""
+    sides = [_answers(record) for record in (ours, theirs)]
+    counts = [*map(len, sides)]
+    if counts[0] > counts[1]:
+        problem = f"{counts[0]} answers, and {name} have {counts[1]}"
+        raise XtokError(f"{ours.place}: messages have {problem}", hint=_SAME)
+    for own, other in zip(sides[0], sides[1][counts[1] - counts[0] :], strict=True):
+        spoken = [record.messages[i] for record, i in ((ours, own), (theirs, other))]
+        for key in dict.fromkeys(key for message in spoken for key in message if key in _SPOKEN):
+            texts = [_text_of(message.get(key)) for message in spoken]
+            if texts[0] != texts[1]:
+                place = next(
+                    (i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b),
+                    min(map(len, texts)),
+                )
+                raise XtokError(
+                    f"{ours.place}: the {key} of message {own}, an answer, is not that of message "
+                    f"{other} of {name}: they differ from byte {place} on",
+                    hint=_SAME,
+                )
+        yield other, own
+
+
+def _answers(record: ChatRecord) -> list[int]:
+    """Return the numbers of the messages that are answers, and targets."""
+    try:
+        messages = plain_messages(record.messages)
+        return [
+            i
+            for i, message in enumerate(messages)
+            if message["role"] == "assistant" and is_trained_on(messages, i)
+        ]
+    except XtokError as error:
+        error.at(record.place)
+        raise
+
+
+def _text_of(value: Any) -> bytes:
+    """Return what a part of a message says, to compare it; b"" for none."""
+    if is_missing(value):
+        return b""
+    if isinstance(value, list) and all(
+        isinstance(part, Mapping) and "text" in part for part in value
+    ):
+        value = "".join(part["text"] for part in value)
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def prompt_of(given: Any) -> SideChat:
+    """Return the conversation before an answer: up to its last one, if it ends with that.
+
+    Raises:
+        XtokError: if it is none.
+    """
+    chat = chat_record(given, "the teacher's prompt")
+    answers = _answers(chat)
+    end = len(chat.messages) - (answers[-1:] == [len(chat.messages) - 1])
+    return SideChat(chat._replace(messages=chat.messages[:end]))
+
+
+def _error(place: object, name: str, problem: str) -> XtokError:
+    return XtokError(f"{place}: {problem}", hint=_HINT.format(_WHAT[name]))
+
+
+def require_used(fields: Mapping[str, Any], place: object, unused: str) -> None:
+    """Raise an error for a field that does not belong to what it is beside.
+
+    Raises:
+        XtokError: if `unused`, one of `TEACHER_FIELDS`, is there.
+    """
+    if not is_missing(fields.get(unused)):
+        of, field = ("messages", "teacher_messages"), ("text", "teacher_context")
+        beside, instead = (field, of)[unused == "teacher_context"]
+        raise XtokError(
+            f"{place}: it has {unused} beside {beside}, and nothing reads that",
+            hint=f"give {instead} instead",
+        )
