@@ -28,7 +28,8 @@ ASIDE = frozenset([
 """Keys of rows and messages that say what they are and where from, and change no text."""
 WEIGHTS = ("weight", "loss_mask", "train")
 """Keys of a message that say whether it is trained on, by 1 or 0."""
-_SPOKEN = re.compile(r"content|tool_calls|function_call|.*(reason|think|thought).*")
+SPOKEN = re.compile(r"content|tool_calls|function_call|.*(reason|think|thought).*")
+"""Keys of a message that say what its role wrote."""
 _STRUCTURE = ("type", "id", "index", "doc_id")
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
@@ -90,7 +91,7 @@ def _of_message(whole: _Written, index: int) -> Iterator[str]:
     lost = [
         (leaf, part)
         for key in message
-        if _SPOKEN.fullmatch(key)
+        if SPOKEN.fullmatch(key)
         for leaf in _leaves(message[key], ("messages", index, key))
         if (part := whole.lost(leaf))
     ]
@@ -124,7 +125,7 @@ def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
         for index, message in enumerate(messages)
         for key in message
         if key not in ("role", *WEIGHTS, *ASIDE)
-        and not _SPOKEN.fullmatch(key)
+        and not SPOKEN.fullmatch(key)
         and not (key == "name" and message["role"] == "tool")  # its call has it
         and ("messages", index, key) not in whole.tops
     }

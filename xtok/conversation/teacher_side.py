@@ -7,18 +7,16 @@ conversation does, and all others apart, so whoever aligns two renderings sees t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from xtok.conversation._leaves import is_trained_on
 from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.leaves import SPOKEN, is_trained_on
 from xtok.conversation.rendering import Conversation, render
-from xtok.conversation.templates import is_missing, plain_messages
+from xtok.conversation.templates import Message, is_missing, plain_messages
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
 """The fields of a row that say it: beside `text`, and beside `messages`."""
-_SPOKEN = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls")
 _SAME = "give both sides the same answers, in one order; everything else may differ"
 _HINT = "give {}, or a list with one for each teacher, null for one that reads the student's"
 _WHAT = {"teacher_messages": "messages", "teacher_context": "a text"}
@@ -71,18 +68,9 @@ class SideChat(NamedTuple):
 
 
 def renumbered(shown: Conversation, numbers: Mapping[int, int]) -> Conversation:
-    """Return a rendering in which messages have other numbers.
-
-    Those without one, which only this side reads, have some below 0, and are no targets.
-    """
-    mask = shown.assistant_mask.copy()
-    turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
-    for i, span in enumerate(shown.message_spans):
-        first, end = (0, 0) if i in numbers or span.whole is None else span.whole.tokens
-        for a, b in turns.tolist():
-            mask[a:b] &= not first <= a < end
+    """Return a rendering in which messages have other numbers; those without one have some < 0."""
     runs = [run._replace(message=numbers.get(run.message, -2 - run.message)) for run in shown.runs]
-    return replace(shown, assistant_mask=mask, runs=tuple(runs))
+    return replace(shown, runs=tuple(runs))
 
 
 def for_each_teacher(value: Any, num_teachers: int, name: str, place: object) -> list[Any]:
@@ -153,45 +141,54 @@ def teachers_chat(chat: ChatRecord, given: Any, name: str = "teacher_messages") 
     both = [(one.messages, one.tools, one.variables) for one in (chat, theirs)]
     if both[0] == both[1]:
         return SideChat(chat)
-    return SideChat(theirs, dict(_same_answers(chat, theirs, name)))
+    sides = [_plain(record) for record in (chat, theirs)]
+    numbers = dict(_same_answers(*sides, chat.place, name))
+    messages = [
+        message | {"weight": 0} if message["role"] == "assistant" and i not in numbers else message
+        for i, message in enumerate(sides[1])
+    ]
+    return SideChat(theirs._replace(messages=messages), numbers)
 
 
-def _same_answers(ours: ChatRecord, theirs: ChatRecord, name: str) -> Iterator[tuple[int, int]]:
+def _plain(record: ChatRecord) -> list[dict[str, Any]]:
+    try:
+        return plain_messages(record.messages)
+    except XtokError as error:
+        error.at(record.place)
+        raise
+
+
+def _same_answers(
+    ours: Sequence[Message], theirs: Sequence[Message], place: object, name: str
+) -> Iterator[tuple[int, int]]:
     """Yield the numbers of each answer, the teacher's first; its last ones are the row's."""
-    sides = [_answers(record) for record in (ours, theirs)]
-    counts = [*map(len, sides)]
-    if counts[0] > counts[1]:
-        problem = f"{counts[0]} answers, and {name} have {counts[1]}"
-        raise XtokError(f"{ours.place}: messages have {problem}", hint=_SAME)
-    for own, other in zip(sides[0], sides[1][counts[1] - counts[0] :], strict=True):
-        spoken = [record.messages[i] for record, i in ((ours, own), (theirs, other))]
-        for key in dict.fromkeys(key for message in spoken for key in message if key in _SPOKEN):
+    sides = [_answers(messages) for messages in (ours, theirs)]
+    num_ours, num_theirs = map(len, sides)
+    if num_ours > num_theirs:
+        problem = f"messages have {num_ours} answers, and {name} have {num_theirs}"
+        raise XtokError(f"{place}: {problem}", hint=_SAME)
+    for own, other in zip(sides[0], sides[1][num_theirs - num_ours :], strict=True):
+        spoken = ours[own], theirs[other]
+        for key in dict.fromkeys(key for message in spoken for key in message):
             texts = [_text_of(message.get(key)) for message in spoken]
-            if texts[0] != texts[1]:
-                place = next(
-                    (i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b),
-                    min(map(len, texts)),
-                )
+            if SPOKEN.fullmatch(key) and texts[0] != texts[1]:
+                differs = enumerate(zip(*texts, strict=False))
+                byte = next((i for i, (a, b) in differs if a != b), min(map(len, texts)))
                 raise XtokError(
-                    f"{ours.place}: the {key} of message {own}, an answer, is not that of message "
-                    f"{other} of {name}: they differ from byte {place} on",
+                    f"{place}: the {key} of message {own}, an answer, is not that of message "
+                    f"{other} of {name}: they differ from byte {byte} on",
                     hint=_SAME,
                 )
         yield other, own
 
 
-def _answers(record: ChatRecord) -> list[int]:
+def _answers(messages: Sequence[Message]) -> list[int]:
     """Return the numbers of the messages that are answers, and targets."""
-    try:
-        messages = plain_messages(record.messages)
-        return [
-            i
-            for i, message in enumerate(messages)
-            if message["role"] == "assistant" and is_trained_on(messages, i)
-        ]
-    except XtokError as error:
-        error.at(record.place)
-        raise
+    return [
+        i
+        for i, message in enumerate(messages)
+        if message["role"] == "assistant" and is_trained_on(message, i)
+    ]
 
 
 def _text_of(value: Any) -> bytes:
@@ -213,9 +210,9 @@ def prompt_of(given: Any) -> SideChat:
         XtokError: if it is none.
     """
     chat = chat_record(given, "the teacher's prompt")
-    answers = _answers(chat)
-    end = len(chat.messages) - (answers[-1:] == [len(chat.messages) - 1])
-    return SideChat(chat._replace(messages=chat.messages[:end]))
+    messages = _plain(chat)
+    end = len(messages) - (messages[-1]["role"] == "assistant")
+    return SideChat(chat._replace(messages=messages[:end]))
 
 
 def _error(place: object, name: str, problem: str) -> XtokError:
