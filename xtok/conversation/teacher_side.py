@@ -141,11 +141,11 @@ def teachers_chat(chat: ChatRecord, given: Any, name: str = "teacher_messages") 
     both = [(one.messages, one.tools, one.variables) for one in (chat, theirs)]
     if both[0] == both[1]:
         return SideChat(chat)
-    sides = [_plain(record) for record in (chat, theirs)]
-    numbers = dict(_same_answers(*sides, chat.place, name))
+    plain = _plain(theirs)
+    numbers = dict(_same_answers(_plain(chat), plain, chat.place, name))
     messages = [
         message | {"weight": 0} if message["role"] == "assistant" and i not in numbers else message
-        for i, message in enumerate(sides[1])
+        for i, message in enumerate(plain)
     ]
     return SideChat(theirs._replace(messages=messages), numbers)
 

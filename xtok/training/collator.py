@@ -349,12 +349,12 @@ class DistillationCollator:
         """Return what a teacher reads in place of the student's prompt."""
         teacher = self.teachers[number]
         if isinstance(prompt, str):
-            return teacher.encode(prompt).ids.tolist()
+            return teacher.encode_batch([prompt])[0]
         with _naming("teacher_templates"):
             shown = prompt_of(prompt).render(
                 teacher, self.teacher_templates[number], add_generation_prompt=True
             )
-        return shown.ids.tolist()
+        return [*map(int, shown.ids)]
 
     def _rows(
         self,
