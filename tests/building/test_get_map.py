@@ -25,6 +25,7 @@ from xtok import BuildConfig, ProjectionMap, Tokenizer
 from xtok._lib import io
 from xtok._lib.shards import Paths
 from xtok.building.build import asked_for, map_of_pair
+from xtok.errors import OutputError
 from xtok.maps.file import sha256, to_safetensors
 from xtok.maps.recipe import difference, recipe_of
 from xtok.tokenizers import load_tokenizer
@@ -441,6 +442,26 @@ def test_without_a_path_a_map_is_kept_in_the_cache(
     assert [bool(m.reports) for m in made] == [True, False, True, True]  # the second was kept
     built = [xtok.build(*pair.tokenizers, **options) for options in asked]
     assert [*map(sha256, made)] == [*map(sha256, built)]
+
+
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "file", "full"])
+def test_a_cache_that_cannot_be_written_is_named(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No output was given, so the error is of none."""
+    if folder == "full":
+
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "mkdir", full)
+    elif folder == "file":
+        (tmp_path / folder).touch()
+    cache = tmp_path / folder
+    monkeypatch.setenv("XTOK_CACHE_DIR", str(cache))
+    with pytest.raises(OutputError, match=f"the cache folder {cache} cannot be") as caught:
+        xtok.get_map("bytes", "bytes")
+    assert "XTOK_CACHE_DIR" in caught.value.hint
 
 
 # Event maps and spelling maps

@@ -488,7 +488,7 @@ def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Pat
     (tmp_path / "page.json").mkdir()
     for line in ("build ./no ./no", "reapply-exact no", "convert no"):
         fails(cli(*line.split(), "--output", "a-file/map.pt"), "the folder of the output, a-file")
-        fails(cli(*line.split(), "--output", "-"), "the output cannot be - (stdout)")
+        fails(cli(*line.split(), "--output", "-"), "the output - is a stream")
     fails(cli("report", "no", "--output", "page.html", "--json"), "page.json is a folder")
     assert cli("convert", "no", "folder/").stderr.endswith("hint: name it folder.safetensors\n")
     assert sorted(os.listdir(tmp_path)) == ["a-file", "page.json"]

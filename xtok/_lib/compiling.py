@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,6 +15,9 @@ import numba
 from numba import config, njit
 from numba.core import event
 from numba.core.serialize import dumps, loads
+
+from xtok._lib.io import read_sealed, write_sealed
+from xtok.errors import OutputError
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
@@ -61,8 +63,8 @@ class _KernelFiles:
     Numba's own class trusts what it reads: a file that a full disk or a killed copy cut short makes
     every later run raise, or LLVM abort it. That is so up to 0.68.1, the newest in November 2026:
     its index and its kernel, each empty, cut at 20 bytes, halved, with flipped bytes, as text and
-    as noise, made 12 of 12 runs end, and the next ones too. These files begin with their digest; a
-    damaged one is none.
+    as noise, made 12 of 12 runs end, and the next ones too. These files end with their digest; a
+    damaged one is none, nor a copy of another kernel's.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -72,32 +74,18 @@ class _KernelFiles:
     def load(self, key: object) -> Any:
         """Return what is kept under a key, or None."""
         path = self._path(key)
-        content = path.read_bytes() if path.exists() else b""
-        data = content[_DIGEST:]
-        return loads(data) if content[:_DIGEST] == _digest(path.name, data) else None
+        data = read_sealed(path, path.name)
+        return None if data is None else loads(data)
 
     def save(self, key: object, compiled: object) -> None:
         """Keep a kernel under a key; without room for it, the next run compiles again."""
-        path, data = self._path(key), dumps(compiled)
-        temporary = path.with_suffix(f".{secrets.token_hex(6)}")
-        with suppress(OSError):
-            try:
-                temporary.write_bytes(_digest(path.name, data) + data)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        path = self._path(key)
+        with suppress(OutputError):
+            write_sealed(path, [dumps(compiled)], path.name)
 
     def _path(self, key: object) -> Path:
         about = hashlib.sha256(repr((self._made_with, key)).encode()).hexdigest()
         return self._beside.with_name(f"{self._beside.name}.{about[:16]}.nbc")
-
-
-def _digest(name: str, data: bytes) -> bytes:
-    """Return the sha256 of a file, with its name: a copy of another kernel is not this one."""
-    return hashlib.sha256(name.encode() + data).digest()
-
-
-_DIGEST = hashlib.sha256().digest_size
 
 
 def _private_folder() -> Path | None:

@@ -1,7 +1,13 @@
-"""Output paths: checked before any work, written whole or not at all; the cache folder."""
+"""Files that xtok writes: checked before any work, written whole or not at all, removed by name.
+
+What is not ours is not touched: a file is replaced only under the name that was given for it, and
+keeps its mode and owner; nothing is deleted but what has a name of ours; and of what was kept for a
+later run, only bytes that have the digest they were written with are used.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -10,9 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
+from stat import S_IMODE
+from typing import BinaryIO
 
 from xtok._lib.progress import Note
-from xtok.errors import OutputError
+from xtok.errors import OutputError, XtokError
+
+_STREAM = re.compile("-|/dev/(stdin|stdout|stderr|fd/.*)|/proc/[^/]+/fd/.*")
 
 
 def check_output(
@@ -34,42 +44,70 @@ def check_output(
         the path to write to.
 
     Raises:
-        OutputError: if the suffix is another one, the path is a folder or a device, or its folder
-            cannot be written to.
+        OutputError: if the suffix is another one, the path is a folder, a stream or a device, its
+            folder cannot be written to, or there is a file whose owner cannot be kept.
     """
+    name = f"the {what} {path}"
     if "\0" in os.fspath(path):
-        raise OutputError(f"the {what} {path} has a NUL character", hint="give another path")
-    if os.fspath(path) == "-":
-        raise OutputError(f"the {what} cannot be - (stdout)", hint="name a file")
+        raise OutputError(f"{name} has a NUL character", hint="give another path")
+    if _STREAM.fullmatch(os.path.abspath(path) if os.fspath(path) != "-" else "-"):
+        raise OutputError(f"{name} is a stream, not a file", hint="name a file")
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     if target.is_symlink():
         raise OutputError(
-            f"the {what} {target} is a symbolic link that leads to itself",
+            f"{name} is a symbolic link that leads to itself",
             hint="remove it, or give another path",
         )
     if target.is_dir():
-        raise OutputError(f"the {what} {target} is a folder", hint="name a file in it")
+        raise OutputError(f"{name} is a folder", hint="name a file in it")
     if target.suffix not in suffixes:
         raise OutputError(
-            f"the {what} {target} does not end in {' or '.join(suffixes)}",
+            f"{name} does not end in {' or '.join(suffixes)}",
             hint=f"name it {_with_suffix(target, suffixes[0])}"
             + (f", or {target}{os.sep} if that is a folder" * (or_folder and not target.exists())),
         )
+    _check_owner(target, name)
+    _check_folder(target, what)
+    return target
+
+
+def _check_owner(target: Path, name: str) -> None:
+    """Check that what is there can be replaced by a file of its owner's."""
     if target.exists() and not target.is_file():
-        raise OutputError(f"the {what} {target} is not a regular file", hint="give another path")
+        raise OutputError(f"{name} is not a regular file", hint="give another path")
+    if target.exists() and os.name == "posix" and os.geteuid():
+        about = target.stat()
+        if about.st_uid != os.geteuid() or about.st_gid not in (os.getegid(), *os.getgroups()):
+            raise OutputError(
+                f"{name} is of another owner, and would become yours",
+                hint="give another path, or remove the file first",
+            )
+
+
+def _check_folder(target: Path, what: str) -> None:
+    """Check that the target's folder can be written to, or made in the nearest above it."""
     folder = target.parent
-    while not folder.exists() and folder != folder.parent:  # it is made in the nearest above it
+    while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
-        raise OutputError(
-            f"the folder of the {what}, {folder}, is a file", hint="give a path in a folder"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(
-            f"the folder of the {what}, {folder}, is not writable",
-            hint="change its permissions, or give a path elsewhere",
-        )
-    return target
+        problem, hint = "is a file", "give a path in a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem, hint = "is not writable", "change its permissions, or give a path elsewhere"
+    else:
+        return
+    raise _in_cache(target, f"{folder} {problem}") or OutputError(
+        f"the folder of the {what}, {folder}, {problem}", hint=hint
+    )
+
+
+def _in_cache(target: Path, reason: str) -> OutputError | None:
+    """Return the error of a file that nobody named, in the cache folder; None for others."""
+    if not target.is_relative_to(cache_folder()):
+        return None
+    return OutputError(
+        f"the cache folder {cache_folder()} cannot be written to: {reason}",
+        hint="set XTOK_CACHE_DIR to a folder that can be, or give a path",
+    )
 
 
 def _with_suffix(path: Path, suffix: str) -> Path:
@@ -96,51 +134,71 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
 
 @contextmanager
 def atomic_output(target: Path) -> Iterator[Path]:
-    """Give a temporary name as `atomic_path` does; what fails is an `OutputError`."""
-    try:
-        with atomic_path(target) as temporary:
-            yield temporary
-    except OSError as error:
-        raise OutputError(
-            f"{target} cannot be written: {error.strerror or error}",
-            hint="check the free space and the permissions of its folder, or give another path",
-        ) from error
-
-
-@contextmanager
-def atomic_path(target: Path) -> Iterator[Path]:
     """Give a temporary name in the target's folder, which is created if need be.
 
-    At the end, what was written is flushed and renamed; after an error nothing is left.
+    At the end, what was written is flushed, gets the mode and owner of the file that was there, and
+    is renamed; after an error nothing is left.
+
+    Raises:
+        OutputError: if it cannot be written.
     """
     temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
-    with parents_of(target):
-        _remove_stale(target)
+    with _writing(target), parents_of(target):
+        remove(target.parent, [_temporary_names(target)], age=STALE_AFTER, with_folder=False)
+        before = target.stat() if target.exists() else None
         try:
+            mode = 0o666 if before is None else 0o600  # nobody reads it before it is as it was
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
+            if before is not None:
+                _like(temporary, before)
             temporary.replace(target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
 
 
+def _like(path: Path, about: os.stat_result) -> None:
+    """Give a file another's owner and mode; some file systems have one of all files."""
+    now = path.stat()
+    if (now.st_uid, now.st_gid) != (about.st_uid, about.st_gid):
+        os.chown(path, about.st_uid, about.st_gid)
+    if now.st_mode != about.st_mode:
+        path.chmod(S_IMODE(about.st_mode))
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Turn what the system says of a file that is written into an `OutputError`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise _in_cache(target, reason) or OutputError(
+            f"{target} cannot be written: {reason}",
+            hint="check the free space and the permissions of its folder, or give another path",
+        ) from error
+
+
 @contextmanager
 def parents_of(target: Path) -> Iterator[None]:
     """Create the target's folder if need be; at the end, remove what was created and is empty."""
     created = [folder for folder in target.parents if not folder.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
         for folder in created:
-            with suppress(OSError):  # the target is in it, or what another process has put there
-                folder.rmdir()
+            remove(folder)
 
 
 @contextmanager
-def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
+def locked(
+    target: Path, *, timeout: float, note: Note, busy: XtokError | None = None
+) -> Iterator[None]:
     """Let one process at a time into the block, which makes a file.
 
     The kernel frees the lock of a process that dies. Without the lock, which some network file
@@ -151,6 +209,7 @@ def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
         target: the file; the lock is an empty file next to it, removed at the end.
         timeout: seconds to wait for another process.
         note: called with a sentence when this process begins to wait, and when it stops waiting.
+        busy: raised instead of waiting.
     """
     from filelock import FileLock, Timeout
 
@@ -160,6 +219,8 @@ def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
+                if busy is not None:
+                    raise busy from None
                 note(f"waiting for another process that makes {target}")
                 lock.acquire(timeout=timeout)
         except Timeout:
@@ -172,6 +233,74 @@ def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
             if lock.is_locked:
                 Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it begins a new one
                 lock.release()
+
+
+# What is kept for a later run
+
+_DIGEST = hashlib.sha256().digest_size
+
+
+def write_sealed(target: Path, parts: Iterable[bytes | memoryview], about: str) -> None:
+    """Write a file as `write` does, and last a digest of all of it and of what it is about."""
+    digest = hashlib.sha256(about.encode())
+
+    def sealed() -> Iterator[bytes | memoryview]:
+        for part in parts:
+            digest.update(part)
+            yield part
+        yield digest.digest()
+
+    write(target, sealed())
+
+
+@contextmanager
+def opened_sealed(path: Path, about: str) -> Iterator[BinaryIO | None]:
+    """Open a file that `write_sealed` wrote; None if it is missing, or is not what was written."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        yield None
+        return
+    with file:
+        digest = hashlib.sha256(about.encode())
+        left = os.fstat(file.fileno()).st_size - _DIGEST
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        is_whole = file.read() == digest.digest()
+        file.seek(0)
+        yield file if is_whole else None
+
+
+def read_sealed(path: Path, about: str) -> bytes | None:
+    """Return the parts of such a file together, or None."""
+    with opened_sealed(path, about) as file:
+        return None if file is None else file.read()[:-_DIGEST]
+
+
+def remove(
+    folder: Path, names: Iterable[str] = (), *, age: float = 0.0, with_folder: bool = True
+) -> None:
+    """Remove what xtok wrote in a folder, and the folder if it is empty then; nothing else.
+
+    This is how all of xtok deletes what is there already. A link stays, and what it leads to.
+
+    Args:
+        folder: the folder.
+        names: of its files, as regular expressions.
+        age: seconds since a file was written that is removed.
+        with_folder: whether the folder is ours, too.
+    """
+    pattern = re.compile("|".join(names) or "(?!)")
+    with suppress(OSError):  # a folder may be writable, and yet not be listed
+        for path in folder.iterdir():
+            with suppress(OSError):  # another process was quicker, or it is a folder
+                is_ours = pattern.fullmatch(path.name)
+                if is_ours and (not age or path.lstat().st_mtime < time.time() - age):
+                    path.unlink()
+    if with_folder:
+        with suppress(OSError):  # something else is in it
+            folder.rmdir()
 
 
 def cache_folder() -> Path:
@@ -191,13 +320,6 @@ STALE_AFTER = 3600.0
 """Seconds after which a temporary file is a killed process's: a write takes a few."""
 
 
-def _remove_stale(target: Path) -> None:
-    """Remove temporary files that killed writers of this target left behind."""
-    start = re.escape(shorten_name(target.name, 200))
-    pattern = re.compile(rf"\.{start}\.[0-9a-f]{{12}}\.tmp")
-    before = time.time() - STALE_AFTER
-    with suppress(OSError):  # a folder may be writable, and yet not be listed
-        for path in target.parent.iterdir():
-            with suppress(OSError):  # another process was quicker, or it is not ours to remove
-                if pattern.fullmatch(path.name) and path.stat().st_mtime < before:
-                    path.unlink()
+def _temporary_names(target: Path) -> str:
+    """Return what the names of temporary files of this target match."""
+    return rf"\.{re.escape(shorten_name(target.name, 200))}\.[0-9a-f]{{12}}\.tmp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
 _BLOCK_BYTES = 1 << 17
+_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # that no text has, in any encoding
 _ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in two
 
 
@@ -135,10 +137,11 @@ def decode(place: LinePlace, data: bytes) -> str:
         problem = f"byte {data[error.start]:#04x} at offset {start}, "
         problem += f"in line {line_number(path, start)}"
     if problem:
-        raise XtokError(
-            f"{path} is not UTF-8: {problem}",
-            hint=f"convert it, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
-        )
+        hint = f"convert it, if it is {encoding}, with: iconv -f {encoding} -t UTF-8"
+        if encoding == "latin1" and _CONTROLS.search(data):
+            problem += ", beside control characters"
+            hint = "give a file of text: .txt, .jsonl or .parquet, also as .gz or .zst"
+        raise XtokError(f"{path} is not UTF-8: {problem}", hint=hint)
     return text if offset else text.removeprefix("\ufeff")
 
 

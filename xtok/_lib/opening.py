@@ -5,21 +5,57 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from xtok.errors import XtokError, install_hint
 
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f; pzstd writes one before each frame
+_READ: Mapping[bytes, Literal["gzip", "zstd"]] = {
+    rb"\x1f\x8b": "gzip",
+    rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18": "zstd",  # pzstd begins with a skipped frame
+}
+
+_NOT_READ = {
+    rb"BZh[1-9](1AY&SY|\x17rE8)": ("compressed with bzip2", "bzip2 -d"),
+    rb"\xfd7zXZ\0": ("compressed with xz", "xz -d"),
+    rb"\x5d\0\0": ("compressed with lzma", "xz -d"),
+    rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18": ("compressed with lz4", "lz4 -d"),
+    rb"\x1f[\x9d\xa0]": ("compressed with compress", "gzip -d"),
+    rb"LZIP\x01": ("compressed with lzip", "lzip -d"),
+    rb"\x89LZO\0": ("compressed with lzop", "lzop -d"),
+    rb"\xff\x06\0\0sNaPpY": ("compressed with snappy", "snzip -d"),
+    rb"PK(\x03\x04|\x05\x06)": ("a zip archive", "unzip"),
+    rb"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "7z x"),
+    rb"Rar!\x1a\x07": ("a RAR archive", "unrar x"),
+    rb".{257}ustar[\0 ]": ("a tar archive", "tar -xf"),
+}
+"""What compressed files and archives that are not read begin with, and what unpacks them."""
+
+_HEAD_BYTES = 512
+
+
+def check_regular(path: Path) -> None:
+    """Check that what is there can be read more than once.
+
+    Raises:
+        XtokError: for a pipe or a device.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        kind = "a pipe" if path.is_fifo() else "a device"
+        raise XtokError(
+            f"{path} is {kind}, not a regular file",
+            hint="write it to a file first: it is read more than once",
+        )
 
 
 @contextmanager
 def reading(path: Path, what: str = "the text") -> Iterator[None]:
     """Turn what a damaged or missing file raises into an `XtokError` that names it."""
+    check_regular(path)
     try:
         yield
     except Exception as error:
@@ -49,30 +85,53 @@ def need(module: str, path: object) -> Any:
         ) from error
 
 
-def compression_of(raw: BinaryIO) -> Literal["gzip", "zstd"] | None:
-    """Tell how a file is compressed, from its first bytes."""
-    head = raw.read(4)
-    raw.seek(0)
-    if head.startswith(_GZIP):
-        return "gzip"
-    is_skipped = head[1:] == _ZSTD_SKIPPED and head[0] >> 4 == 5
-    return "zstd" if head == _ZSTD or is_skipped else None
+def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
+    """Tell how a file is compressed, from its first bytes.
+
+    Raises:
+        XtokError: if it is a compression, or an archive, that is not read.
+    """
+    head = raw.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    for magic, (what, how) in _NOT_READ.items():
+        if re.match(magic, head, re.DOTALL):
+            raise XtokError(
+                f"{path} is {what}", hint=f"unpack it first ({how}); .gz and .zst are read"
+            )
+    return next((name for magic, name in _READ.items() if re.match(magic, head)), None)
 
 
-def decompressed(raw: BinaryIO, path: Path) -> Any:
-    """Return a buffered reader (with `peek`) of a file's contents."""
-    compression = compression_of(raw)
+def decompressed(raw: Any, path: Path) -> Any:
+    """Return a buffered reader (with `peek`) of a file's contents.
+
+    Raises:
+        XtokError: as `compression_of`, also of what was compressed.
+    """
+    compression = compression_of(raw, path)
+    if compression is None:
+        return raw
     if compression == "gzip":
         import gzip
 
-        return gzip.GzipFile(fileobj=raw)
-    if compression == "zstd":  # unlike the package zstandard, pyarrow reports a truncated frame
-        return io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
-    return raw
+        content: Any = gzip.GzipFile(fileobj=raw)
+    else:  # unlike the package zstandard, pyarrow reports a truncated frame
+        content = io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
+    if again := compression_of(content, path):
+        raise XtokError(
+            f"{path} is compressed twice, the second time with {again}",
+            hint="decompress it once: .gz and .zst are read",
+        )
+    return content
 
 
 def parquet_file(path: Path, buffer_size: int = 0) -> Any:
     """Return an opened Parquet file; a buffer reads a column of a row group piece by piece."""
     parquet, arrow = need("pyarrow.parquet", path), need("pyarrow", path)
     file = arrow.OSFile(os.fsencode(path))  # of a str, pyarrow takes UTF-8 alone
-    return parquet.ParquetFile(file, buffer_size=buffer_size)
+    return parquet.ParquetFile(file, buffer_size=buffer_size, page_checksum_verification=True)
+
+
+def parquet_writer(file: Any, schema: Any, **options: Any) -> Any:
+    """Return what writes Parquet, with a checksum of each page."""
+    return need("pyarrow.parquet", "the output").ParquetWriter(
+        file, schema, write_page_checksum=True, **options
+    )

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from xtok._lib.opening import compression_of, parquet_file, reading
+from xtok._lib.opening import check_regular, compression_of, parquet_file, reading
 from xtok.errors import XtokError
 
 Format = Literal["text", "jsonl", "parquet"]
@@ -56,7 +56,7 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
     """Expand a path or glob, or several, to files, each once, in the order given.
 
     Raises:
-        XtokError: if one matches no file; its hint is `hint`.
+        XtokError: if one matches no file, with the hint `hint`, or what can be read only once.
     """
     if isinstance(patterns, str | Path):
         patterns = [patterns]
@@ -72,6 +72,8 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
                 f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}",
                 hint=hint,
             )
+        for file in matched:
+            check_regular(file)
         files.update(dict.fromkeys(matched))
     return list(files)
 
@@ -111,7 +113,7 @@ def shards(path: Path, kind: Format | None = None) -> list[Shard]:
         if kind == "parquet":
             total, step = parquet_file(path).metadata.num_row_groups, 1
         else:
-            total, step = (1, 1) if compression_of(raw) else (size, SHARD_BYTES)
+            total, step = (1, 1) if compression_of(raw, path) else (size, SHARD_BYTES)
     bounds = [*(range(0, total, step) or [0]), total]
     return [
         Shard(

@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 import xtok
-from xtok._lib.io import atomic_path, check_output, write
-from xtok._lib.opening import need
+from xtok._lib.io import atomic_output, check_output, write
+from xtok._lib.opening import need, parquet_writer
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import CHAT_TEMPLATE, KINDS, Loading
@@ -120,7 +120,7 @@ def _naming(place: object) -> Iterator[None]:
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     """Write rows in groups of a thousand."""
-    arrow, parquet = need("pyarrow", path), need("pyarrow.parquet", path)
+    arrow = need("pyarrow", path)
     text, ids = arrow.string(), arrow.list_(arrow.int32())
     mask, flag = arrow.list_(arrow.int8()), arrow.bool_()
     span = arrow.struct(dict.fromkeys(("chars", "bytes", "tokens"), ids))
@@ -128,6 +128,6 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     columns = {"text": text, "input_ids": ids, "assistant_masks": mask, "labels": ids}
     columns["message_spans"] = arrow.list_(arrow.struct(spans))
     schema = arrow.schema(columns)
-    with atomic_path(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with atomic_output(path) as temporary, parquet_writer(temporary, schema) as writer:
         while group := list(islice(rows, 1000)):
             writer.write_table(arrow.Table.from_pylist(group, schema))

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.io import atomic_path, cache_folder
+from xtok._lib.io import cache_folder, read_sealed, write_sealed
 from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.checkpoint import Model, input_layer
 from xtok.building.embeddings.similarity import Vectors
 from xtok.config import GenerateConfig
-from xtok.errors import EmbeddingError, install_hint
+from xtok.errors import EmbeddingError, OutputError, install_hint
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.table import TokenTable
@@ -100,20 +100,18 @@ class SentenceModel:
         """Embed the texts, or take what the cache folder has of them."""
         digest = hashlib.sha256(json.dumps([self.key, *texts], sort_keys=True).encode())
         path = self._cache / f"{digest.hexdigest()}.npy"
-        if not self._recompute:
-            with suppress(OSError, ValueError):  # missing or damaged
-                vectors = np.load(path)
-                if vectors.dtype == np.float32 and vectors.shape[:-1] == (len(texts),):
-                    self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
-                    return np.asarray(vectors)
+        kept = None if self._recompute else read_sealed(path, path.name)
+        if kept is not None:
+            self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
+            return np.asarray(np.load(BytesIO(kept)))
         vectors = self._computed(texts, progress)
         if np.isfinite(vectors).all():
+            content = BytesIO()
+            np.save(content, vectors)
             try:
-                self._cache.mkdir(parents=True, exist_ok=True)
-                with atomic_path(path) as temporary, temporary.open("wb") as file:
-                    np.save(file, vectors)
-            except OSError as error:  # better no cache than minutes of work lost
-                self.notes.append(f"embeddings are not cached in {self._cache}: {error.strerror}")
+                write_sealed(path, [content.getbuffer()], path.name)
+            except OutputError as error:  # better no cache than minutes of work lost
+                self.notes.append(f"embeddings are not kept: {error.message}")
         return vectors
 
     def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:

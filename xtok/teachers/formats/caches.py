@@ -14,7 +14,7 @@ from xtok._lib.io import check_output
 from xtok._lib.opening import need, parquet_file, reading
 from xtok._lib.shards import Shard, find_files, shards
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
-from xtok.errors import OutputError, XtokError
+from xtok.errors import OutputError
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
@@ -68,9 +68,6 @@ def find_caches(
     target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
     paths = find_files(teacher_topk, _CACHES_HINT)
     for path in paths:
-        if not path.is_file():
-            hint = "write it to a file first: it is read more than once"
-            raise XtokError(f"{path} is not a regular file", hint=hint)
         if target.exists() and path.samefile(target):
             raise OutputError(f"the output {target} is an input", hint="give another path")
     need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out

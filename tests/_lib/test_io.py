@@ -1,0 +1,118 @@
+"""What xtok writes and removes: modes, owners, names of ours, and what was kept for later."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from stat import S_IMODE
+
+import pytest
+
+from xtok._lib.io import check_output, read_sealed, remove, write, write_sealed
+from xtok.errors import OutputError
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o600, 0o444, 0o755])
+def test_an_output_keeps_the_mode_of_the_file_that_was_there(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"before")
+    path.chmod(mode)
+    write(path, [b"after"])
+    assert (path.read_bytes(), S_IMODE(path.stat().st_mode)) == (b"after", mode)
+
+
+def test_a_new_output_has_the_mode_of_new_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "a.txt", [b""])
+    finally:
+        os.umask(before)
+    assert S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+
+
+root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="not root")
+
+
+@root
+def test_an_output_keeps_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.touch()
+    os.chown(path, 1234, 5678)
+    write(check_output(path, [".txt"]), [b"after"])
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 5678)
+
+
+@root
+@pytest.mark.parametrize("owner", [(1234, 0), (65534, 5678)])
+def test_an_output_whose_owner_cannot_be_kept_is_refused(
+    owner: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any work, and where it changes meanwhile, when it is written."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"before")
+    os.chown(path, *owner)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    monkeypatch.setattr(os, "chown", refused)
+    with pytest.raises(OutputError, match=re.escape(f"{path} is of another owner")):
+        check_output(path, [".txt"])
+    with pytest.raises(OutputError, match="cannot be written: Operation not permitted"):
+        write(path, [b"after"])
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (b"before", ["a.txt"])
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_streams_are_no_outputs(path: str) -> None:
+    """Whatever they lead to: the error names what was given."""
+    with pytest.raises(OutputError, match=f"the output {path} is a stream"):
+        check_output(path, [".safetensors"])
+
+
+def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
+    """By its name; the folder only if nothing else is in it, and no link to one."""
+    scratch, link, own = (tmp_path / name for name in ("scratch", "link", "own"))
+    scratch.mkdir()
+    own.mkdir()
+    link.symlink_to(scratch)
+    for name in ("000001.part", "thesis.part", "000001.part.txt"):
+        (scratch / name).touch()
+    (scratch / "000002.part").mkdir()
+    (own / "000001.part").touch()
+    for folder in (link, own, tmp_path / "none"):
+        remove(folder, [r"\d{6}\.part"])
+    assert {*os.listdir(tmp_path)} == {"scratch", "link"}
+    assert {*os.listdir(scratch)} == {"thesis.part", "000001.part.txt", "000002.part"}
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:-1],
+    "empty": lambda data: b"",
+    "short": lambda data: data[:7],
+    "longer": lambda data: data + b"\0",
+    "none": lambda data: data,
+}
+
+
+def test_no_byte_that_was_kept_is_trusted_without_its_digest(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    write_sealed(path, [b"some ", b"bytes"], "about it")
+    whole = path.read_bytes()
+
+    def found(data: bytes, about: str = "about it") -> bytes | None:
+        path.write_bytes(data)
+        return read_sealed(path, about)
+
+    assert found(whole) == b"some bytes"
+    assert found(whole, "something else") is None
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        assert found(bytes(flipped)) is None
+    assert [name for name in DAMAGES if found(DAMAGES[name](whole))] == ["none"]
+    path.unlink()
+    assert read_sealed(path, "about it") is None
