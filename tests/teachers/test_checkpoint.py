@@ -286,17 +286,27 @@ def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_pa
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_parts_behind_a_link(run: Run, whole: bytes, tmp_path: Path) -> None:
-    """As of a folder on another disk: its parts go, too."""
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "out.parquet.checkpoint").symlink_to(tmp_path / "scratch")
+@pytest.mark.parametrize("is_link", [False, True], ids=["folder", "link"])
+def test_what_is_not_a_part_stays(is_link: bool, run: Run, whole: bytes, tmp_path: Path) -> None:
+    """In a folder of the user's, or behind a link to one, as on another disk."""
+    folder, scratch = tmp_path / "out.parquet.checkpoint", tmp_path / "scratch"
+    others = {"thesis.txt", "notes.part", "0000001.part", "data"}
+    (scratch / "data").mkdir(parents=True)
+    for name in ("thesis.txt", "notes.part", "0000001.part", "data/000001.part"):
+        (scratch / name).write_text("precious")
+    if is_link:
+        folder.symlink_to(scratch)
+    else:
+        scratch.rename(folder)
     out = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
         run(out, text_progress=stopping)
-    assert names(tmp_path / "scratch") == KEPT
+    assert names(folder) == KEPT | others
     run(out)
     assert out.read_bytes() == whole
-    assert names(tmp_path) == {"a.parquet", "out.parquet", "whole.parquet"}
+    assert names(folder) == others
+    assert (folder / "data" / "000001.part").read_text() == "precious"
+    assert folder.is_symlink() == is_link
 
 
 # Processes
@@ -318,6 +328,17 @@ def replacing(self, target):
     return replace(self, target)
 Path.replace = replacing
 """
+
+
+def test_a_run_killed_before_its_first_part_binds_no_other(
+    command: list[str], run: Run, whole: bytes, tmp_path: Path
+) -> None:
+    code = IN_THE_THIRD_PART.replace("000002", "000000")
+    killed(code, "SIGKILL", [*command, "-k", "3"], tmp_path)
+    assert "job.json" in names(tmp_path / "out.parquet.checkpoint")
+    run(tmp_path / "out.parquet")
+    assert (tmp_path / "out.parquet").read_bytes() == whole
+    assert names(tmp_path) == {"a.parquet", "out.parquet", "whole.parquet"}
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
@@ -357,12 +378,30 @@ def test_two_runs_of_one_output(
         done = cli(*command, "-q")
         assert done.returncode == 1
         assert done.stderr == (
-            "error: another run writes out.parquet: it works in out.parquet.checkpoint\n"
+            "error: another run writes out.parquet\n"
             "hint: wait until it has ended, or give another output\n"
         )
 
     run(tmp_path / "out.parquet", text_progress=lambda *_: at_the_end(again))
     assert (tmp_path / "out.parquet").read_bytes() == whole
+
+
+def test_two_runs_that_share_a_file_beside_their_outputs(run: Run, tmp_path: Path) -> None:
+    """DistillKit's config: it is there from the start, and of all outputs beside it."""
+    folder = tmp_path / "made"
+    ours, config = ProjectConfig(to="distillkit", top_k=8), folder / "compression_config.yaml"
+
+    def another() -> None:
+        with pytest.raises(XtokError, match="is of other predictions"):
+            run(folder / "b.parquet", ProjectConfig(to="distillkit", top_k=4))
+        run(folder / "c.parquet", ours)
+
+    run(folder / "a.parquet", ours, text_progress=lambda *_: at_the_end(another))
+    assert "k: 8\n" in config.read_text()
+    assert names(folder) == {"a.parquet", "c.parquet", config.name}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "other" / "a.parquet", ours, text_progress=stopping)
+    assert names(tmp_path / "other") == {"a.parquet.checkpoint"}
 
 
 def test_a_full_disk(cli: Cli, command: list[str], whole: bytes, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import xtok
 from xtok._lib.opening import parquet_file
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
+from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers import project
 from xtok.tokenizers import Tokenizer, pairs
 from xtok.tokenizers.pairs import Pair
@@ -121,9 +122,31 @@ def test_maps_of_another_direction(cli: Cli, small: Path, tmp_path: Path) -> Non
         f"hint: leave out --map, or make the map: xtok build {teacher} {student} --for p-kl "
         "--target start --top-k 32\n"
     )
-    works(cli("build", teacher, student, "-o", "slots.safetensors", "-q", "--scale-trick"))
-    done = cli(*command, "slots.safetensors")
-    assert done.stderr.startswith("error: slots.safetensors: it has scale slots\nhint: leave out")
+    works(cli("build", teacher, student, "-o", "back.safetensors", "-q"))
+    slots = ProjectionMap.load(tmp_path / "back.safetensors").scale_slot
+    assert slots is not None
+    done = works(cli(*command, "back.safetensors"))  # which is what the help says
+    assert f"note: back.safetensors: its {slots.sum():,} scale slots are left out\n" in done.stderr
+
+
+@pytest.mark.usefixtures("cache_file")
+def test_the_map_is_built_once(cli: Cli, models: list[str], tmp_path: Path) -> None:
+    """And kept; where it cannot be, that is said, and the output is the same."""
+    cache = tmp_path / "cache"
+    command = "project", "a.parquet", *models, "-o"
+
+    def projected(name: str, folder: str) -> str:
+        return works(cli(*command, name, env={"XTOK_CACHE_DIR": folder})).stderr
+
+    assert "is kept" not in projected("a1.parquet", str(cache))
+    [kept] = (cache / "maps").iterdir()
+    assert f"note: {kept} exists, and is kept\n" in projected("a2.parquet", str(cache))
+    (tmp_path / "file").touch()
+    for folder in ("/proc/nowhere", str(tmp_path / "file")):
+        said = projected("a3.parquet", folder)
+        assert f"is not kept: the cache folder {folder} cannot be written to" in said
+        assert "XTOK_CACHE_DIR" in said
+    assert len({(tmp_path / f"a{n}.parquet").read_bytes() for n in (1, 2, 3)}) == 1
 
 
 def test_columns_that_json_lacks(

@@ -57,7 +57,7 @@ def map_option(help: str, default: Any = None, **about: Any) -> Any:
 MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
 BACK_MAP_FILE = map_option(
-    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build one.",
+    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build one, once.",
     name="map",
     panel=MAIN,
 )

@@ -50,8 +50,8 @@ def serve(
         )
     if back_map is None:
         console.print_note(
-            "startup takes up to a minute once the teacher's server answers, mostly to build the "
-            "map from the teacher to the student: --map takes one that is already built"
+            "the first startup for two models takes up to a minute once the teacher's server "
+            "answers, to build the map from the teacher to the student, which is kept"
         )
     pair = models.pair(widths)
     xtok.serve(

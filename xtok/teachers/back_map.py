@@ -1,10 +1,15 @@
-"""The map from a teacher to a student that projecting needs: how it is built, or checked."""
+"""The map from a teacher to a student that projecting needs: how it is built and kept, or given."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from xtok._lib.progress import Note, Progress, silent, silent_note
+from xtok.building.build import get_map, map_of_pair
 from xtok.config import BuildConfig
-from xtok.errors import XtokError
+from xtok.errors import OutputError, XtokError
 from xtok.maps.binding import at_map_widths, bind_map, is_swapped
+from xtok.maps.making import map_of_edges
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
@@ -13,11 +18,28 @@ BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 """How a map from the teacher to the student is built, where none is given."""
 
 
-def bind_back_map(pair: Pair, back_map: MapLike | None) -> tuple[Pair, ProjectionMap | None]:
+def kept_back_map(
+    pair: Pair, progress: Progress = silent, note: Note = silent_note
+) -> ProjectionMap:
+    """Return the map from a pair's teacher to its student: built once, and kept by `get_map`."""
+    rows, columns = pair.reversed.sides
+    try:
+        made = get_map(*pair.reversed.tokenizers, BACK_MAP, progress=progress, note=note)
+    except OutputError as error:
+        note(f"the map from the teacher to the student is not kept: {error}")
+        made = map_of_pair(pair.reversed, BACK_MAP, progress=progress)
+    return replace(made, student=rows, teacher=columns)  # the file may name the models otherwise
+
+
+def bind_back_map(
+    pair: Pair, back_map: MapLike | None, note: Note = silent_note
+) -> tuple[Pair, ProjectionMap | None]:
     """Return a pair as wide as a map from its teacher to its student, and the map, if one is given.
 
+    It has no scale slots, which stand for no token.
+
     Raises:
-        XtokError: if it is of another pair, or has scale slots.
+        XtokError: if it is of another pair.
     """
     if back_map is None:
         return pair, None
@@ -35,5 +57,7 @@ def bind_back_map(pair: Pair, back_map: MapLike | None) -> tuple[Pair, Projectio
             problem = error.message
         raise XtokError(f"{name}: {problem}", hint=hint, parameter="back_map") from error
     if bound_map.enable_scale_trick:
-        raise XtokError(f"{name}: it has scale slots", hint=hint, parameter="back_map")
+        edges = bound_map.edges.take(~bound_map.is_slot).normalized()
+        note(f"{name}: its {bound_map.is_slot.sum():,} scale slots are left out")
+        bound_map = map_of_edges(edges, before=bound_map, scale_slot=None)
     return pair, bound_map

@@ -1,9 +1,9 @@
 """The checkpoint of a projection: a part per shard of the caches, kept until the output is written.
 
-A part is a list of records: some rows at a time as a stream of Arrow, and last a summary. Behind
-each record is a seal: a digest of the job, of the shard's number and of all bytes so far. So a part
-of another job or shard is never taken, nor one that was cut short or damaged; and what is read is
-checked before it is used, in one pass.
+A part is streams of Arrow, one for some rows each, whose columns may differ; the last has no rows,
+and says what all of them hold. Behind them is a digest of the job, of the shard's number and of
+all bytes: so a part of another job or shard is never taken, nor one that was cut short or damaged.
+Parquet would not do: its columns are those of its first rows, and its footer has no checksum.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from xtok import __version__
-from xtok._lib.io import atomic_output, parents_of, write
+from xtok._lib.io import locked, opened_sealed, read_sealed, remove, write_sealed
 from xtok._lib.opening import need
 from xtok._lib.progress import Note
 from xtok._lib.shards import Shard, source_of
@@ -39,8 +38,9 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
 
 _TOTALS = b"xtok.totals"
-_SEAL_BYTES = hashlib.sha256().digest_size
-_HEAD_BYTES = 8
+_PLAN = "job.json"
+_OURS = (r"job\.json", r"\d{6}\.part", r"\.(job\.json|\d{6}\.part)\.[0-9a-f]{12}\.tmp")
+"""What a checkpoint's files are called: parts, what their job is, and both while written."""
 
 
 @dataclass
@@ -81,9 +81,9 @@ class ProjectJob:
         """A digest of the identity."""
         return hashlib.sha256(_as_json(self.identity)).hexdigest()
 
-    def part(self, shard: int) -> Path:
-        """Return the path of a shard's part."""
-        return self.folder / f"{shard:06}.part"
+    def part(self, shard: int) -> tuple[Path, str]:
+        """Return the path of a shard's part, and what it is about."""
+        return self.folder / f"{shard:06}.part", f"{self.digest} {shard}\n"
 
     def absolute(self) -> ProjectJob:
         """Make all paths absolute: workers run in another folder."""
@@ -136,7 +136,7 @@ def _as_json(identity: Mapping[str, Any]) -> bytes:
 
 def kept_parts(target: Path) -> list[Path]:
     """Return the parts that are kept for an output."""
-    return sorted(folder_of(target).glob("*.part"))
+    return sorted(folder_of(target).glob(f"{'[0-9]' * 6}.part"))
 
 
 def folder_of(target: Path) -> Path:
@@ -146,73 +146,40 @@ def folder_of(target: Path) -> Path:
 
 @contextmanager
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
-    """Let one run at a time make the parts of an output.
+    """Let one run at a time make the parts of an output; they are removed at its end.
 
-    The kernel frees the lock of a run that dies. What is done stays, unless there is nothing.
+    Those of a run that fails or dies stay.
 
     Raises:
         XtokError: if another run makes the same output, or parts of another job are there.
     """
-    from filelock import FileLock, Timeout
-
-    plan, lock = job.folder / "job.json", FileLock(job.folder / "lock")
-    with parents_of(plan):
+    busy = OutputError(
+        f"another run writes {target}", hint="wait until it has ended, or give another output"
+    )
+    with locked(target, timeout=0, note=note, busy=busy):
+        plan = job.folder / _PLAN
+        if kept := kept_parts(target):
+            _check_plan(job, plan)
+            note(f"resuming from {len(kept):,} parts in {job.folder}")
+        write_sealed(plan, [_as_json(job.identity)], _PLAN)
         try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise OutputError(
-                f"another run writes {target}: it works in {job.folder}",
-                hint="wait until it has ended, or give another output",
-            ) from error
-        except (OSError, NotImplementedError) as error:
-            note(f"{job.folder} has no locks: let no other run write {target} ({error})")
-        try:
-            _begin(job, plan, note)
             yield
         except BaseException:
             if not kept_parts(target):
-                plan.unlink(missing_ok=True)
-            Path(lock.lock_file).unlink(missing_ok=True)
+                remove(job.folder, _OURS)
             raise
-        else:
-            _discard(job.folder)
-        finally:
-            lock.release()
+        remove(job.folder, _OURS)
 
 
-def _begin(job: ProjectJob, plan: Path, note: Note) -> None:
-    """Write what the job is, or check that the parts that are there are its."""
-    shutil.rmtree(_old(job.folder), ignore_errors=True)
-    text = _as_json(job.identity)
-    try:
-        before = json.loads(plan.read_bytes())
-    except (OSError, ValueError, RecursionError):  # the parts say whose they are, too
-        before = None
-    if isinstance(before, dict) and before != json.loads(text):
+def _check_plan(job: ProjectJob, plan: Path) -> None:
+    """Check that parts are of a job, where what is beside them tells; they know it, too."""
+    before = json.loads(read_sealed(plan, _PLAN) or "null")
+    if before is not None and before != json.loads(_as_json(job.identity)):
         differing = [name for name in job.identity if before.get(name) != job.identity[name]]
         raise XtokError(
             f"the checkpoint {job.folder} is of another run, of other {' and '.join(differing)}",
             hint=f"delete it to start again: rm -r {job.folder}",
         )
-    kept = [*job.folder.glob("*.part")]
-    if kept:
-        note(f"resuming from {len(kept):,} parts in {job.folder}")
-    write(plan, [text])
-
-
-def _discard(folder: Path) -> None:
-    """Remove the parts of a job that is done; the folder may be a link to another place.
-
-    It is renamed first: a run that dies here leaves no parts without their job.
-    """
-    with suppress(OSError):
-        folder.resolve().rename(_old(folder))
-        folder.unlink(missing_ok=True)  # the link
-    shutil.rmtree(_old(folder), ignore_errors=True)
-
-
-def _old(folder: Path) -> Path:
-    return folder.resolve().with_name(f".{folder.name}.old")
 
 
 class Worker(NamedTuple):
@@ -237,31 +204,35 @@ def make_part(
     advance: Callable[[int, int], object],
 ) -> PartSummary:
     """Make the part of a shard, unless it is there; `advance` takes bytes read and tokens made."""
-    found = summary_of(job, shard)
-    if found is not None:
+    if (found := summary_of(job, shard)) is not None:
         advance(job.shards[shard][1].size, 0)
         return found
-    arrow = need("pyarrow", job.part(shard))
-    schema, totals, seal = arrow.schema([]), Totals(), _seal(job, shard)
-    with atomic_output(job.part(shard)) as temporary, temporary.open("wb") as file:
+    arrow = need("pyarrow", job.folder)
+    schema, totals = arrow.schema([]), Totals()
+
+    def streams() -> Iterator[memoryview]:
+        nonlocal schema
         for table, counted, consumed in _projected(job, shard, worker):
             schema = one_schema([schema, table.schema])
             totals.add(counted)
-            _put(file, seal, _streamed(table))
+            yield _streamed(table)
             advance(consumed, counted.positions)
         about = {_TOTALS: json.dumps(asdict(totals))}
-        _put(file, seal, _streamed(schema.with_metadata(about).empty_table()))
+        yield _streamed(schema.with_metadata(about).empty_table())
+
+    path, about = job.part(shard)
+    write_sealed(path, streams(), about)
     return PartSummary(schema, totals)
 
 
 def summary_of(job: ProjectJob, shard: int) -> PartSummary | None:
     """Return the summary of a shard's part; None if it is not there, whole, and of this job."""
-    last = None
-    with suppress(_Damaged, FileNotFoundError):
-        for data in _records(job, shard):
-            last = data
-        return _summary(last)
-    return None
+    with opened_sealed(*job.part(shard)) as file:
+        if file is None:
+            return None
+        [last] = deque(_tables(file), maxlen=1)
+    totals = json.loads(last.schema.metadata[_TOTALS])
+    return PartSummary(last.schema.remove_metadata(), Totals(**totals))
 
 
 def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
@@ -270,71 +241,35 @@ def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
     Raises:
         XtokError: if the part was changed after it was written.
     """
-    last = None
-    try:
-        for data in _records(job, shard):
-            if last is not None:
-                yield _table(last)
-            last = data
-        _summary(last)
-    except (_Damaged, FileNotFoundError) as error:
-        raise XtokError(
-            f"the part {job.part(shard)} was changed after it was written",
-            hint="run it again: this part is rebuilt, and the others are kept",
-        ) from error
+    path, about = job.part(shard)
+    with opened_sealed(path, about) as file:
+        if file is None:
+            raise XtokError(
+                f"the part {path} was changed after it was written",
+                hint="run it again: this part is rebuilt, and the others are kept",
+            )
+        yield from (table for table in _tables(file) if not _is_summary(table))
 
 
-class _Damaged(Exception):
-    """A part is not what was written, or not all of it."""
+def _tables(file: Any) -> Iterator[Any]:
+    """Yield the tables of a part that is whole, its summary last."""
+    arrow = need("pyarrow", "a part")
+    while True:
+        yield (table := arrow.ipc.open_stream(file).read_all())
+        if _is_summary(table):
+            return
 
 
-def _records(job: ProjectJob, shard: int) -> Iterator[bytes]:
-    """Yield the records of a part, each when its seal is checked."""
-    seal = _seal(job, shard)
-    with job.part(shard).open("rb") as file:
-        left = os.fstat(file.fileno()).st_size
-        while left:
-            size = int.from_bytes(head := file.read(_HEAD_BYTES), "little")
-            left -= _HEAD_BYTES + size + _SEAL_BYTES
-            if left < 0:
-                raise _Damaged
-            seal.update(head)
-            seal.update(data := file.read(size))
-            if file.read(_SEAL_BYTES) != seal.digest():
-                raise _Damaged
-            yield data
+def _is_summary(table: Any) -> bool:
+    return _TOTALS in (table.schema.metadata or {})
 
 
-def _put(file: BinaryIO, seal: Any, data: Any) -> None:
-    """Write a record, and its seal."""
-    for part in (len(data).to_bytes(_HEAD_BYTES, "little"), data):
-        seal.update(part)
-        file.write(part)
-    file.write(seal.digest())
-
-
-def _seal(job: ProjectJob, shard: int) -> Any:
-    return hashlib.sha256(f"{job.digest} {shard}\n".encode())
-
-
-def _streamed(table: Any) -> Any:
-    arrow = need("pyarrow", Path("a part"))
+def _streamed(table: Any) -> memoryview:
+    arrow = need("pyarrow", "a part")
     sink = arrow.BufferOutputStream()
     with arrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return sink.getvalue()
-
-
-def _table(data: bytes) -> Any:
-    return need("pyarrow", Path("a part")).ipc.open_stream(data).read_all()
-
-
-def _summary(data: bytes | None) -> PartSummary:
-    """Return what the last record of a part says; a part that was cut short has none."""
-    schema = None if data is None else _table(data).schema
-    if schema is None or _TOTALS not in (schema.metadata or {}):
-        raise _Damaged
-    return PartSummary(schema.remove_metadata(), Totals(**json.loads(schema.metadata[_TOTALS])))
+    return memoryview(sink.getvalue())
 
 
 def one_schema(schemas: Sequence[Any]) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
@@ -13,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok._lib.io import atomic_output, write
-from xtok._lib.opening import need
+from xtok._lib.io import atomic_output, locked, remove, write
+from xtok._lib.opening import need, parquet_writer
 from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok._lib.ragged import offsets_of
-from xtok.building.build import map_of_pair
-from xtok.config import ProjectConfig
+from xtok.config import WAIT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_like import MapLike
-from xtok.teachers.back_map import BACK_MAP, bind_back_map
+from xtok.teachers.back_map import bind_back_map, kept_back_map
 from xtok.teachers.checkpoint import (
     PartSummary,
     ProjectJob,
@@ -52,6 +52,7 @@ from xtok.teachers.rows import notes_on, project_documents
 from xtok.teachers.shared_text import Templates
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import slot_candidates
 
@@ -92,11 +93,12 @@ class Projected:
     def sentences(self) -> list[str]:
         """The report for people, a line each."""
         tokens = self.student_tokens - self.first_tokens
-        rest = "not known" if self.mean_rest is None else f"{self.mean_rest:.1%}"
+        share = percent(self.targets / max(1, tokens))
+        rest = "not known" if self.mean_rest is None else percent(self.mean_rest)
         lines = [
             f"{self.documents:,} documents; {self.targets:,} of {tokens:,} student tokens have a "
-            f"target ({self.targets / max(1, tokens):.1%}), not counting {self.first_tokens:,} "
-            f"that begin a text; mean rest: {rest}"
+            f"target ({share}), not counting {self.first_tokens:,} that begin a text; mean rest: "
+            f"{rest}"
         ]
         if self.teacher_bits_per_byte is not None:
             least = "at least " * self.teacher_is_bound
@@ -135,7 +137,7 @@ def project(
         output: `.parquet`, or `.jsonl` for vLLM's answers.
         config: the options; the defaults if None.
         back_map: a map from the teacher (rows) to the student (columns), or its path; by default
-            one is built.
+            one is built, and kept in the cache folder.
         student_template: of conversations, as `conversation.render` takes it.
         teacher_template: the same for the teacher's side.
         sources: what the nodes of a Ray cluster load both tokenizers from; then they do the work.
@@ -154,17 +156,12 @@ def project(
     if not isinstance(found, FoundCaches):
         found = find_caches(found, output, config)
     target, paths = found.target, found.paths
-    pair, given = bind_back_map(pair, back_map)
-    side_file = _side_file(target, pair, config)
-    for path in side_file:
-        if path.exists() and path.read_bytes() != side_file[path]:
-            raise OutputError(
-                f"{path} is of other predictions, and would be replaced",
-                hint="give an output in a folder of its own",
-            )
+    pair, given = bind_back_map(pair, back_map, note)
+    beside = _files_beside(target, pair, config)
+    _check_beside(beside)
     templates = student_template, teacher_template
     inputs = _opened(paths, config, pair, templates, note)
-    projection = given or map_of_pair(pair.reversed, BACK_MAP, progress=progress)
+    projection = given or kept_back_map(pair, progress, note)
     stamps = _stamps(paths)
     job = ProjectJob(
         identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
@@ -175,7 +172,7 @@ def project(
         templates=templates,
         folder=folder_of(target),
     )
-    with holding(job, target, note):
+    with holding(job, target, note), _files_held(beside, note):
         if sources:
             from xtok.teachers.ray import make_parts_on_ray
 
@@ -187,8 +184,6 @@ def project(
                 hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
                 raise cache_error(path, "it changed while it was read", hint)
         _write(job, target, pair, one_schema([part.schema for part in parts]))
-        for path, content in side_file.items():
-            write(path, [content])
     totals = Totals()
     for part in parts:
         totals.add(part.totals)
@@ -356,12 +351,48 @@ def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
     _write_tables(target, made, _about(job, pair))
 
 
-def _side_file(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
-    """Return what DistillKit wants next to an output, and with which content."""
+def _files_beside(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
+    """Return what DistillKit wants next to all outputs of a folder, and with which content."""
     if config.to != "distillkit":
         return {}
     content = distillkit.config_for(pair.student.vocab_size, config.top_k)
     return {target.with_name(distillkit.CONFIG): content.encode()}
+
+
+def _check_beside(files: Mapping[Path, bytes]) -> None:
+    """Check that files that several outputs share are what this one needs, where they exist."""
+    for path, content in files.items():
+        if path.exists() and path.read_bytes() != content:
+            raise OutputError(
+                f"{path} is of other predictions, and would be replaced",
+                hint="give an output in a folder of its own",
+            )
+
+
+@contextmanager
+def _files_held(files: Mapping[Path, bytes], note: Note) -> Iterator[None]:
+    """Write such files at the start, so that no other run writes others while this one works.
+
+    A run that fails removes what it wrote, and another one that needs it writes it again.
+    """
+    made: list[Path] = []
+
+    def hold() -> None:
+        for path, content in files.items():
+            with locked(path, timeout=WAIT, note=note):
+                _check_beside(files)
+                if not path.exists():
+                    made.append(path)
+                    write(path, [content])
+
+    try:
+        hold()
+        yield
+        hold()
+    except BaseException:
+        for path in made:
+            remove(path.parent, [re.escape(path.name)], with_folder=False)
+        raise
 
 
 def _bounded(table: Any, width: int) -> Iterator[Documents]:
@@ -382,14 +413,12 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
 
 
 def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
-    parquet = need("pyarrow.parquet", target)
     with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
         writer: Any = None
         for one in tables:
             table = one.replace_schema_metadata(about)
             if writer is None:
-                made = parquet.ParquetWriter(file, table.schema, **_PARQUET)
-                writer = stack.enter_context(made)
+                writer = stack.enter_context(parquet_writer(file, table.schema, **_PARQUET))
             writer.write_table(table, row_group_size=len(table) or None)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from xtok._lib.progress import Note, Progress, silent, silent_note
-from xtok.building.build import map_of_pair
 from xtok.config import ServeConfig
 from xtok.errors import XtokError, install_hint
 from xtok.maps.map_like import MapLike
-from xtok.teachers.back_map import BACK_MAP, bind_back_map
+from xtok.teachers.back_map import bind_back_map, kept_back_map
 from xtok.tokenizers.pairs import Pair
 
 NEEDED = "starlette uvicorn httpx msgspec prometheus-client"
@@ -40,7 +39,7 @@ def serve(
         teacher_url: the address of a vLLM or SGLang server of the teacher.
         config: the options; the defaults if None.
         back_map: a map from the teacher (rows) to the student (columns), or its path; by default
-            one is built.
+            one is built, and kept in the cache folder.
         student_template: of conversations, as `conversation.render` takes it.
         teacher_template: the same for the teacher's side.
         progress: called for each pass over a vocabulary.
@@ -61,12 +60,12 @@ def serve(
         ) from error
     config = ServeConfig.or_default(config)
     with server.bound(config.host, config.port) as opened:
-        pair, given = bind_back_map(pair, back_map)
+        pair, given = bind_back_map(pair, back_map, note)
 
         def make_translator() -> Translator:
             return Translator(
                 pair,
-                given or map_of_pair(pair.reversed, BACK_MAP, progress=progress),
+                given or kept_back_map(pair, progress, note),
                 templates=(student_template, teacher_template),
                 chat=config.chat,
             )
