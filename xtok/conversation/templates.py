@@ -13,7 +13,7 @@ import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from inspect import isfunction, ismethod
 from itertools import groupby
@@ -128,16 +128,16 @@ def render_template(
     return found if is_training else found._replace(generated=None)
 
 
-def names_beside_date(template: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=32)
+def names_beside_date(template: str) -> tuple[str, ...]:
     """Return the variables that a template asks for in a condition around today's date."""
+    names: dict[str, None] = {}
     for condition in _environment().parse(template).find_all((nodes.If, nodes.CondExpr)):
-        names = [name.name for name in condition.find_all(nodes.Name)]
-        if "strftime_now" in names:
-            yield from dict.fromkeys(
-                test.node.name
-                for test in condition.find_all(nodes.Test)
-                if test.name == "defined" and isinstance(test.node, nodes.Name)
-            )
+        if "strftime_now" in [name.name for name in condition.find_all(nodes.Name)]:
+            tests = condition.find_all(nodes.Test)
+            asked = (test.node for test in tests if test.name == "defined")
+            names |= {node.name: None for node in asked if isinstance(node, nodes.Name)}
+    return tuple(names)
 
 
 @functools.lru_cache(maxsize=32)
@@ -202,7 +202,9 @@ def _check_messages(messages: Sequence[Any]) -> None:
                     "pyarrow's to_pylist()",
                 )
             level = [value for value in values if isinstance(value, _NESTING)]
-        if level:
+            if not level:
+                break
+        else:
             raise XtokError(
                 f"message {i} is nested more than {_MAX_DEPTH} deep",
                 hint="give its content as text, or as a list of parts",
