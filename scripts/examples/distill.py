@@ -4,10 +4,11 @@
         --map events.safetensors --loss event-kl --texts corpus.jsonl --output runs/teacher
 
 Models are Hugging Face folders or repo ids. Texts are `.jsonl` files, an object with `text` or
-`messages` per line, or plain files, a text per paragraph; both also as `.gz`. Runs on a CPU, or on
-one GPU with `--device cuda --autocast`. Run it again with the same `--output` to resume from the
-last checkpoint: the result is that of an uninterrupted run. `log.jsonl` has a line per step; the
-student is saved to `OUTPUT/student`. Progress is printed to stderr.
+`messages` per line (and `teacher_context` or `teacher_messages`, if teachers read more), or plain
+files, a text per paragraph; both also as `.gz`. Runs on a CPU, or on one GPU with `--device cuda
+--autocast`. Run it again with the same `--output` to resume from the last checkpoint: the result is
+that of an uninterrupted run. `log.jsonl` has a line per step; the student is saved to
+`OUTPUT/student`. Progress is printed to stderr.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
         --map map.safetensors --dataset corpus.jsonl --output_dir runs/p-kl --bf16 \
         --per_device_train_batch_size 8 --gradient_accumulation_steps 4 --learning_rate 1e-4
 
-A row of the dataset has `text`, or `messages`. Several teachers: `--teacher A B --map A.safetensors
+A row of the dataset has `text`, or `messages`; and `teacher_context`, or `teacher_messages`, if
+teachers read more than the student. Several teachers: `--teacher A B --map A.safetensors
 B.safetensors`. All options of TrainingArguments work; `--help` lists them. On several GPUs:
 `torchrun --nproc-per-node 8 scripts/examples/hf_trainer.py …`. Run it again to resume from the last
 checkpoint. The student is saved to OUTPUT_DIR.

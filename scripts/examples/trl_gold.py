@@ -5,9 +5,10 @@
         --teacher Qwen/Qwen3-8B --map map.safetensors --dataset chats.jsonl --output_dir runs/gold \
         --lmbda 0.5 --learning_rate 1e-5 --max_steps 1000
 
-A row of the dataset has `messages`, or `prompt` and `completion`. `--lmbda` is the share of batches
-that the student writes itself. All options of TRL's GOLDConfig work; `--help` lists them. Run it
-again to resume from the last checkpoint. The student is saved to OUTPUT_DIR.
+A row of the dataset has `messages`, or `prompt` and `completion`; with `teacher_messages`, the
+teacher reads more than the student. `--lmbda` is the share of batches that the student writes
+itself. All options of TRL's GOLDConfig work; `--help` lists them. Run it again to resume from the
+last checkpoint. The student is saved to OUTPUT_DIR.
 """
 
 from __future__ import annotations

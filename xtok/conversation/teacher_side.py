@@ -121,6 +121,15 @@ def teachers_chats(chat: ChatRecord, num_teachers: int) -> list[SideChat]:
 
 
 def teachers_chat(chat: ChatRecord, given: Any, name: str = "teacher_messages") -> SideChat:
+    """Return the conversation of a field as a teacher reads it, beside a row's own.
+
+    Raises:
+        XtokError: if it is none, or has other answers.
+    """
+    return apart(chat, in_place_of(chat, given, name), ("messages", name))
+
+
+def in_place_of(chat: ChatRecord, given: Any, name: str) -> ChatRecord:
     """Return a conversation that one side reads in place of a row's own.
 
     Args:
@@ -130,24 +139,35 @@ def teachers_chat(chat: ChatRecord, given: Any, name: str = "teacher_messages") 
         name: of the field that has it, for errors.
 
     Raises:
-        XtokError: if it is none, or has other answers; names the row, the turn, and the first byte
-            that differs.
+        XtokError: if it is none.
     """
     fields = given if isinstance(given, Mapping) else {"messages": given}
     variables = {key: value for key, value in chat.variables.items() if key not in fields}
-    theirs = chat_record(
-        {"tools": chat.tools, "chat_template_kwargs": variables, **fields}, f"{chat.place}: {name}"
-    )
-    both = [(one.messages, one.tools, one.variables) for one in (chat, theirs)]
+    inherited = {"tools": chat.tools, "chat_template_kwargs": variables}
+    return chat_record(inherited | dict(fields), f"{chat.place}: {name}")
+
+
+def apart(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> SideChat:
+    """Return what the teacher reads of a row of which the student reads another conversation.
+
+    Args:
+        student: what the student reads.
+        teacher: what the teacher reads. Its last answers must be the student's.
+        names: of both fields, for errors.
+
+    Raises:
+        XtokError: if answers differ; names the row, the turn, and the first byte that differs.
+    """
+    both = [(one.messages, one.tools, one.variables) for one in (student, teacher)]
     if both[0] == both[1]:
-        return SideChat(chat)
-    plain = _plain(theirs)
-    numbers = dict(_same_answers(_plain(chat), plain, chat.place, name))
+        return SideChat(teacher)
+    plain = _plain(teacher)
+    numbers = dict(_same_answers(_plain(student), plain, student.place, names))
     messages = [
         message | {"weight": 0} if message["role"] == "assistant" and i not in numbers else message
         for i, message in enumerate(plain)
     ]
-    return SideChat(theirs._replace(messages=messages), numbers)
+    return SideChat(teacher._replace(messages=messages), numbers)
 
 
 def _plain(record: ChatRecord) -> list[dict[str, Any]]:
@@ -159,13 +179,13 @@ def _plain(record: ChatRecord) -> list[dict[str, Any]]:
 
 
 def _same_answers(
-    ours: Sequence[Message], theirs: Sequence[Message], place: object, name: str
+    ours: Sequence[Message], theirs: Sequence[Message], place: object, names: tuple[str, str]
 ) -> Iterator[tuple[int, int]]:
     """Yield the numbers of each answer, the teacher's first; its last ones are the row's."""
     sides = [_answers(messages) for messages in (ours, theirs)]
     num_ours, num_theirs = map(len, sides)
     if num_ours > num_theirs:
-        problem = f"messages have {num_ours} answers, and {name} have {num_theirs}"
+        problem = f"{names[0]} have {num_ours} answers, and {names[1]} have {num_theirs}"
         raise XtokError(f"{place}: {problem}", hint=_SAME)
     for own, other in zip(sides[0], sides[1][num_theirs - num_ours :], strict=True):
         spoken = ours[own], theirs[other]
@@ -175,8 +195,8 @@ def _same_answers(
                 differs = enumerate(zip(*texts, strict=False))
                 byte = next((i for i, (a, b) in differs if a != b), min(map(len, texts)))
                 raise XtokError(
-                    f"{place}: the {key} of message {own}, an answer, is not that of message "
-                    f"{other} of {name}: they differ from byte {byte} on",
+                    f"{place}: the {key} of message {own} of {names[0]}, an answer, is not that of "
+                    f"message {other} of {names[1]}: they differ from byte {byte} on",
                     hint=_SAME,
                 )
         yield other, own

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
-from xtok.conversation import NO_END_OF_TURN, Conversation, render
-from xtok.conversation.files import ChatRecord, chat_record, without_missing
+from xtok.conversation import NO_END_OF_TURN, Conversation
+from xtok.conversation.files import chat_record, without_missing
+from xtok.conversation.teacher_side import SideChat, apart, in_place_of
 from xtok.conversation.templates import plain_messages
 from xtok.errors import XtokError
 from xtok.teachers.formats.topk import Documents, cache_error, firsts_of
@@ -31,8 +32,9 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     """Turn a teacher's rows, which are checked, into the student's.
 
     A row's `messages` are rendered by the student's own template, its `text` is encoded by the
-    student's own library. Of a row without either, the ids are read back as a conversation, if both
-    have a template; else they are bytes.
+    student's own library. Where the student does not read all of this, `student_messages` and
+    `student_text` are what it reads: the same answers, and the end of the text. Of a row without
+    either, the ids are read back as a conversation, if both have a template; else they are bytes.
 
     Raises:
         XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
@@ -48,6 +50,7 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
 def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     """Return each row's text in the student's tokens."""
     topk, texts, chats = rows.topk, rows.values("text"), _chats(rows)
+    student_texts = _student_texts(rows)
     ids = [topk.token_ids[a:b] for a, b in pairwise(topk.bounds.tolist())]
     spans = {
         i: _text_in(translator, ids[i], text, rows.places[i])
@@ -55,11 +58,19 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
         if chats[i] is None and text is not None
     }
     by_text = {i: span for i, span in spans.items() if span is not None}
+    for i, text in enumerate(student_texts):
+        if text is not None and i not in by_text:
+            what = "messages, too" if chats[i] is not None else "control tokens in its text"
+            raise cache_error(
+                rows.places[i], f"it has student_text, and {what}", "leave out student_text"
+            )
     by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
-    encoded = translator.student.encode_batch([texts[i] for i in by_text])
+    ours = [texts[i] if student_texts[i] is None else student_texts[i] for i in by_text]
+    encoded = translator.student.encode_batch(ours)
     shared = dict(zip(by_ids, translator.of_teacher([ids[i] for i in by_ids]), strict=True))
-    for (i, span), student_ids in zip(by_text.items(), encoded, strict=True):
-        shared[i] = _of_text(translator.pair, ids[i], student_ids, span)
+    for (i, span), text, student_ids in zip(by_text.items(), ours, encoded, strict=True):
+        before = len(texts[i].encode()) - len(text.encode())
+        shared[i] = _of_text(translator.pair, ids[i], student_ids, span, before)
     for i, chat in enumerate(chats):
         if chat is not None:
             shared[i] = _of_chat(translator, ids[i], chat)
@@ -110,44 +121,49 @@ def _inner(is_control: NDArray[np.bool_]) -> slice:
 
 
 def _of_text(
-    pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice
+    pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, before: int
 ) -> SharedText:
     """Put the counterparts of the control tokens around a text around the student's ids.
 
-    Where one side's library puts a space before the text, both go on from the first byte of the
-    text at which tokens of both begin.
+    Where only the teacher reads its first bytes, or one side's library puts a space before the
+    text, both go on from the first byte of the text at which tokens of both begin.
     """
     roles = pair.reversed.equal_roles
-    before, behind = (
+    begin, end = (
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
-    ours = np.array([*before, *student_ids, *behind], np.int32)
+    ours = np.array([*begin, *student_ids, *end], np.int32)
     student, teacher = (
         [table[i] for i in part]
         for table, part in zip(pair.tables, (student_ids, ids[span].tolist()), strict=True)
     )
     own, other = b"".join(student), b"".join(teacher)
-    spaces = (other == b" " + own) - (own == b" " + other)  # more on the teacher's side
-    if not spaces:
+    if not before and own not in (b" " + other, other[1:] * (other[:1] == b" ")):
         return SharedText.of(ours, ids)
     our_bounds, their_bounds = (offsets_of([*map(len, tokens)]) for tokens in (student, teacher))
-    _, [begin, *_], [their_begin, *_] = np.intersect1d(
-        our_bounds, their_bounds - spaces, return_indices=True
+    more = len(other) - len(own)  # on the teacher's side
+    if not other.endswith(own.removeprefix(b" ")) and not own.endswith(other):
+        more = before  # a library changes the text
+    starts = our_bounds if other.endswith(own) else our_bounds[our_bounds > 0]
+    shared = np.intersect1d(starts, their_bounds - more)
+    if not len(shared):
+        return SharedText.of(ours, ids, [(slice(0, len(begin)), slice(0, span.start))])
+    first = len(begin) + int(np.searchsorted(our_bounds, shared[0]))
+    their_first = span.start + int(np.searchsorted(their_bounds, shared[0] + more))
+    around = slice(0, len(begin)), slice(0, span.start)
+    return SharedText.of(
+        ours, ids, [around, (slice(first, len(ours)), slice(their_first, len(ids)))]
     )
-    begin, their_begin = len(before) + int(begin), span.start + int(their_begin)
-    around = slice(0, len(before)), slice(0, span.start)
-    shared = slice(begin, len(ours)), slice(their_begin, len(ids))
-    return SharedText.of(ours, ids, [around, shared])
 
 
-def _of_chat(translator: Translator, ids: NDArray[np.int32], chat: ChatRecord) -> SharedText:
+def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> SharedText:
     """Render a conversation on both sides; the teacher's ids may be cut off."""
-    ours, theirs = _rendered(chat, translator.pair, translator.templates)
+    ours, theirs = _rendered(sides, translator.pair, translator.templates)
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
         hints = [f"give the teacher that made these ids, or {_OTHER_TEXT_HINT}", *_on_date(theirs)]
         raise cache_error(
-            chat.place,
+            sides[1].chat.place,
             "its ids are not those of its messages by the teacher's template",
             "; ".join(hints),
         )
@@ -245,40 +261,73 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
             f"{teacher.bos_id}), as texts do by {pair.teacher.model_id}'s library: many models "
             "predict badly without it"
         )
-    for chat in filter(None, _chats(rows)):
-        ours, theirs = _rendered(chat, pair, templates)
+    for sides in filter(None, _chats(rows)):
+        ours, theirs = _rendered(sides, pair, templates)
         yield from dict.fromkeys([*ours.notes, *_on_date(theirs)])
         break
 
 
-def _chats(rows: Documents) -> list[ChatRecord | None]:
+Sides = tuple[SideChat, SideChat]
+"""A conversation as the student reads it, and as the teacher did."""
+
+
+def _student_texts(rows: Documents) -> list[str | None]:
+    """Return what the student reads of each row's text, None for all of it."""
+    given = rows.values("student_text")
+    for place, own, text in zip(rows.places, given, rows.values("text"), strict=True):
+        if own is not None and (text is None or not text.endswith(own)):
+            at = "there is no text" if text is None else _differs_at(own.encode(), text.encode())
+            raise cache_error(
+                place,
+                f"its text does not end with its student_text: {at}",
+                "give the end of the text that the teacher has read",
+            )
+    return given
+
+
+def _differs_at(own: bytes, whole: bytes) -> str:
+    """Say which byte of a text is the last that is not at the end of another."""
+    pairs = enumerate(zip(own[::-1], whole[::-1], strict=False))
+    last = len(own) - 1 - next((i for i, (a, b) in pairs if a != b), min(len(own), len(whole)))
+    return f"byte {last} of that differs"
+
+
+def _chats(rows: Documents) -> list[Sides | None]:
     """Return the rows' conversations, None for those without."""
     names = "messages", "tools", "chat_template_kwargs"
     columns = zip(*map(rows.values, names), strict=True)
-    return [
-        None if fields[0] is None
-        else chat_record(without_missing(dict(zip(names, fields, strict=True))), place)
-        for place, fields in zip(rows.places, columns, strict=True)
-    ]  # fmt: skip
+    chats: list[Sides | None] = []
+    for place, fields, own in zip(
+        rows.places, columns, rows.values("student_messages"), strict=True
+    ):
+        if fields[0] is None:
+            if own is not None:
+                problem = "it has student_messages, and no messages that the teacher has read"
+                raise cache_error(place, problem, "give messages, or leave out student_messages")
+            chats.append(None)
+            continue
+        chat = chat_record(without_missing(dict(zip(names, fields, strict=True))), place)
+        student, teacher = chat, SideChat(chat)
+        if own is not None:
+            student = in_place_of(chat, without_missing(own), "student_messages")
+            teacher = apart(student, chat, ("student_messages", "messages"))
+        chats.append((SideChat(student), teacher))
+    return chats
 
 
-def _rendered(chat: ChatRecord, pair: Pair, templates: Templates) -> list[Conversation]:
+def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
     """Render a conversation on both sides."""
     try:
-        messages = plain_messages(chat.messages)
         return [
-            render(
+            side.render(
                 tokenizer,
-                messages,
-                tools=chat.tools,
-                variables=chat.variables,
-                add_generation_prompt=messages[-1]["role"] != "assistant",
-                template=template,
+                template,
+                add_generation_prompt=plain_messages(side.chat.messages)[-1]["role"] != "assistant",
             )
-            for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
+            for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True)
         ]
     except XtokError as error:
-        error.at(chat.place)
+        error.at(sides[1].chat.place)
         raise
 
 

@@ -331,6 +331,59 @@ def test_a_teacher_reads_conversations_by_its_own_template(
             assert ids[: len(prompt) - 1] == prompt[:-1]
 
 
+TOLD = {"role": "system", "content": "The tower has 201 steps."}
+CHATS_FOR_THE_TEACHER: list[Any] = [
+    {"messages": CHAT, "teacher_messages": [TOLD, *CHAT]},
+    {"messages": CHAT, "teacher_prompt": [TOLD, CHAT[0]]},
+    {"prompt": CHAT[:1], "completion": CHAT[1:], "teacher_messages": [TOLD, *CHAT]},
+    {"messages": CHAT, "teacher_prompt": "201 steps."},
+    {"prompt": "How many?", "completion": " 201.", "teacher_prompt": "201 steps."},
+    {"prompt": "How many?", "completion": " 201.", "teacher_context": "201 steps. "},
+]
+
+
+@pytest.mark.parametrize("row", CHATS_FOR_THE_TEACHER)
+def test_a_teacher_reads_more_than_the_student(trainer: Make, small: Path, row: Any) -> None:
+    """On policy and off: the teacher's ids are its own prompt, then the student's answer."""
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    one = trainer(rows=[row] * 2, template=template, chat_template=CHATML, max_steps=2)
+    seen = watch(one)
+    one.train()
+    theirs = load_tokenizer(str(small / "small-byte-level"))
+    told = "[system] The tower has 201 steps.\n[user] How many steps?\n[assistant] "
+    if row.get("teacher_prompt") == "201 steps.":
+        told = "[user] 201 steps.\n[assistant] " if "messages" in row else "201 steps."
+    if "teacher_context" in row:
+        told = "201 steps. How many?"
+    for batch in seen:
+        [side] = batch["teachers"]
+        assert not any(b"tower" in text for text in texts_of(one, batch["input_ids"]))
+        for ids, labels in zip(side["input_ids"].tolist(), side["labels"].tolist(), strict=True):
+            before = ids[: next(i for i, label in enumerate(labels) if label >= 0)]
+            assert b"".join(theirs.table[i] for i in before) == told.encode()
+        assert int(side["shifted"].pair_valid.sum()) > 0
+
+
+def texts_of(one: Any, rows: torch.Tensor) -> list[bytes]:
+    table = one.distillation_collator.student.table
+    return [b"".join(table[i] for i in row) for row in rows.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"messages": CHAT, "teacher_messages": [CHAT[0], {**CHAT[1], "content": ""}]}, "byte"),
+        ({"messages": CHAT, "teacher_messages": CHAT, "teacher_prompt": CHAT}, "both"),
+        ({"messages": CHAT, "teacher_context": "x"}, "nothing reads"),
+    ],
+)  # fmt: skip
+def test_what_a_teacher_cannot_read_is_named(trainer: Make, row: Any, word: str) -> None:
+    one = trainer(rows=[row] * 2, chat_template=CHATML, template=CHATML)
+    with pytest.raises(XtokError, match=rf"row 0: .*{word}"):
+        first_batch(one)
+
+
 # Bad input
 
 

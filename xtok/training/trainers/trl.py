@@ -8,6 +8,13 @@ from typing import Any
 
 from packaging.version import Version
 
+from xtok.conversation.files import chat_record
+from xtok.conversation.teacher_side import (
+    TEACHER_FIELDS,
+    for_each_teacher,
+    require_used,
+    teachers_chat,
+)
 from xtok.errors import XtokError
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
@@ -69,6 +76,10 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
     its own tokens; no text is decoded, so SentencePiece models and half a character are exact. Off
     policy the same holds for the dataset's completions. The teacher reads the prompts of
     conversations by its own chat template, and other prompts as the student's bytes.
+
+    It may read more than the student, on policy and off: a column `teacher_messages` (or
+    `teacher_prompt`, also as a text) is what it reads in place of the prompt, by its own chat
+    template, up to the answer if it has one; `teacher_context` stands before prompts that are text.
 
     Of `GOLDConfig`, `uld_crossentropy_weight`, `uld_distillation_weight`, and the temperatures
     (which must be equal) hold for xtok's losses; other options of ULD, and `beta`, have no effect.
@@ -145,7 +156,14 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             temperature=args.uld_student_temperature,
             device=self.accelerator.device,
         )
-        self.data_collator: Any = _WithPrompts(self.data_collator)
+        self.data_collator: Any = _WithTeacherSide(self.data_collator)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        more = [
+            name for name in (*_NAMES, "teacher_context") if name not in self._signature_columns
+        ]
+        self._signature_columns += more
 
     def _fill_buffer(self, generation_batch: Any, buffer_steps: int) -> None:
         """Make the batches of an optimizer's step at once: their terms are counted together."""
@@ -158,34 +176,59 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         """Return GOLD's batch as a prepared batch of the collator."""
         if "_xtok" in inputs:
             return inputs["_xtok"]  # type: ignore[no-any-return]
+        given = {name: [] for name in TEACHER_FIELDS}
+        for row in inputs.get(_TEACHER_SIDE, ()):
+            for name, values in given.items():
+                values.append(row.get(name))
         batch = self.distillation_collator.from_student_ids(
             inputs["input_ids"],
             inputs["attention_mask"],
             inputs["labels"],
-            teacher_messages=inputs.get(_PROMPTS),
+            **{name: values or None for name, values in given.items()},
         )
         return prepare(batch, self.accelerator.device)
 
 
-_PROMPTS = "xtok_prompts"
+_TEACHER_SIDE = "xtok_teacher_side"
+_NAMES = ("teacher_messages", "teacher_prompt")
 
 
-class _WithPrompts:
-    """A data collator that also hands on the conversations that prompts are."""
+class _WithTeacherSide:
+    """A data collator that also hands on what the teacher's side reads before an answer."""
 
     def __init__(self, collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]) -> None:
         self.collate = collate
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {**self.collate(examples), _PROMPTS: [_prompt(example) for example in examples]}
+        sides = [_teacher_side(example, f"row {n}") for n, example in enumerate(examples)]
+        return {**self.collate(examples), _TEACHER_SIDE: sides}
 
 
-def _prompt(example: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what comes before a dataset's completion; None where it is text."""
-    messages = example.get("prompt")
-    if messages is None and example.get("messages"):
+def _teacher_side(example: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return what stands before a dataset's completion for the teacher, as a collator takes it."""
+    prompt, completion = example.get("prompt"), example.get("completion")
+    if prompt is None and example.get("messages"):
         answers = [n for n, m in enumerate(example["messages"]) if m["role"] == "assistant"]
-        messages = example["messages"][: answers[-1]] if answers else None
-    if not messages or isinstance(messages, str):
-        return None
-    return {"messages": messages, "variables": example.get("chat_template_kwargs")}
+        end = answers[-1] if answers else 0
+        prompt, completion = example["messages"][:end], example["messages"][end : end + 1]
+    is_chat = bool(prompt) and not isinstance(prompt, str)
+    given = {name: example[name] for name in _NAMES if example.get(name)}
+    if len(given) > 1:
+        what = f"{place}: it has both teacher_messages and teacher_prompt"
+        raise XtokError(what, hint="give one of them")
+    for name, value in given.items():
+        [told] = for_each_teacher(value, 1, "teacher_messages", place)
+        if is_chat and isinstance(told, str):
+            told = [{"role": "user", "content": told}]
+        if is_chat and told[-1]["role"] == "assistant":
+            chat, end = chat_record({"messages": completion}, place), len(told) - len(completion)
+            teachers_chat(chat, told[end:], name)  # raises for another answer
+            told = told[:end]
+        prompt, is_chat = told, not isinstance(told, str)
+    if is_chat:
+        require_used(example, place, "teacher_context")
+        prompt = {"messages": prompt, "chat_template_kwargs": example.get("chat_template_kwargs")}
+    return {
+        "teacher_messages": prompt if is_chat or given else None,
+        "teacher_context": example.get("teacher_context"),
+    }

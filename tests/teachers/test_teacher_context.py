@@ -1,0 +1,127 @@
+"""`project`: predictions of a teacher that has read more than the student."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from make import TURNS
+from stored_teachers import Row, predicted, write_neutral
+
+import xtok
+from xtok import XtokError
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.pairs import Pair
+
+TEXT, CONTEXT = "The keeper lit 201 lamps.", "Notes on the light: 201 lamps.\n"
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps."},
+]
+TOLD = [
+    {"role": "system", "content": "The tower has 201 steps."},
+    {"role": "user", "content": "How many lamps?"},
+    {"role": "assistant", "content": "There are 2 lamps."},
+    *CHAT,
+]
+
+
+def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any) -> Row:
+    """Return the student's row of a teacher's one."""
+    cache, output = write_neutral(folder / "a.parquet", [row]), folder / "b.parquet"
+    xtok.project(cache, pair, output, back_map=back_map, **options)
+    [found] = pyarrow.parquet.read_table(output).to_pylist()
+    output.unlink()
+    done: Row = found
+    return done
+
+
+def shifted(row: Row, ids: list[int], places: list[int]) -> Row:
+    """Return a row of other ids, which has the predictions of a row's places at its own."""
+    made: Row = {"input_ids": ids}
+    for name in ("topk_ids", "topk_logprobs"):
+        made[name] = [row[name][place] if place >= 0 else [] for place in places]
+    return made
+
+
+def told_of(row: Row) -> list[tuple[list[int], list[float], float | None]]:
+    names = "topk_ids", "topk_logprobs", "realized_logprob"
+    return [*zip(*(row[name] for name in names), strict=True)]
+
+
+def test_the_predictions_of_a_text_go_onto_the_students_row(
+    back: Pair, back_map: Path, tmp_path: Path
+) -> None:
+    """They are those of a teacher that predicts the same at the same tokens, and reads no more."""
+    teacher = back.tokenizers[1]
+    [bos] = teacher.table.roles["bos"]
+    context, text = teacher.encode_batch([CONTEXT, TEXT])
+    row = predicted([bos, *context, *text], len(teacher.table), 8)
+    places = [-1, *range(1 + len(context), len(row["input_ids"]))]
+    usual = shifted(row, [bos, *text], places)
+    more = {**row, "text": CONTEXT + TEXT, "student_text": TEXT}
+    found = projected(tmp_path, back, back_map, more)
+    expected = projected(tmp_path, back, back_map, {**usual, "text": TEXT})
+    assert found["input_ids"] == expected["input_ids"]
+    assert told_of(found) == told_of(expected)
+    assert all(found["topk_ids"][1:])
+
+
+def test_a_token_that_reaches_across_predicts_nothing(
+    back: Pair, back_map: Path, tmp_path: Path
+) -> None:
+    teacher = back.tokenizers[1]
+    whole, end = "The keeper lit 201 lamps.", "eper lit 201 lamps."
+    row = predicted(teacher.encode(whole).ids.tolist(), len(teacher.table), 8)
+    found = projected(tmp_path, back, back_map, {**row, "text": whole, "student_text": end})
+    student = back.tokenizers[0]
+    assert found["input_ids"] == student.encode(end).ids.tolist()
+    assert found["topk_ids"][-1]
+
+
+def test_only_the_answers_of_a_conversation_have_predictions(
+    back: Pair, back_map: Path, tmp_path: Path
+) -> None:
+    student, teacher = back.tokenizers
+    templates: Any = {"student_template": TURNS, "teacher_template": TURNS}
+    told, plain = (xtok.render(teacher, chat, template=TURNS) for chat in (TOLD, CHAT))
+    row = predicted(told.ids.tolist(), len(teacher.table), 8)
+    size = len(plain.ids) - int(np.flatnonzero(plain.assistant_mask)[0])
+    places = [-1] * (len(plain.ids) - size) + list(range(len(told.ids) - size, len(told.ids)))
+    usual = shifted(row, plain.ids.tolist(), places)
+    more = {**row, "messages": TOLD, "student_messages": CHAT}
+    found = projected(tmp_path, back, back_map, more, **templates)
+    expected = projected(tmp_path, back, back_map, {**usual, "messages": CHAT}, **templates)
+    ours = xtok.render(student, CHAT, template=TURNS)
+    assert found["input_ids"] == ours.ids.tolist()
+    assert found["loss_mask"] == ours.assistant_mask.tolist()
+    assert any(found["topk_ids"])
+    for ids, other, is_target in zip(
+        found["topk_ids"], expected["topk_ids"], ours.assistant_mask, strict=True
+    ):
+        assert ids == (other if is_target else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"text": CONTEXT + TEXT, "student_text": "The keeper"}, "byte 9"),
+        ({"student_text": TEXT}, "no text"),
+        ({"student_messages": CHAT}, "no messages"),
+        ({"messages": TOLD, "student_messages": CHAT * 3}, "have 3 answers"),
+        ({"messages": CHAT, "student_text": TEXT}, "no text"),
+    ],
+)
+def test_what_cannot_be_is_named(
+    back: Pair, back_map: Path, tmp_path: Path, byte_level: Tokenizer, change: Row, word: str
+) -> None:
+    ids = byte_level.encode(CONTEXT + TEXT).ids.tolist()
+    if "messages" in change:
+        ids = xtok.render(byte_level, change["messages"], template=TURNS).ids.tolist()
+    row = predicted(ids, len(byte_level.table), 8) | change
+    templates: Any = {"student_template": TURNS, "teacher_template": TURNS}
+    with pytest.raises(XtokError, match=word):
+        projected(tmp_path, back, back_map, row, **templates)
