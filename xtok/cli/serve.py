@@ -16,6 +16,7 @@ from xtok.cli.options import (
 )
 from xtok.cli.stdout import print_result, result_stream
 from xtok.config import MAIN, ServeConfig, option
+from xtok.errors import XtokError
 
 
 @command
@@ -32,6 +33,12 @@ def serve(
     back_map: Path | None = BACK_MAP_FILE,
     student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
     teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
+    teacher_system: Path | None = option(
+        None,
+        "File of a system text that the teacher alone reads, in place of a conversation's own; "
+        "before other sequences, as text. A request's field teacher_system replaces it.",
+        metavar="FILE",
+    ),
     widths: Widths,
 ) -> None:
     """Serve a teacher as if it had the student's tokenizer.
@@ -61,7 +68,17 @@ def serve(
         back_map=back_map,
         student_template=student_chat_template,
         teacher_template=teacher_chat_template,
+        teacher_system=_text_of(teacher_system),
         progress=console.progress_bar,
         note=console.print_note,
         on_ready=on_ready,
     )
+
+
+def _text_of(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise XtokError(f"{path} is not UTF-8", hint="write it as UTF-8") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
 def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     """Return each row's text in the student's tokens."""
     topk, texts, chats = rows.topk, rows.values("text"), _chats(rows)
-    student_texts = _student_texts(rows)
+    student_texts: list[Any] = _student_texts(rows)
     ids = [topk.token_ids[a:b] for a, b in pairwise(topk.bounds.tolist())]
     spans = {
         i: _text_in(translator, ids[i], text, rows.places[i])
@@ -65,7 +65,7 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
                 rows.places[i], f"it has student_text, and {what}", "leave out student_text"
             )
     by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
-    ours = [texts[i] if student_texts[i] is None else student_texts[i] for i in by_text]
+    ours: list[str] = [texts[i] if student_texts[i] is None else student_texts[i] for i in by_text]
     encoded = translator.student.encode_batch(ours)
     shared = dict(zip(by_ids, translator.of_teacher([ids[i] for i in by_ids]), strict=True))
     for (i, span), text, student_ids in zip(by_text.items(), ours, encoded, strict=True):

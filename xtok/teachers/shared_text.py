@@ -22,6 +22,7 @@ class SharedText(NamedTuple):
     teacher_ids: NDArray[np.int32]  # [T]
     spans: list[tuple[slice, slice]]  # of `plain` and of the teacher's ids, that spell the same
     mask: NDArray[np.bool_] | None = None  # [S], what the assistant wrote; None: no conversation
+    alone: slice = slice(0, 0)  # of the teacher's ids: a system text that the student does not read
 
     @classmethod
     def of(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import read_back
+from xtok.conversation import Conversation, ReadBack, read_back
+from xtok.conversation.teacher_side import renumbered
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats.ranked import MIN_REST
@@ -116,21 +118,28 @@ class Translator:
             for n, ids in enumerate(sequences)
         ]
 
-    def of_student(self, ids: Sequence[int]) -> SharedText:
+    def of_student(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
         """Return the text of the student's ids, as the teacher reads it.
 
         A conversation that the ids certainly are of is rendered by the teacher's own chat template.
         Anything else is spelled byte for byte.
 
+        Args:
+            ids: the student's.
+            teacher_system: what the teacher alone reads: the system text of a conversation, in
+                place of its own; before anything else, text.
+
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
+            XtokError: if its template takes no system text.
         """
-        if self.is_same:
+        if self.is_same and not teacher_system:
             return SharedText.of(ids, np.array(ids, np.int32))
-        return self._conversation(ids, 0, ends_too=True) or self._spelled(ids)
+        chat = self._conversation(ids, 0, ends_too=True, system=teacher_system)
+        return chat or self._spelled(ids, teacher_system)
 
     def _conversation(
-        self, ids: Sequence[int], given: Literal[0, 1], *, ends_too: bool
+        self, ids: Sequence[int], given: Literal[0, 1], *, ends_too: bool, system: str = ""
     ) -> SharedText | None:
         """Return the conversation that one side's ids surely are of, as both templates have it.
 
@@ -141,6 +150,7 @@ class Translator:
             ids: of a side, perhaps broken off.
             given: whose they are: 0 for the student's, 1 for the teacher's.
             ends_too: whether the other side must have the ends of the assistant's turns as well.
+            system: the teacher's own system text.
         """
         if not self._reads_chats:
             return None
@@ -148,10 +158,10 @@ class Translator:
         if told is None:
             return None
         this, tables = told.conversation, self.pair.tables
-        try:
-            other = told.render(self.pair.tokenizers[1 - given], self.templates[1 - given])
-        except XtokError:  # a template that refuses a role, or tools
+        read = self._other_side(told, 1 - given, system)
+        if read is None:
             return None
+        other, alone = read
         ours, theirs = (this, other) if given == 0 else (other, this)
         spans = written_alike(ours, theirs, self._roles)
         is_shared = np.zeros(len(this.ids), np.bool_)
@@ -175,10 +185,35 @@ class Translator:
         if given == 1 and this.bounds[-1] < len(this.text.encode()):  # it breaks off
             our_end = last[0].stop
         mask = ours.assistant_mask[:our_end]
-        return SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
+        text = SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
+        return text._replace(alone=alone)
 
-    def _spelled(self, ids: Sequence[int]) -> SharedText:
-        """Spell the student's ids byte for byte.
+    def _other_side(
+        self, told: ReadBack, side: int, system: str
+    ) -> tuple[Conversation, slice] | None:
+        """Render what was read back by the other side's template, with its own system text.
+
+        Return it with messages numbered as they were read, and the tokens of that text. None if the
+        template refuses a role, or tools.
+        """
+        own = bool(system) and told.messages[0]["role"] in ("system", "developer")
+        if system:
+            first = {"role": "system", "content": system}
+            told = replace(told, messages=[first, *told.messages[own:]])
+        try:
+            other = told.render(self.pair.tokenizers[side], self.templates[side])
+        except XtokError:
+            if system:
+                raise
+            return None
+        if not system:
+            return other, slice(0, 0)
+        place = other.message_spans[0].whole
+        numbers = {i: i - 1 + own for i in range(1, len(told.messages))}
+        return renumbered(other, numbers), slice(*place.tokens) if place else slice(0, 0)
+
+    def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
+        """Spell the student's ids byte for byte, behind a text that the teacher alone reads.
 
         A token without bytes and without a counterpart is spelled as its name, one whose
         counterpart is text as that text: so it has an honest value. The teacher's sequence begins
@@ -197,6 +232,7 @@ class Translator:
             begin = self._begin
         plain = [i for part in parts for i in part]
         first = 0 if begin else len(parts[0])
+        begin = [*begin, *self.teacher.encode(context).ids.tolist()]
         stretches = self._to_teacher([plain[:first], plain[first:]])
         teacher_ids = [*begin, *stretches[0], *stretches[1]]
         span = slice(0, len(plain)), slice(len(begin), len(teacher_ids))
@@ -276,7 +312,8 @@ def _share_gaps(
     """
     for text, begin, their_begin in zip(texts, bounds.tolist(), told.bounds.tolist(), strict=False):
         values = of_plain[begin : begin + len(text.plain)]
-        theirs = told.realized_logprob[their_begin : their_begin + len(text.teacher_ids)]
+        theirs = told.realized_logprob[their_begin : their_begin + len(text.teacher_ids)].copy()
+        theirs[text.alone] = np.nan
         ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
         begins = [(ours.start, other.start) for ours, other in text.spans]
         for (a, c), (b, d) in zip(ends, [*begins, (len(values), len(theirs))], strict=True):

@@ -483,6 +483,62 @@ def span_of(side: Tokenizer, ids: Sequence[int], words: bytes) -> tuple[int, int
     return first, last + 1
 
 
+SYSTEM = "There are 201 steps and one lamp."
+
+
+@pytest.mark.parametrize("before", [[], [{"role": "system", "content": "Be brief."}]])
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_teacher_has_a_system_text_of_its_own(
+    pair: Pair, model: Model, template: Path, before: list[dict[str, str]], kind: str
+) -> None:
+    """The answer has the student's tokens alone, and their sums are the teacher's."""
+    student, teacher = pair.tokenizers
+    ids = render(student, [*before, *CHAT], template="chatml").ids.tolist()
+    told = render(teacher, [{"role": "system", "content": SYSTEM}, *CHAT], template=template).ids
+    expected, both = told.tolist(), ("chatml", template)
+    if kind == "text":
+        ids = student.encode(TEXT).ids.tolist()
+        expected = teacher.table.roles["bos"][:1]
+        expected = [*expected, *teacher.encode_batch([SYSTEM])[0], *teacher.segment(TEXT)]
+    with running(model.app) as behind, proxied(pair, behind, templates=both) as url:
+        body = {"prompt": ids, "prompt_logprobs": 5}
+        model.asked.clear()
+        answers = [
+            httpx.post(f"{url}/v1/completions", json={**body, **more}, timeout=60)
+            for more in ({"teacher_system": SYSTEM}, {"teacher_system": ""}, {})
+        ]
+    [rows], [usual], [without] = map(rows_of, answers)
+    check_rows(ids, rows, 5, len(student.table))
+    assert usual == without != rows
+    assert model.asked[0] == expected
+    values, of_teacher = [math.nan, *own(ids, rows)], [math.nan, *model.own(expected)]
+    for words in [m["content"].encode() for m in CHAT] if kind == "chat" else ():
+        sums = [
+            sum(numbers[slice(*span_of(side, of, words))])
+            for side, of, numbers in (
+                (student, ids, values), (teacher, expected, of_teacher)
+            )
+        ]  # fmt: skip
+        assert sums[0] == pytest.approx(sums[1], abs=1e-4)
+    if kind == "text":
+        size = len(teacher.segment(TEXT))
+        assert sum(values[1:]) <= 0
+        assert sum(values[1:]) >= sum(of_teacher[-size:]) - 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS.args[1])
+def test_equal_tokenizers_with_a_system_text(start: Start, kind: str) -> None:
+    served = start("byte_level", "byte_level", kind)
+    ids = served.pair.tokenizers[0].encode(TEXT).ids.tolist()
+    served.model.asked.clear()
+    body = {"prompt": ids, "prompt_logprobs": 5, "teacher_system": SYSTEM}
+    [choice] = served.post("/v1/completions", **body)["choices"]
+    rows, [asked] = choice["prompt_logprobs"], served.model.asked
+    check_rows(ids, rows, 5, len(served.pair.tokenizers[0].table))
+    assert asked[-len(ids) :] == ids
+    assert own(ids, rows) == pytest.approx(served.model.own(asked)[1 - len(ids) :], abs=1e-4)
+
+
 def test_what_is_no_conversation_is_spelled(pair: Pair, digits: Tokenizer, template: Path) -> None:
     """Other ids, and all with --no-chat."""
     student, teacher = pair.tokenizers

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok.config import ServeConfig
+from xtok.conversation import render
 from xtok.errors import XtokError, install_hint
 from xtok.maps.map_like import MapLike
 from xtok.teachers.back_map import bind_back_map, kept_back_map
@@ -24,6 +25,7 @@ def serve(
     back_map: MapLike | None = None,
     student_template: str | Path | None = None,
     teacher_template: str | Path | None = None,
+    teacher_system: str = "",
     progress: Progress = silent,
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
@@ -42,13 +44,16 @@ def serve(
             one is built, and kept in the cache folder.
         student_template: of conversations, as `conversation.render` takes it.
         teacher_template: the same for the teacher's side.
+        teacher_system: what the teacher alone reads: the system text of conversations, in place of
+            their own; before other sequences, text. A request's own `teacher_system` goes before.
         progress: called for each pass over a vocabulary.
         note: called with what the user should know.
         on_ready: called with the address, when it answers.
 
     Raises:
         XtokError: if the teacher's server does not answer, is of another tokenizer, or allows too
-            few candidates; if the address is taken; if a package is missing.
+            few candidates; if the address is taken; if a package is missing; if the teacher's
+            template takes no system text.
     """
     try:
         from xtok.teachers.serving import server
@@ -59,6 +64,15 @@ def serve(
             hint=install_hint(NEEDED),
         ) from error
     config = ServeConfig.or_default(config)
+    teacher = pair.tokenizers[1]
+    if teacher_system and config.chat and (teacher_template or teacher.chat_templates):
+        chat = [{"role": "system", "content": teacher_system}, {"role": "user", "content": "x"}]
+        try:
+            render(teacher, chat, template=teacher_template, add_generation_prompt=True)
+        except XtokError as error:
+            if error.parameter:
+                error.renamed("teacher_template")
+            raise
     with server.bound(config.host, config.port) as opened:
         pair, given = bind_back_map(pair, back_map, note)
 
@@ -71,5 +85,7 @@ def serve(
             )
 
         asyncio.run(
-            server.serve(pair, teacher_url, config, opened, make_translator, note, on_ready)
+            server.serve(
+                pair, teacher_url, config, opened, make_translator, teacher_system, note, on_ready
+            )
         )

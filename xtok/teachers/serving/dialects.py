@@ -35,6 +35,7 @@ class Asked:
     ]  # the student's, the request's number
     num_chosen: int = 0  # how many ids of each place are chosen by the request itself
     temperature: float | None = None
+    teacher_system: str | None = None  # what the teacher alone reads; None: the server's
 
 
 def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
@@ -56,7 +57,13 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 # vLLM
 
 
-class _Scored(msgspec.Struct):
+class _ForTeacher(msgspec.Struct):
+    """What no other server knows, in requests of all dialects."""
+
+    teacher_system: str | None = None
+
+
+class _Scored(_ForTeacher):
     """What all requests for completions may say, and what a server that writes nothing refuses."""
 
     stream: bool | None = False
@@ -95,7 +102,9 @@ def completions(body: bytes) -> Asked:
             "model": student.model_id, "choices": choices, "usage": usage,
         })  # fmt: skip
 
-    return Asked(sequences, top_k, write, temperature=asked.temperature)
+    return Asked(
+        sequences, top_k, write, temperature=asked.temperature, teacher_system=asked.teacher_system
+    )
 
 
 class _DemoPrompt(msgspec.Struct):
@@ -113,7 +122,7 @@ class _Sampling(_Scored):
     prompt_logprob_start: int = 0
 
 
-class _TokensRequest(msgspec.Struct):
+class _TokensRequest(_ForTeacher, kw_only=True):
     token_ids: list[int]
     sampling_params: _Sampling
     stream: bool | None = False
@@ -150,7 +159,14 @@ def inference(body: bytes) -> Asked:
         return msgspec.json.encode(answer)
 
     width = max(map(len, wanted), default=0)
-    return Asked([ids], top_k, write, num_chosen=width, temperature=sampling.temperature)
+    return Asked(
+        [ids],
+        top_k,
+        write,
+        num_chosen=width,
+        temperature=sampling.temperature,
+        teacher_system=asked.teacher_system,
+    )
 
 
 def _wanted_ids(sampling: _Sampling, count: int) -> list[list[int]]:
@@ -201,7 +217,7 @@ class _Length(msgspec.Struct):
     temperature: float | None = None  # never of the input's log-probabilities
 
 
-class _GenerateRequest(msgspec.Struct):
+class _GenerateRequest(_ForTeacher):
     input_ids: list[int | list[int]] = []
     sampling_params: _Length | None = None
     return_logprob: bool = False
@@ -243,7 +259,14 @@ def generate(body: bytes) -> Asked:
 
     widest = max((len(ids) for wanted in rows for ids in wanted or ()), default=0)
     temperature = asked.input_logprob_temperature or sampling.temperature
-    return Asked(sequences, top_k, write, num_chosen=widest, temperature=temperature)
+    return Asked(
+        sequences,
+        top_k,
+        write,
+        num_chosen=widest,
+        temperature=temperature,
+        teacher_system=asked.teacher_system,
+    )
 
 
 def _chosen_ids(
@@ -312,7 +335,9 @@ def _demo(body: bytes) -> Asked:
         return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
 
     ids = asked.prompt.prompt_token_ids
-    return Asked([ids], top_k, write, temperature=asked.temperature)
+    return Asked(
+        [ids], top_k, write, temperature=asked.temperature, teacher_system=asked.teacher_system
+    )
 
 
 # What all share

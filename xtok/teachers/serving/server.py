@@ -92,16 +92,21 @@ def score(
 ) -> list[Scores]:
     """Return what a teacher says of texts, on the student's tokens; a value for each but the first.
 
-    Of equal tokenizers answers stay the same, but for ids beyond the student's width, which a wider
-    teacher's padding has.
+    Of equal tokenizers that read the same, answers stay the same, but for ids beyond the student's
+    width, which a wider teacher's padding has.
     """
-    if translator.is_same:
-        width = translator.pair.student.vocab_size
-        cut = [within(answer.topk, width) for answer in answers]
-        return [a if topk is a.topk else ranked(topk) for topk, a in zip(cut, answers, strict=True)]
-    told = joined([answer.topk for answer in answers])
-    topk = translator.project(texts, told, top_k, without_gaps=True)
-    return [ranked(one) for one in split(topk)]
+    width = translator.pair.student.vocab_size
+    scores = dict[int, Scores]()
+    for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        if translator.is_same and len(text.ids) == len(text.teacher_ids):
+            cut = within(answer.topk, width)
+            scores[n] = answer if cut is answer.topk else ranked(cut)
+    rest = [n for n in range(len(texts)) if n not in scores]
+    if rest:
+        told = joined([answers[n].topk for n in rest])
+        topk = translator.project([texts[n] for n in rest], told, top_k, without_gaps=True)
+        scores.update(zip(rest, map(ranked, split(topk)), strict=True))
+    return [scores[n] for n in range(len(texts))]
 
 
 class _WaitingSequence(NamedTuple):
@@ -177,6 +182,7 @@ class Proxy:
         translator: of the student and the teacher.
         teacher: a server that was begun.
         api_key: what clients must send as a Bearer token, if anything.
+        teacher_system: what the teacher alone reads, if a request does not say.
         note: called once for each kind of request that is not answered quite as asked.
     """
 
@@ -186,8 +192,10 @@ class Proxy:
         teacher: TeacherServer,
         *,
         api_key: str | None = None,
+        teacher_system: str = "",
         note: Note = silent_note,
     ) -> None:
+        self.teacher_system = teacher_system
         self.translator, self.teacher, self.metrics = translator, teacher, Metrics()
         self.student = translator.student.vocabulary
         self._longest = int(translator.teacher.table.lengths.max())
@@ -273,7 +281,7 @@ class Proxy:
 
     async def _answer(self, body: bytes, parse: Parser) -> Response:
         asked = await asyncio.to_thread(parse, body)
-        spelled = await asyncio.to_thread(self._spelled, asked.sequences)
+        spelled = await asyncio.to_thread(self._spelled, asked.sequences, asked.teacher_system)
         if asked.temperature not in (None, 0, 1) and not self._is_told:
             self._is_told = True
             self._note(
@@ -289,9 +297,12 @@ class Proxy:
         content = await asyncio.to_thread(asked.write, scores, self.student, next(self._numbers))
         return Response(content, media_type="application/json")
 
-    def _spelled(self, sequences: Sequence[Sequence[int]]) -> list[SharedText]:
-        """Check sequences, and spell them for the teacher."""
+    def _spelled(
+        self, sequences: Sequence[Sequence[int]], system: str | None = None
+    ) -> list[SharedText]:
+        """Check sequences, and spell them for the teacher, by a request's own system text."""
         spelled = []
+        system = self.teacher_system if system is None else system
         for ids in sequences:
             if not ids:
                 raise BadRequest("the sequence is empty: give at least one token id")
@@ -308,7 +319,7 @@ class Proxy:
                     "teacher's that its server takes"
                 )
             try:
-                spelled.append(self.translator.of_student(ids))
+                spelled.append(self.translator.of_student(ids, system))
             except XtokError as error:
                 raise BadRequest(str(error)) from error
             self.metrics.sequences.labels(str(spelled[-1].mask is not None).lower()).inc()
@@ -337,7 +348,10 @@ class Proxy:
     def _max_model_len(self) -> int | None:
         """Return how many of the student's tokens surely fit, in text as tokenizers meet it."""
         length = self.teacher.max_model_len
-        if length is None or self.translator.is_same:
+        if length is None:
+            return None
+        length -= len(self.translator.teacher.encode(self.teacher_system).ids)
+        if self.translator.is_same:
             return length
         return int((length - 1) / self.translator.pieces_per_token)
 
@@ -479,6 +493,7 @@ async def serve(
     config: ServeConfig,
     opened: socket.socket,
     make_translator: Callable[[], Translator],
+    teacher_system: str,
     note: Note,
     on_ready: Callable[[str], object],
 ) -> None:
@@ -496,7 +511,9 @@ async def serve(
     )
     async with aclosing(teacher):
         await teacher.begin(config.candidates, config.wait, note, pair.tokenizers[0])
-        proxy = Proxy(make_translator(), teacher, api_key=own_key, note=note)
+        proxy = Proxy(
+            make_translator(), teacher, api_key=own_key, teacher_system=teacher_system, note=note
+        )
         try:
             await proxy.warm_up()
         except (TeacherError, BadRequest) as error:

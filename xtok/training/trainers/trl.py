@@ -176,7 +176,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         """Return GOLD's batch as a prepared batch of the collator."""
         if "_xtok" in inputs:
             return inputs["_xtok"]  # type: ignore[no-any-return]
-        given = {name: [] for name in TEACHER_FIELDS}
+        given: dict[str, list[Any]] = {name: [] for name in TEACHER_FIELDS}
         for row in inputs.get(_TEACHER_SIDE, ()):
             for name, values in given.items():
                 values.append(row.get(name))
@@ -206,7 +206,7 @@ class _WithTeacherSide:
 
 def _teacher_side(example: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return what stands before a dataset's completion for the teacher, as a collator takes it."""
-    prompt, completion = example.get("prompt"), example.get("completion")
+    prompt, completion = example.get("prompt"), example.get("completion") or []
     if prompt is None and example.get("messages"):
         answers = [n for n, m in enumerate(example["messages"]) if m["role"] == "assistant"]
         end = answers[-1] if answers else 0
