@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ import numpy as np
 import pytest
 from checks import error_of
 
+import xtok
+from xtok import DistillationCollator, TokenAligner
+from xtok.alignment.chats import align_chat
 from xtok.conversation import NO_ANSWERS, Conversation, render
 from xtok.conversation.files import chat_record
 from xtok.inspection.chat_audit import audit_chats
@@ -324,3 +328,35 @@ def test_an_audit(small: Path, tmp_path: Path) -> None:
     found = audit_chats(tokenizer, rows[:2], template=BESIDE)
     assert found.other_ids == ()
     assert audit_chats(tokenizer, rows[:2]).other_ids == (0, 1)
+
+
+# In the collator
+
+
+def test_a_collator_says_what_nobody_reads(byte_level: Tokenizer) -> None:
+    def said(*samples: Any, **options: Any) -> list[str]:
+        collator = DistillationCollator(
+            byte_level, [], student_template=chatml("{{ m.content }}"), **options
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            collator(samples)
+        return [str(warning.message).removeprefix("small-byte-level: ") for warning in caught]
+
+    row = {"messages": [ASK, SEVEN], "teacher_messages": None, "source": "x"}
+    assert said(row, {"text": "boats", "id": 7}) == []
+    effect = ": it has no effect"
+    assert said({**row, "loss": 0}) == [f"nobody reads the key 'loss' of conversations{effect}"]
+    both = {**row, "text": "boats"}
+    assert said(both) == [f"nobody reads the key 'messages' of texts{effect}"]
+    assert said([ASK]) == [NO_ANSWERS]
+    assert said(row, max_length=2)[0].startswith("max_length 2 cuts all targets of a sample")
+
+
+def test_align_takes_the_variables_of_a_conversation(byte_level: Tokenizer) -> None:
+    pair = xtok.pair(byte_level, byte_level)
+    aligned = align_chat(
+        TokenAligner(pair), pair, [ASK, SEVEN], student_template=GROUNDED,
+        teacher_template=GROUNDED, variables={"documents": [{"title": "Harbour", "text": "7"}]},
+    )  # fmt: skip
+    assert aligned.student.text.startswith("Harbour: 7")

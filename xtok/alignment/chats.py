@@ -40,6 +40,7 @@ def align_chat(
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
     student_template: str | Path | None = None,
     teacher_template: str | Path | None = None,
 ) -> ChatAlignment:
@@ -55,6 +56,7 @@ def align_chat(
         pair: the student and the teacher, with their tokenizers.
         messages: dicts with `role` and `content`, and whatever else the templates read.
         tools: JSON schemas of the tools.
+        variables: what else both templates read.
         student_template: as in `conversation.render`; the tokenizer's own by default.
         teacher_template: the same for the teacher's side.
 
@@ -63,7 +65,7 @@ def align_chat(
     """
     templates = (student_template, teacher_template)
     ours, theirs = (
-        render(tokenizer, messages, tools=tools, template=template)
+        render(tokenizer, messages, tools=tools, template=template, variables=variables)
         for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
     )
     return ChatAlignment(

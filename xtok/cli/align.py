@@ -69,10 +69,13 @@ def align(
             pair,
             record.messages,
             tools=record.tools,
+            variables=record.variables,
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
         )
-        console.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
+        console.print_notes(
+            dict.fromkeys((*record.notes, *aligned.student.notes, *aligned.teacher.notes))
+        )
         alignment = chats.describe_chat(aligner, pair, aligned)
     show(alignment, print_alignment, json=json)
 

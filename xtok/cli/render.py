@@ -66,17 +66,12 @@ def render(
     def rows(advance: Callable[[int], object]) -> Iterator[dict[str, Any]]:
         for chat in chain([first], chats):
             with _naming(chat.place):
-                rendered = xtok.render(
-                    tokenizer,
-                    chat.messages,
-                    tools=chat.tools,
-                    add_generation_prompt=add_generation_prompt,
-                    template=chat_template,
-                    variables=chat.variables,
+                rendered = chat.render(
+                    tokenizer, chat_template, add_generation_prompt=add_generation_prompt
                 )
             num_targets = int(rendered.assistant_mask.sum())
             counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
-            noted.update((*chat.notes, *rendered.notes))
+            noted.update(rendered.notes)
             advance(len(rendered.ids))
             yield rendered.record()
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok._lib.lines import LinePlace, decode, json_lines, no_json, too_long
 from xtok._lib.opening import decompressed, parquet_file, reading
 from xtok._lib.shards import Shard
 from xtok.conversation.leaves import ASIDE, unread_note
+from xtok.conversation.rendering import Conversation, render
 from xtok.conversation.templates import is_missing
 from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 MAX_BYTES = 1 << 30
 """A longer line, or file of JSON that is not of lines, is an error."""
@@ -32,6 +37,28 @@ class ChatRecord(NamedTuple):
     variables: dict[str, Any]
     notes: tuple[str, ...] = ()  # on keys of it that nobody reads
     teacher_messages: Any = None  # the same as teachers read it; see `teacher_side`
+
+    def render(
+        self,
+        tokenizer: Tokenizer,
+        template: str | Path | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> Conversation:
+        """Render it, as `conversation.render` does, with its own notes before the others.
+
+        Raises:
+            XtokError: as `conversation.render` does.
+        """
+        shown = render(
+            tokenizer,
+            self.messages,
+            tools=self.tools,
+            add_generation_prompt=add_generation_prompt,
+            template=template,
+            variables=self.variables,
+        )
+        return replace(shown, notes=(*self.notes, *shown.notes))
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
@@ -99,7 +126,7 @@ def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
     if "messages" not in names:
         raise _error(str(path), f"there is no column 'messages', but: {listed(names, 8)}")
     read = {*_FIELDS, "teacher_messages"}
-    unread = dict.fromkeys(names - read, True)
+    unread = dict.fromkeys((name for name in names if name not in read), True)
     columns = [name for name in names if name in read]
     batches = file.iter_batches(columns=columns, batch_size=256, use_threads=False)
     rows = (row for batch in batches for row in batch.to_pylist())
@@ -151,19 +178,21 @@ def chat_record(value: Any, place: object) -> ChatRecord:
         raise _error(place, f"it has {name} twice, once among its chat_template_kwargs")
     if parts["documents"]:
         variables = {**variables, "documents": parts["documents"]}
-    unread = fields.keys() - {*_FIELDS, *_READ_ELSEWHERE, *ASIDE}
     return ChatRecord(
         place=place,
         messages=messages,
         tools=parts["tools"],
         variables=variables,
-        notes=tuple(
-            unread_note(key, "conversations")
-            for key, value in fields.items()
-            if key in unread and not is_missing(value)
-        ),
+        notes=unread_notes(fields, _FIELDS, "conversations"),
         teacher_messages=fields.get("teacher_messages"),
     )
+
+
+def unread_notes(fields: Mapping[str, Any], read: Iterable[str], what: str) -> tuple[str, ...]:
+    """Return notes on the fields of a row that nobody reads, but for those of other sides."""
+    read = {*read, *_READ_ELSEWHERE, *ASIDE}
+    unread = (k for k, value in fields.items() if k not in read and not is_missing(value))
+    return tuple(unread_note(key, what) for key in unread)
 
 
 def _error(place: object, problem: str) -> XtokError:

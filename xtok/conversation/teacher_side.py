@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.leaves import SPOKEN, is_trained_on
-from xtok.conversation.rendering import Conversation, render
+from xtok.conversation.rendering import Conversation
 from xtok.conversation.templates import Message, is_missing, plain_messages
 from xtok.errors import XtokError
 
@@ -56,14 +56,7 @@ class SideChat(NamedTuple):
         Raises:
             XtokError: as `conversation.render` does.
         """
-        shown = render(
-            tokenizer,
-            self.chat.messages,
-            tools=self.chat.tools,
-            add_generation_prompt=add_generation_prompt,
-            template=template,
-            variables=self.chat.variables,
-        )
+        shown = self.chat.render(tokenizer, template, add_generation_prompt=add_generation_prompt)
         return shown if self.answers is None else renumbered(shown, self.answers)
 
 

@@ -15,7 +15,6 @@ from xtok.conversation import (
     BLOCK_IN_PROMPT,
     Conversation,
     find_template,
-    render,
 )
 from xtok.conversation.files import ChatRecord
 from xtok.conversation.formats import PromptFormat
@@ -70,12 +69,10 @@ def audit_chats(
     others: dict[str, list[int]] = {"ids": [], "masks": [], "": []}
     for number, row in enumerate(rows):
         try:
-            chat = render(
-                tokenizer, row.messages, tools=row.tools, template=template, variables=row.variables
-            )
+            chat = row.render(tokenizer, template)
             chats[number] = chat
             roles.update(span.role for span in chat.message_spans)
-            notes.update((*row.notes, *chat.notes))
+            notes.update(chat.notes)
             if library is not None:
                 theirs = _by_library(library, tokenizer, template, row)
                 others[_differing(chat, row, theirs)].append(number)

@@ -294,7 +294,7 @@ def _differs_at(own: bytes, whole: bytes) -> str:
 
 def _chats(rows: Documents) -> list[Sides | None]:
     """Return the rows' conversations, None for those without."""
-    names = "messages", "tools", "chat_template_kwargs"
+    names = "messages", "tools", "documents", "system", "chat_template_kwargs"
     columns = zip(*map(rows.values, names), strict=True)
     chats: list[Sides | None] = []
     for place, fields, own in zip(

@@ -25,7 +25,7 @@ from xtok.alignment.aligner import (
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation
-from xtok.conversation.files import chat_record
+from xtok.conversation.files import chat_record, unread_notes
 from xtok.conversation.teacher_side import (
     TEACHER_FIELDS,
     SideChat,
@@ -183,6 +183,9 @@ class DistillationCollator:
         read = [_read(s, f"sample {n}", len(self.teachers)) for n, s in enumerate(samples)]
         of_student, *of_teachers = map(list, zip(*read, strict=True))
         ours = self._rows(self.student, self.student_template, of_student)
+        if any(row.is_target.any() and not row.is_target[: self.max_length].any() for row in ours):
+            note = f"max_length {self.max_length} cuts all targets of a sample: nothing is trained"
+            warnings.warn(note, stacklevel=2)
         batch = _pad(ours, self.student, self.max_length)
         batch["teachers"] = []
         for teacher, template, aligner, given in zip(
@@ -600,6 +603,8 @@ def _read(sample: Sample, place: str, num_teachers: int) -> list[SideText | Side
     text = fields.get("text", sample)
     require_used(fields, place, TEACHER_FIELDS[isinstance(text, str)])
     if isinstance(text, str):
+        for note in unread_notes(fields, ("text",), "texts"):
+            warnings.warn(note, stacklevel=4)
         contexts = for_each_teacher(
             fields.get("teacher_context"), num_teachers, "teacher_context", place
         )

@@ -310,8 +310,9 @@ CHATML = (
 def test_a_teacher_reads_conversations_by_its_own_template(
     trainer: Make, small: Path, rows: Any
 ) -> None:
-    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    template = "{{ mood }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    rows = [row | {"chat_template_kwargs": {"mood": "glad "}} for row in rows]
     one = trainer(rows=rows * 2, lmbda=0.5, template=template, chat_template=CHATML, max_steps=4)
     seen = watch(one)
     one.train()
@@ -319,7 +320,7 @@ def test_a_teacher_reads_conversations_by_its_own_template(
     assert logged(one, "off_policy_loss")
     theirs = load_tokenizer(str(small / "small-byte-level"))
     ours = load_tokenizer(str(small / "small-digits"))
-    prompt = theirs.segment(b"[user] How many steps?\n[assistant] ")
+    prompt = theirs.segment(b"glad [user] How many steps?\n[assistant] ")
     for batch in seen:
         for row, labels in zip(batch["input_ids"], batch["labels"], strict=True):
             text = b"".join(ours.table[i] for i in row.tolist())
@@ -327,7 +328,7 @@ def test_a_teacher_reads_conversations_by_its_own_template(
             assert int((labels >= 0).sum()) > 1
         for ids in batch["teachers"][0]["input_ids"].tolist():
             text = b"".join(theirs.table[i] for i in ids)
-            assert text.startswith(b"[user] How many steps?\n[assistant] ")
+            assert text.startswith(b"glad [user] How many steps?\n[assistant] ")
             assert ids[: len(prompt) - 1] == prompt[:-1]
 
 
