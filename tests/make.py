@@ -27,7 +27,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import xtok
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.building.spellings import spellings_of_pair
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -73,7 +72,7 @@ def loss_artefact(name: LossName, pair: Pair) -> Any:
         return ProjectionModule(built(*pair.tokenizers))
     if row.artefact is EVENTS:
         return event_index(xtok.events(*pair.tokenizers))
-    return spelling_index(spellings_of_pair(pair))
+    return spelling_index(xtok.events(pair, for_loss="csd"))
 
 
 def nemo_values(name: str) -> dict[str, NDArray[Any]]:

@@ -92,7 +92,8 @@ def there(name: str, make: Callable[[str], object]) -> str:
 
 
 def spellings(student: str = "bytes") -> SpellingMap:
-    return xtok.events(student, "bytes", for_loss="csd")
+    made: SpellingMap = xtok.events(student, "bytes", for_loss="csd")
+    return made
 
 
 def tables(name: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 from make import byte_ranks, same
 
 import xtok
-from xtok.building.build import map_of_pair
+from xtok.building.build import build
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
 
 PACKAGE = Path(xtok.__file__).parent
@@ -54,7 +54,7 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
         assert same(xtok.reapply_exact(source), xtok.reapply_exact(projection))
         assert same(xtok.sort_cut(source), xtok.sort_cut(projection))
     pair = xtok.pair("bytes", "bytes")
-    extended = xtok.multitoken(pair, initial=map_of_pair(pair))
+    extended = xtok.multitoken(pair, initial=build(pair))
     xtok.build("bytes", "bytes").save(path)
     assert same(xtok.multitoken(pair, initial=path), extended)
 

@@ -20,8 +20,7 @@ import torch
 from tiny_models import save_model
 
 import xtok
-from xtok.building.build import map_of_pair
-from xtok.building.events import events_of_pair
+from xtok.building.build import build
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator, prepare
@@ -204,7 +203,7 @@ def test_a_pruned_student_is_healed(
 
 
 def test_a_damaged_map_has_moved_rows(back: Pair) -> None:
-    made = map_of_pair(back)
+    made = build(back)
     worse = study_data.damaged(made, 0.1)
     worse.check()
     moved = [
@@ -216,7 +215,7 @@ def test_a_damaged_map_has_moved_rows(back: Pair) -> None:
 
 
 def test_exchanged_events_are_the_same_sizes(back: Pair) -> None:
-    made = events_of_pair(back)
+    made = xtok.events(back)
     worse = study_data.exchanged(made)
     worse.check()
     assert np.array_equal(worse.student_event, made.student_event)

@@ -192,6 +192,8 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
         ValueError: unless it is one of those that maps, or events, are made for.
     """
     name = with_hyphens(loss)
+    if name in get_args(EventLoss) and known is Loss:
+        raise ValueError(f"{name} takes no projection map: xtok.events makes what it takes")
     if name not in get_args(known):
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
     return name
@@ -309,7 +311,9 @@ class BuildConfig(MultitokenConfig):
         metavar="TARGET",
         needs={"weights": "synthetic", "text": True},
     )
-    exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
+    exact_match: bool = option(
+        True, "Where both sides have a token, give it one entry of weight 1."
+    )
 
     @classmethod
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:

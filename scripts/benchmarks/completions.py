@@ -22,8 +22,6 @@ import xtok
 from benchmarks import harness
 from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.projecting import CHARACTERS, LANGUAGES, Place, Side, Writer, spelled
-from xtok.building.events import events_of_pair
-from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses import spelling_index
@@ -73,7 +71,7 @@ def held(options: Namespace) -> Iterator[Row]:
 
 def chunks_of(pair: Pair, texts: list[tuple[str, str]], sides: list[Side]) -> list[Chunk]:
     """Return the chunks of texts that both sides spell alike, with the paper's completions."""
-    index, aligner = spelling_index(spellings_of_pair(pair)), xtok.TokenAligner(pair)
+    index, aligner = spelling_index(xtok.events(pair, for_loss="csd")), xtok.TokenAligner(pair)
     ids, partners = np.unique(index.teacher_partner.numpy(), return_index=True)
     shared = dict(zip(partners[ids >= 0].tolist(), ids[ids >= 0].tolist(), strict=True))
     found = []
@@ -161,7 +159,7 @@ def agreement(
     pair: Pair, sides: list[Side], chosen: list[tuple[Chunk, Rules]], writer: Writer
 ) -> dict[tuple[str, str], list[tuple[bool, bool]]]:
     """Return of each continuation whether it is an event, and whether both sides say the same."""
-    events = events_of_pair(pair)
+    events = xtok.events(pair)
     lengths = pair.tables[1].lengths
     places = [
         Place(

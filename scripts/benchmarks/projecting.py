@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 import xtok
 from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.ngrams import Sparse, flat, stored
-from xtok.building.build import map_of_pair
+from xtok.building.build import build
 from xtok.maps.edges import Edges
 from xtok.maps.making import map_of_edges
 from xtok.teachers.back_map import BACK_MAP
@@ -190,7 +190,7 @@ class Judge:
         known: dict[tuple[int, int], Sparse],
     ) -> None:  # fmt: skip
         pair = xtok.pair(student, teacher)
-        back_map = map_of_pair(pair.reversed, BACK_MAP)
+        back_map = build(pair.reversed, config=BACK_MAP)
         self.student, self.teacher, self.ours = student, teacher, ours
         self.s_flat, self.t_flat = flat(ours.ids), flat(theirs.ids)
         bounds = self.t_flat[1].tolist()

@@ -28,7 +28,7 @@ from starlette.routing import Route
 import xtok
 from benchmarks.harness import Row, chosen, documents, path_of, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, stored
-from xtok.building.build import map_of_pair
+from xtok.building.build import build
 from xtok.config import ServeConfig
 from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.formats.ranked import Scores
@@ -54,7 +54,7 @@ def serving(options: Namespace) -> Iterator[Row]:
     for label, names in chosen(PAIRS, options):
         pair = xtok.pair(*map(tokenizer, names))
         student, teacher = pair.tokenizers
-        translator = Translator(pair, map_of_pair(pair.reversed, BACK_MAP), num_threads=1)
+        translator = Translator(pair, build(pair.reversed, config=BACK_MAP), num_threads=1)
         rows = [student.encode(text).ids.tolist() for text in some]
         spelled = [translator.of_student(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))

@@ -16,8 +16,6 @@ from benchmarks import harness, hidden
 from benchmarks.harness import Row, memory_status, race, tokenizer
 from xtok import ProjectionMap, losses
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.building.events import events_of_pair
-from xtok.building.spellings import spellings_of_pair
 from xtok.training.collator import prepare
 from xtok.training.losses import PKLConfig, p_kl
 from xtok.training.module import ProjectionModule
@@ -92,8 +90,8 @@ def loss_cost(options: Namespace) -> Iterator[Row]:
         lengths = batch["input_ids"].shape[1], side["input_ids"].shape[1]
         ours, theirs = logits(lengths, *pair.shape, device=options.device)
         artefacts: dict[losses.LossName, Any] = {
-            "event-kl": losses.event_index(events_of_pair(pair)),
-            "csd": losses.spelling_index(spellings_of_pair(pair)), "alm": None,
+            "event-kl": losses.event_index(xtok.events(pair)),
+            "csd": losses.spelling_index(xtok.events(pair, for_loss="csd")), "alm": None,
         }  # fmt: skip
         calls = {
             name: losses.make_loss(name, module=index and index.to(options.device))

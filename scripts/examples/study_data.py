@@ -19,9 +19,7 @@ import torch
 from projected import ProjectedTeacher
 
 import xtok
-from xtok.building.build import map_of_pair
-from xtok.building.events import events_of_pair
-from xtok.building.spellings import spellings_of_pair
+from xtok.building.build import build
 from xtok.teachers.back_map import BACK_MAP
 from xtok.training.collator import DistillationCollator
 from xtok.training.losses import (
@@ -216,19 +214,19 @@ def saved(args: argparse.Namespace, run: Run) -> Path:
 def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
     """Make a map, an event map or a spelling map; `text` is counted on the training text."""
     if name == "to-project":
-        return map_of_pair(pair.reversed, BACK_MAP)
+        return build(pair.reversed, config=BACK_MAP)
     if name == "bytes":
-        return events_of_pair(pair)
+        return xtok.events(pair)
     if name == "exchanged":
-        return exchanged(events_of_pair(pair))
+        return exchanged(xtok.events(pair))
     if name == "first-pieces":
-        return map_of_pair(pair.reversed, FIRST_PIECES)
+        return build(pair.reversed, config=FIRST_PIECES)
     if name == "spellings":
-        return spellings_of_pair(pair)
+        return xtok.events(pair, for_loss="csd")
     if name == "recipe":
-        return map_of_pair(pair, xtok.BuildConfig(scale_trick=False))
+        return build(pair, config=xtok.BuildConfig(scale_trick=False))
     config = xtok.BuildConfig.for_loss("gold" if name == "for-gold" else "p-kl")
-    made = map_of_pair(pair, config, texts=[texts] if name == "text" else [])
+    made = build(pair, config=config, texts=[texts] if name == "text" else [])
     return damaged(made, float(name.partition("-")[2])) if name.startswith("damaged") else made
 
 

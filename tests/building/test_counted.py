@@ -16,7 +16,7 @@ from conftest import Cli
 from make import NO_SLOT, token, write_documents
 
 from xtok._lib.shards import source_of
-from xtok.building.build import map_of_pair
+from xtok.building.build import build
 from xtok.building.counted import wanted_by
 from xtok.building.counting.pair_text import PairText, Wanted
 from xtok.building.counting.smoothing import ALPHAS
@@ -48,7 +48,7 @@ def made(
     base: ProjectionMap | None = None,
 ) -> ProjectionMap:
     """Count a map on text; by default, without exact rows."""
-    return map_of_pair(pair, config or counting(), texts=texts, initial=base)
+    return build(pair, config=config or counting(), texts=texts, initial=base)
 
 
 def ids(pair: Pair, student: bytes, teacher: bytes) -> tuple[int, int]:
@@ -177,7 +177,7 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
     config = BuildConfig.for_loss(loss)  # type: ignore[arg-type]
     assert (config.weights, config.top_k, config.scale_trick) == ("synthetic", 8, False)
     assert config.target == ("both" if loss == "p-kl" else "start")
-    found = map_of_pair(pair, config)
+    found = build(pair, config=config)
     matches = [ids(pair, b"2", b"2"), ids(pair, b"e", b"e")]
     assert all(naive.rows_of(found)[s] == [(t, 1.0)] for s, t in matches) == is_exact
     assert max(len(row) for row in naive.rows_of(found).values()) <= 8
@@ -185,14 +185,14 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
 
 
 def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
-    found = map_of_pair(pair, BuildConfig.for_loss("p-kl"), texts=[corpus])
+    found = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
     assert [step["stage"] for step in found.history] == ["count", "count"]
     alone = made(pair, [corpus], counting(target="both"))
     assert mapfile.sha256(found) == mapfile.sha256(alone)
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
     assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
     with pytest.raises(ValueError, match="target 'both' needs weights 'synthetic', or texts"):
-        map_of_pair(pair, counting(target="both"))
+        build(pair, config=counting(target="both"))
 
 
 # The command

@@ -54,7 +54,8 @@ def test_a_tokenizer_with_itself_has_an_event_for_each_token(byte_level: Tokeniz
 
 @pytest.fixture(scope="module")
 def by_bytes(digits: Tokenizer, byte_level: Tokenizer) -> EventMap:
-    return events(digits, byte_level)
+    made: EventMap = events(digits, byte_level)
+    return made
 
 
 def test_each_token_is_where_its_link_is(

@@ -23,8 +23,9 @@ from make import byte_ranks, same, two_files
 import xtok
 from xtok import BuildConfig, ProjectionMap, Tokenizer
 from xtok._lib import io
-from xtok._lib.shards import Paths
-from xtok.building.build import asked_for, map_of_pair
+from xtok._lib.shards import Paths, source_of
+from xtok.building.build import build
+from xtok.building.counting.texts import find_texts
 from xtok.errors import OutputError
 from xtok.maps.file import sha256, to_safetensors
 from xtok.maps.recipe import difference, recipe_of
@@ -43,8 +44,8 @@ from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.pairs import Pair
 model, path, log, count = *sys.argv[1:4], int(sys.argv[4])
 delay, timeout = map(float, sys.argv[5:])
-tokenizer, build = load_tokenizer(model), stage.map_of_pair
-expected = file.sha256(stage.build(tokenizer, tokenizer))
+tokenizer, build = load_tokenizer(model), stage.build
+expected = file.sha256(build(tokenizer, tokenizer))
 def tell(what):
     with open(log, "a") as file:
         file.write(f"{what.split()[0]} {os.getpid()}\\n")
@@ -52,7 +53,7 @@ def slow(*args, **options):
     tell("builds")
     time.sleep(delay)
     return build(*args, **options)
-stage.map_of_pair = slow
+stage.build = slow
 children = []
 for _ in range(count):
     child = os.fork()
@@ -268,7 +269,7 @@ def test_a_map_of_the_same_options_is_no_other(
     pair: Pair, tmp_path: Path, config: BuildConfig
 ) -> None:
     path = tmp_path / "map.safetensors"
-    map_of_pair(pair, config).save(path)
+    build(pair, config=config).save(path)
     found = ProjectionMap.load(path)
     for other in CONFIGS:
         assert (difference(found, pair, recipe_of(other)) is None) == (other == config)
@@ -281,7 +282,7 @@ def pair(sentencepiece: Tokenizer, digits: Tokenizer) -> Pair:
 
 def test_how_a_map_differs(small: Path, pair: Pair) -> None:
     sentencepiece, digits = pair.tokenizers
-    built = map_of_pair(pair)
+    built = build(pair)
     wide = load_tokenizer(str(small / "small.model"), vocab_size=2000)
     byte = load_tokenizer(str(small / "small-byte-level"), vocab_size=3000)
     narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
@@ -305,7 +306,7 @@ def test_how_a_map_differs(small: Path, pair: Pair) -> None:
 
 def test_a_map_that_was_changed_has_no_recipe(pair: Pair, tmp_path: Path) -> None:
     """Nor has one of an earlier version, which is made anew."""
-    built, usual = map_of_pair(pair), recipe_of(BuildConfig())
+    built, usual = build(pair), recipe_of(BuildConfig())
     assert built.recipe == usual
     spelled = xtok.multitoken(pair)
     assert xtok.sort_cut(xtok.reapply_exact(spelled)).recipe == usual
@@ -328,12 +329,14 @@ def test_a_map_that_was_counted_on_other_text(pair: Pair, tmp_path: Path) -> Non
     text, config = tmp_path / "a.txt", BuildConfig()
     text.write_text("one two three\n" * 40)
     initial = xtok.multitoken(pair)
-    built = map_of_pair(pair, config, texts=[text], initial=initial)
+    built = build(pair, config=config, texts=[text], initial=initial)
 
     def differs(
         config: BuildConfig, initial: ProjectionMap | None, texts: Paths = (text,)
     ) -> str | None:
-        return difference(built, pair, asked_for(config, texts, "text", initial))
+        return difference(
+            built, pair, recipe_of(config, map(source_of, find_texts(texts)), "text", initial)
+        )
 
     synthetic = BuildConfig(weights="synthetic", scale_trick=False)
     assert differs(config, initial) is None
@@ -472,22 +475,22 @@ def test_events_are_kept(
     cli: Cli, small: Path, tmp_path: Path, loss: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
-    sides = [str(path) for path in (small / "small-digits", small / "small.model")]
+    ours, theirs = small / "small-digits", small / "small.model"
     path, notes = tmp_path / "e.safetensors", list[str]()
-    made = xtok.get_map(*sides, for_loss=loss, path=path, note=notes.append)
-    assert sha256(made) == sha256(xtok.events(*sides, for_loss=loss))
+    made = xtok.get_map(ours, theirs, for_loss=loss, path=path, note=notes.append)
+    assert sha256(made) == sha256(xtok.events(ours, theirs, for_loss=loss))
     before = path.read_bytes()
-    kept = xtok.get_map(*sides, for_loss=loss.replace("-", "_"), path=path, note=notes.append)
+    kept = xtok.get_map(ours, theirs, for_loss=loss.replace("-", "_"), path=path, note=notes.append)
     assert (sha256(kept), path.read_bytes(), kept.reports) == (sha256(made), before, ())
     assert notes == [f"{path} exists, and is kept"]
-    other = cli("events", sides[1], sides[0], "--for", loss, "-o", path, "--skip-existing")
+    other = cli("events", theirs, ours, "--for", loss, "-o", path, "--skip-existing")
     assert f"{path} exists, and is replaced: its student is" in other.stderr
     assert path.read_bytes() != before
-    xtok.get_map(*sides, for_loss=loss)
+    xtok.get_map(ours, theirs, for_loss=loss)
     [cached] = (tmp_path / "cache" / "maps").glob("*.safetensors")
     assert cached.read_bytes() == before
     with pytest.raises(ValueError, match=f"{loss} takes no config"):
-        xtok.get_map(*sides, xtok.BuildConfig(), for_loss=loss)  # type: ignore[call-overload]
+        xtok.get_map(ours, theirs, xtok.BuildConfig(), for_loss=loss)
 
 
 def test_events_replace_a_map_of_another_kind(cli: Cli, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from conftest import KINDS, Cli, Load, Tokenizers
 from make import byte_ranks
 
 import xtok
-from xtok.building.spellings import spellings_of_pair
 from xtok.errors import MapFileError, OutputError
 from xtok.inspection.doctor import doctor
 from xtok.inspection.verify import verify
@@ -36,7 +35,7 @@ def rows(m: SpellingMap, side: str) -> list[list[int]]:
 def test_exact_spellings(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd", width=260)
     teacher = byte_ranks(tmp_path / "t.tiktoken", "cd", "bc", "abcd")
-    m = spellings_of_pair(xtok.pair(student, teacher))
+    m = xtok.events(xtok.pair(student, teacher), for_loss="csd")
     each = [[i] for i in range(256)]
     assert rows(m, "student") == [*each, [97, 98], [97, 257], [256], []]
     assert rows(m, "teacher") == [*each, [258], [98, 99], [257, 100]]
@@ -56,7 +55,7 @@ def test_exact_spellings(tmp_path: Path) -> None:
 
 def test_what_cannot_be_spelled_is_told(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
-    m = spellings_of_pair(xtok.pair(student, "null:5"))
+    m = xtok.events(xtok.pair(student, "null:5"), for_loss="csd")
     assert len(m.shared[0]) == 0
     assert m.left_out("student")["cannot be spelled"].tolist() == list(range(257))
     assert m.reports[0].notes[-2:] == (
@@ -69,14 +68,14 @@ def test_of_several_ids_the_one_that_a_text_has_is_shared(sentencepiece: Tokeniz
     """The lowest id would be the byte token, which no text has."""
     byte, letter = (i for i, token in enumerate(sentencepiece.table.tokens()) if token == b"a")
     assert sentencepiece.segment(b"a") == [letter]
-    m = spellings_of_pair(xtok.pair(sentencepiece, "bytes"))
+    m = xtok.events(xtok.pair(sentencepiece, "bytes"), for_loss="csd")
     assert (rows(m, "student")[byte], rows(m, "student")[letter]) == ([], [97])
     assert rows(m, "teacher")[97] == [letter]
     assert byte in m.left_out("student")["another id has the same bytes"].tolist()
 
 
 def test_special_tokens_of_one_role_are_shared(to_pieces: Pair) -> None:
-    m, (ours, theirs) = spellings_of_pair(to_pieces), to_pieces.tables
+    m, (ours, theirs) = xtok.events(to_pieces, for_loss="csd"), to_pieces.tables
     shared = zip(*(ids.tolist() for ids in m.shared), strict=True)
     special = {ours.name(s): theirs.name(t) for s, t in shared if not ours[s]}
     assert special == {"<|begin_of_text|>": "<s>", "<|end_of_text|>": "</s>"}
@@ -88,7 +87,7 @@ def test_special_tokens_of_one_role_are_shared(to_pieces: Pair) -> None:
 @pytest.mark.parametrize("to", KINDS)
 def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to: str) -> None:
     student, teacher = tokenizers[of], tokenizers[to]
-    m = spellings_of_pair(xtok.pair(student, teacher))
+    m = xtok.events(xtok.pair(student, teacher), for_loss="csd")
     for side, ours, theirs in (("student", student, teacher), ("teacher", teacher, student)):
         others, canonical = theirs.table.tokens(), ours.table.canonical_ids()
         spellings = rows(m, side)
@@ -117,7 +116,7 @@ def test_every_token_is_spelled_or_left_out(tokenizers: Tokenizers, of: str, to:
     ],
 )
 def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int]) -> None:
-    m = spellings_of_pair(xtok.pair(*map(load_real, names)))
+    m = xtok.events(xtok.pair(*map(load_real, names)), for_loss="csd")
     assert [*m.reports[0].counts.values()] == counts
 
 
@@ -128,7 +127,8 @@ def test_real_models(load_real: Load, names: tuple[str, str], counts: list[int])
 def long_tokens(tmp_path: Path) -> SpellingMap:
     """A student with tokens of 2, 8 and 9 bytes, the teacher with bytes alone."""
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
-    return spellings_of_pair(xtok.pair(student, "bytes"))
+    made: SpellingMap = xtok.events(xtok.pair(student, "bytes"), for_loss="csd")
+    return made
 
 
 def test_the_two_tables(long_tokens: SpellingMap, tmp_path: Path) -> None:
@@ -265,10 +265,10 @@ def test_the_commands(cli: Cli, small: Path, tmp_path: Path) -> None:
 
 def test_the_function(byte_level: Tokenizer, digits: Tokenizer) -> None:
     m = xtok.events(byte_level, digits, for_loss="csd")
-    assert sha256(m) == sha256(spellings_of_pair(xtok.pair(byte_level, digits)))
+    assert sha256(m) == sha256(xtok.events(xtok.pair(byte_level, digits), for_loss="csd"))
     assert isinstance(xtok.events(byte_level, digits), EventMap)
     with pytest.raises(ValueError, match="loss is 'kl'"):
-        xtok.events(byte_level, digits, for_loss="kl")  # type: ignore[call-overload]
+        xtok.events(byte_level, digits, for_loss="kl")  # type: ignore[arg-type]
 
 
 # What commands say of them
@@ -294,7 +294,7 @@ def test_inspect_shows_what_is_spelled_and_left_out(
 
 def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", width=258)
-    m = spellings_of_pair(xtok.pair(student, "null:5"))
+    m = xtok.events(xtok.pair(student, "null:5"), for_loss="csd")
     checks = {check.name: (check.level, check.message) for check in verify(m).checks}
     for side, left_out in (
         ("student", "257 (cannot be spelled)"), ("teacher", "5 (special, without a partner)")
@@ -305,7 +305,7 @@ def test_verify_counts_what_is_spelled_and_left_out(tmp_path: Path) -> None:
 
 def test_doctor_counts_them(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
     student, teacher = known(known(doctor(sentencepiece, byte_level).pair).spellings)
-    m = spellings_of_pair(xtok.pair(sentencepiece, byte_level))
+    m = xtok.events(xtok.pair(sentencepiece, byte_level), for_loss="csd")
     assert student.shared == teacher.shared == len(m.shared[0])
     assert student.spelled == int((m.student_counts > 1).sum())
     assert sum(student.left_out.values()) == m.reports[0].counts["student tokens left out"]

@@ -11,8 +11,7 @@ import pytest
 from make import byte_ranks
 
 import xtok
-from xtok.building.build import map_of_pair
-from xtok.building.events import events_of_pair
+from xtok.building.build import build
 from xtok.cli.page.search import pack
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
@@ -33,15 +32,15 @@ def test_each_fact_is_computed_once(
 
         monkeypatch.setattr(module, name, counted)
     pair = xtok.pair(byte_level, digits)
-    m = map_of_pair(pair)
-    events_of_pair(pair)
+    m = build(pair)
+    xtok.events(pair)
     xtok.reapply_exact(m, pair)
     assert sorted(calls) == ["match_bytes"] * 2 + ["match_roles"] * 2
 
 
 def test_a_map_of_a_pair_is_that_of_its_models(byte_level: Tokenizer, digits: Tokenizer) -> None:
     pair = xtok.pair(byte_level, digits)
-    ours, theirs = map_of_pair(pair), xtok.build(byte_level, digits)
+    ours, theirs = build(pair), xtok.build(byte_level, digits)
     assert (ours.weights == theirs.weights).all()
     assert (ours.teacher_ids == theirs.teacher_ids).all()
 
@@ -74,10 +73,10 @@ def test_each_token_is_spelled_once(
 
     monkeypatch.setattr(Tokenizer, "segment_batch", counted)
     pair = xtok.pair(byte_level, sentencepiece)
-    m = map_of_pair(pair)
+    m = build(pair)
     xtok.multitoken(pair)
-    events_of_pair(pair)
-    map_of_pair(pair, xtok.BuildConfig.for_loss("h-kl"))
+    xtok.events(pair)
+    build(pair, config=xtok.BuildConfig.for_loss("h-kl"))
     pack(examine([m], pair=pair))
     tables = {side.vocabulary.model_id: side.table for side in pair.tokenizers}
     assert spelled.keys() >= {

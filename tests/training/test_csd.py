@@ -20,7 +20,6 @@ from torch import Tensor
 import xtok
 from xtok import XtokError
 from xtok.alignment.aligner import ShiftedAlignment
-from xtok.building.spellings import spellings_of_pair
 from xtok.maps.spellings import SpellingMap
 from xtok.training.collator import prepare
 from xtok.training.losses import CSDConfig, SpellingIndex, csd, spelling_index
@@ -239,7 +238,7 @@ def test_tokenizers_from_their_files_to_the_loss(
     pair = xtok.pair(
         byte_ranks(tmp_path / "s.tiktoken", *ours), byte_ranks(tmp_path / "t.tiktoken", *theirs)
     )
-    made = spellings_of_pair(pair)
+    made = xtok.events(pair, for_loss="csd")
     tables = [table.tokens() for table in pair.tables]
     both = tuple(
         [[others.index(t)] if t in others else other.segment(t) for t in tokens]

@@ -16,7 +16,6 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, XtokError
-from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator
@@ -77,7 +76,7 @@ def test_the_student_is_saved_with_its_tokenizer(
 @pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "alm"])
 def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss: LossName) -> None:
     path = tmp_path / "spellings.safetensors"
-    spellings_of_pair(pair.reversed).save(path)
+    xtok.events(pair.reversed, for_loss="csd").save(path)
     if loss == "csd":
         setting = [*without(setting, "--map="), f"--map={path}"]
     if LOSSES[loss].artefact is None:

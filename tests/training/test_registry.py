@@ -13,7 +13,6 @@ from make import GOOD, alignment, built, loss_artefact
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule, XtokError, losses
-from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
@@ -174,7 +173,7 @@ def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path:
     untyped: Any = losses  # type checkers refuse these calls, too
     batch = DistillationCollator(student, teacher)(["High water at 6:12."])
     [side] = prepare(batch)["teachers"]
-    events, spellings = xtok.events(student, teacher), spellings_of_pair(pair)
+    events, spellings = xtok.events(student, teacher), xtok.events(pair, for_loss="csd")
     logits = [torch.zeros(*of["input_ids"].shape, width)
               for of, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
     targets, m = (batch["input_ids"], side["input_ids"]), built(student, teacher)
@@ -193,7 +192,7 @@ def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path:
     with pytest.raises(ValueError, match=r"ExactPairs is due: give exact_pairs\("):
         untyped.gold(*logits, ProjectionModule(m), side["shifted"])
     with pytest.raises(ValueError, match=r"EventIndex is due: give event_index\("):
-        make_loss("event-kl", module=events)  # type: ignore[arg-type]
+        make_loss("event-kl", module=events)
 
 
 def test_both_spellings_of_a_name(pair: Pair) -> None:
@@ -202,5 +201,5 @@ def test_both_spellings_of_a_name(pair: Pair) -> None:
     with pytest.raises(XtokError, match="event-kl needs an event map"):
         make_loss("event_kl")  # type: ignore[arg-type]
     assert xtok.BuildConfig.for_loss("p_kl") == xtok.BuildConfig.for_loss("p-kl")  # type: ignore[arg-type]
-    made: Any = xtok.events(*pair.tokenizers, for_loss="event_kl")  # type: ignore[call-overload]
+    made: Any = xtok.events(*pair.tokenizers, for_loss="event_kl")  # type: ignore[arg-type]
     assert made.num_events == xtok.events(*pair.tokenizers).num_events

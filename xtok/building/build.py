@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeVar, cast, get_args, overload
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
@@ -18,7 +18,7 @@ from xtok._lib.shards import Paths, source_of
 from xtok.building.counted import counted_map, synthetic_base, synthetic_map, wanted_by
 from xtok.building.counting.pair_text import PairText, TextLike, counts_of
 from xtok.building.counting.texts import find_texts
-from xtok.building.events import events_of_pair
+from xtok.building.events import events
 from xtok.building.exact_rows import with_exact
 from xtok.building.match_options import options_after
 from xtok.building.matches import check_ignored, find_matches
@@ -31,10 +31,10 @@ from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.recipe import difference, difference_of_sides, recipe_of
+from xtok.maps.recipe import difference, recipe_of
 from xtok.maps.records import Recipe
 from xtok.maps.spellings import SpellingMap
-from xtok.maps.stage_reports import report_of_pair
+from xtok.maps.stage_reports import report_of_pair, require_complete
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.pairs import Pair
@@ -43,8 +43,8 @@ M = TypeVar("M", bound=mapfile.StoredMap)
 
 
 def build(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
     config: BuildConfig | None = None,
     *,
     for_loss: Loss | None = None,
@@ -65,7 +65,7 @@ def build(
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
-            it, or a loaded tokenizer (to give a width, revision or pattern).
+            it, or a loaded tokenizer (to give a width, revision or pattern); or the pair of both.
         teacher_model: the model of the columns.
         config: the options; the defaults if None.
         for_loss: take the options that suit a loss, instead of `config`.
@@ -85,35 +85,18 @@ def build(
     """
     config = _config_of(config, for_loss)
     earlier = None if initial is None else as_map(initial)
-    return map_of_pair(
-        _pair_of(student_model, teacher_model, earlier), config, texts=texts, field=field,
-        initial=earlier, progress=progress, text_progress=text_progress,
-    )  # fmt: skip
-
-
-def map_of_pair(
-    pair: Pair,
-    config: BuildConfig | None = None,
-    *,
-    texts: TextLike = (),
-    field: str = "text",
-    initial: ProjectionMap | None = None,
-    progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
-) -> ProjectionMap:
-    """Build the map of a pair that is made already, with its tokenizers; see `build`."""
-    config = BuildConfig.or_default(config)
-    if initial is not None and not texts:
+    pair = at_map_widths(pair_of(student_model, teacher_model), earlier)
+    if earlier is not None and not texts:
         raise ValueError("initial needs texts; multitoken extends a map")
     if config.target != "start" and not (texts or config.weights == "synthetic"):
         raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
     config = config.for_text() if texts else config
     check_ignored(pair, config)
     if texts:
-        base = None if initial is None else bind_map(pair, initial)
+        base = None if earlier is None else bind_map(pair, earlier)
         text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
         made = _on_text(pair, config, text, base, progress)
-        recipe = recipe_of(config, text.sources, text.field, initial)
+        recipe = recipe_of(config, text.sources, text.field, earlier)
     else:
         made = _of_tokens(pair, config, progress)
         recipe = recipe_of(config)
@@ -167,66 +150,15 @@ def _on_text(
     return _Made(made, failures, notes)
 
 
-def _pair_of(
-    student_model: ModelLike, teacher_model: ModelLike, initial: ProjectionMap | None
-) -> Pair:
-    pair = pair_of(student_model, teacher_model)
-    return pair if initial is None else at_map_widths(pair, initial)
-
-
 def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
     if config is not None and loss is not None:
         raise ValueError("give config or for_loss, not both: BuildConfig.for_loss takes options")
     return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
 
 
-@overload
 def get_map(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    *,
-    path: str | PathLike[str] | None = None,
-    for_loss: Literal["event-kl"],
-    timeout: float = WAIT,
-    progress: Progress = silent,
-    note: Note = silent_note,
-) -> EventMap: ...
-
-
-@overload
-def get_map(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    *,
-    path: str | PathLike[str] | None = None,
-    for_loss: Literal["csd"],
-    timeout: float = WAIT,
-    progress: Progress = silent,
-    note: Note = silent_note,
-) -> SpellingMap: ...
-
-
-@overload
-def get_map(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    config: BuildConfig | None = None,
-    *,
-    path: str | PathLike[str] | None = None,
-    for_loss: Loss | None = None,
-    texts: Paths = (),
-    field: str = "text",
-    initial: MapLike | None = None,
-    timeout: float = WAIT,
-    progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
-    note: Note = silent_note,
-) -> ProjectionMap: ...
-
-
-def get_map(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
     config: BuildConfig | None = None,
     *,
     path: str | PathLike[str] | None = None,
@@ -234,21 +166,24 @@ def get_map(
     texts: Paths = (),
     field: str = "text",
     initial: MapLike | None = None,
+    rebuild: bool = False,
+    strict: bool = False,
     timeout: float = WAIT,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
     note: Note = silent_note,
-) -> AnyMap:
+) -> Any:
     """Return the map in a file if it is the one that `build` makes; else build it and write it.
 
-    For `event-kl` and `csd` it is the one that `events` makes.
+    For `event-kl` and `csd` it is the `EventMap` or `SpellingMap` that `events` makes, else a
+    `ProjectionMap`. One that was kept has no reports.
 
     Any number of processes may call this at once, on any hosts that share the folder: one builds,
     the others wait for its file. If it dies, the next one builds. Where the file system has no
     locks, each of them builds the same file.
 
     Args:
-        student_model: the model of the rows, as `build` takes it.
+        student_model: the model of the rows, or the pair, as `build` takes it.
         teacher_model: the model of the columns.
         config: the options; the defaults if None.
         path: the map's file; another map in it is replaced. By default it is in xtok's cache
@@ -258,6 +193,8 @@ def get_map(
         texts: text to count on, as `build` takes it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         initial: with texts, a map of this pair to smooth towards.
+        rebuild: build and write the map even if the file holds it.
+        strict: raise an error, and write nothing, if a token could not be decoded or spelled.
         timeout: seconds to wait for another process; after that, this one builds the map itself.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
@@ -270,61 +207,64 @@ def get_map(
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
-    if (loss := with_hyphens(for_loss)) in get_args(EventLoss):
-        if config is not None or texts or initial is not None:
-            raise ValueError(f"{loss} takes no config, texts or initial map")
-        pair = pair_of(student_model, teacher_model)
-        target = _cached(pair, {"for": loss}) if path is None else Path(path)
-        return kept_events(pair, loss, target, timeout=timeout, progress=progress, note=note)
-    config = _config_of(config, cast(Loss | None, for_loss))
+    loss = with_hyphens(for_loss)
     earlier = None if initial is None else as_map(initial)
-    pair = _pair_of(student_model, teacher_model, earlier)
-    recipe = asked_for(config, texts, field, earlier)
-    target = _cached(pair, recipe) if path is None else Path(path)
-
-    def make() -> ProjectionMap:
-        projection = map_of_pair(
-            pair, config, texts=texts, field=field, initial=earlier, progress=progress,
-            text_progress=text_progress,
+    pair = at_map_widths(pair_of(student_model, teacher_model), earlier)
+    make: Callable[[], EventMap | SpellingMap | ProjectionMap]
+    if loss in get_args(EventLoss):
+        if config is not None or texts or earlier is not None:
+            raise ValueError(f"{loss} takes no config, texts or initial map")
+        kind: type[AnyMap] = SpellingMap if loss == "csd" else EventMap
+        make = partial(events, pair, for_loss=loss, progress=progress)
+    else:
+        config, kind = _config_of(config, loss), ProjectionMap
+        make = partial(
+            build, pair, config=config, texts=texts, field=field, initial=earlier,
+            progress=progress, text_progress=text_progress,
         )  # fmt: skip
-        projection.save(target)
-        return projection
 
-    differs = partial(difference, pair=pair, recipe=recipe)
-    return load_or_build(ProjectionMap, target, differs, make, timeout=timeout, note=note)
+    @cache  # it reads the texts
+    def recipe() -> Recipe | None:
+        if config is None:
+            return None
+        return recipe_of(config, map(source_of, find_texts(texts)), field, earlier)
 
-
-def kept_events(
-    pair: Pair,
-    for_loss: EventLoss,
-    path: Path,
-    *,
-    timeout: float = WAIT,
-    progress: Progress = silent,
-    note: Note = silent_note,
-) -> EventMap | SpellingMap:
-    """Return what `events` makes of a pair, from the file if it has it; else make and write it."""
-
-    def make() -> EventMap | SpellingMap:
-        made = events_of_pair(pair, for_loss, progress)
-        made.save(path)
-        return made
-
-    kind: type[EventMap | SpellingMap] = SpellingMap if for_loss == "csd" else EventMap
-    differs = partial(difference_of_sides, pair=pair)
-    return load_or_build(kind, path, differs, make, timeout=timeout, note=note)
+    target = _cached(pair, recipe() or {"for": loss}) if path is None else Path(path)
+    kept = partial(_kept, kind, target, lambda found: difference(found, pair, recipe()))
+    if rebuild:
+        return _saved(make(), target, strict)
+    found, _ = kept()
+    if found is None:
+        mapfile.check_output(target, mapfile.SUFFIXES[: 1 if kind is EventMap else 2])
+        with locked(target, timeout=timeout, note=note):
+            found, why = kept()  # another process may have made it meanwhile
+            if found is None:
+                if why is not None:
+                    note(f"{target} exists, and is replaced: {why}")
+                return _saved(make(), target, strict)
+    note(f"{target} exists, and is kept")
+    return found
 
 
-def asked_for(
-    config: BuildConfig, texts: Paths, field: str, initial: ProjectionMap | None
-) -> Recipe:
-    """Return the recipe of the map that `build` would make now; it reads the texts' bytes.
+def _kept(
+    kind: type[AnyMap], path: Path, differs: Callable[[AnyMap], str | None]
+) -> tuple[AnyMap | None, str | None]:
+    """Return the map in a file if it does not differ; if it does, how."""
+    if not path.exists():
+        return None, None
+    try:
+        found = kind.load(path)
+    except XtokError as error:
+        return None, error.message
+    why = differs(found)
+    return (None, why) if why else (found, None)
 
-    Raises:
-        XtokError: if a text cannot be read.
-    """
-    sources = map(source_of, find_texts(texts))
-    return recipe_of(config, sources, field, initial)
+
+def _saved(made: M, path: Path, strict: bool) -> M:
+    if strict:
+        require_complete(made)
+    made.save(path)
+    return made
 
 
 def _cached(pair: Pair, recipe: Recipe) -> Path:
@@ -333,43 +273,3 @@ def _cached(pair: Pair, recipe: Recipe) -> Path:
     key = [definitions, pair.shape, recipe]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "maps" / f"{digest[:32]}.safetensors"
-
-
-def load_or_build(
-    kind: type[M],
-    path: Path,
-    differs: Callable[[M], str | None],
-    make: Callable[[], M],
-    *,
-    timeout: float = WAIT,
-    note: Note = silent_note,
-) -> M:
-    """Return the map in a file if it does not differ; else one process at a time makes it.
-
-    A map that was kept has no reports.
-    """
-    replaced: str | None = None
-
-    def kept() -> M | None:
-        nonlocal replaced
-        if not path.exists():
-            return None
-        try:
-            any_map = kind.load(path)
-        except XtokError as error:
-            replaced = error.message
-            return None
-        replaced = differs(any_map)
-        return any_map if replaced is None else None
-
-    any_map = kept()
-    if any_map is None:
-        mapfile.check_output(path, mapfile.SUFFIXES[: 1 if kind is EventMap else 2])
-        with locked(path, timeout=timeout, note=note):
-            any_map = kept()  # another process may have made it meanwhile
-            if any_map is None:
-                if replaced is not None:
-                    note(f"{path} exists, and is replaced: {replaced}")
-                return make()
-    note(f"{path} exists, and is kept")
-    return any_map

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.spellings import spellings_of_pair
+from xtok.building.spellings import spellings
 from xtok.config import EventLoss, loss_name
 from xtok.maps.events import EventMap
 from xtok.maps.history import history_step
 from xtok.maps.records import StageReport
-from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.notes import tokenizer_notes
@@ -23,33 +22,13 @@ from xtok.tokenizers.pairs import Pair
 Ids = NDArray[np.int64]
 
 
-@overload
 def events(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    *,
-    for_loss: Literal["event-kl"] = "event-kl",
-    progress: Progress = silent,
-) -> EventMap: ...
-
-
-@overload
-def events(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
-    *,
-    for_loss: Literal["csd"],
-    progress: Progress = silent,
-) -> SpellingMap: ...
-
-
-def events(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
     *,
     for_loss: EventLoss = "event-kl",
     progress: Progress = silent,
-) -> EventMap | SpellingMap:
+) -> Any:
     """Build what a loss over events takes: events of both vocabularies, or the tokens' spellings.
 
     *Event KL.* Each token joins the token of the other side that has its bytes or its role, else
@@ -66,36 +45,21 @@ def events(
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
 
     Args:
-        student_model: the model of the student, as `build` takes it.
+        student_model: the model of the student, or the pair, as `build` takes it.
         teacher_model: the teacher's.
         for_loss: `event-kl`, or `csd`.
         progress: called for each pass over a vocabulary.
+
+    Returns:
+        an `EventMap`, or for CSD a `SpellingMap`.
 
     Raises:
         ValueError: if there is no such loss.
     """
     for_loss = loss_name(for_loss, EventLoss)
-    return events_of_pair(pair_of(student_model, teacher_model), for_loss, progress)
-
-
-@overload
-def events_of_pair(
-    pair: Pair, for_loss: Literal["event-kl"] = "event-kl", progress: Progress = silent
-) -> EventMap: ...
-
-
-@overload
-def events_of_pair(
-    pair: Pair, for_loss: EventLoss, progress: Progress = silent
-) -> EventMap | SpellingMap: ...
-
-
-def events_of_pair(
-    pair: Pair, for_loss: EventLoss = "event-kl", progress: Progress = silent
-) -> EventMap | SpellingMap:
-    """Build what a loss over events takes, of a pair that is made already."""
+    pair = pair_of(student_model, teacher_model)
     if for_loss == "csd":
-        return spellings_of_pair(pair, progress)
+        return spellings(pair, progress)
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     labels, rest = numbered(connected(s_link, t_link), len(s_link))
     result = EventMap(

@@ -58,7 +58,7 @@ def multitoken(
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else as_map(initial)
-    pair = pair if earlier is None else at_map_widths(pair, earlier)
+    pair = at_map_widths(pair, earlier)
     check_ignored(pair, config)
     made, failures = spelled_map(
         pair, config, find_matches(pair, config), earlier=earlier, progress=progress

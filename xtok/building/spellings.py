@@ -18,13 +18,13 @@ from xtok.tokenizers.pieces import Pieces
 Ids = NDArray[np.int64]
 
 
-def spellings_of_pair(pair: Pair, progress: Progress = silent) -> SpellingMap:
+def spellings(pair: Pair, progress: Progress = silent) -> SpellingMap:
     """Spell the tokens of a pair, with its tokenizers, in each other's tokens.
 
     Tokens of the same bytes are shared, then special tokens of the same role, one to one. All other
     text is spelled as the other side's tokenizer does it in the middle of a text.
 
-    >>> m = spellings_of_pair(xtok.pair("bytes", "bytes"))
+    >>> m = spellings(xtok.pair("bytes", "bytes"))
     >>> m
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
 

@@ -53,12 +53,12 @@ def build(
     """Build a projection map from two tokenizers.
 
     With --text, the map is counted on it.
+
+    Example: xtok build meta-llama/Llama-3.2-1B Qwen/Qwen3-8B --for p-kl -o map.safetensors
     """
     names = models.both()
     check_texts(text, field)
-    from xtok.building.build import asked_for, load_or_build, map_of_pair
     from xtok.maps.names import name_of_map
-    from xtok.maps.recipe import difference
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
@@ -68,26 +68,12 @@ def build(
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
     note_one_vocabulary(pair)
-
-    def make() -> xtok.ProjectionMap:
-        projection = map_of_pair(
-            pair, config, texts=text, field=field, initial=initial,
-            progress=console.progress_bar, text_progress=console.text_progress_bar,
-        )  # fmt: skip
-        output.require_complete(projection)
-        projection.save(path)
-        return projection
-
-    if skip_existing:
-
-        def differs(existing: xtok.ProjectionMap) -> str | None:
-            return difference(existing, pair, asked_for(config, text, field, initial))
-
-        projection = load_or_build(
-            xtok.ProjectionMap, path, differs, make, timeout=timeout, note=console.print_note
-        )
-    else:
-        projection = make()
+    projection = xtok.get_map(
+        pair, config=config, path=path, texts=text, field=field, initial=initial,
+        rebuild=not skip_existing, strict=output.strict, timeout=timeout,
+        progress=console.progress_bar, text_progress=console.text_progress_bar,
+        note=console.print_note,
+    )  # fmt: skip
     print_written(projection.reports, path, json=output.json)
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides

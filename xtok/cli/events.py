@@ -1,5 +1,6 @@
 """`xtok events`."""
 
+import xtok
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
@@ -39,10 +40,11 @@ def events(
     timeout: float = TIMEOUT,
     widths: Widths,
 ) -> None:
-    """Build an event map (default), or the tables for CSD."""
+    """Build an event map (default), or the tables for CSD.
+
+    Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
+    """
     suffixes = SUFFIXES if for_loss == "csd" else SUFFIXES[:1]
-    from xtok.building.build import kept_events
-    from xtok.building.events import events_of_pair
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
@@ -56,14 +58,10 @@ def events(
         check_reverse(path, student_id, teacher_id)
     pair = models.pair(widths)
     note_one_vocabulary(pair)
-    if skip_existing:
-        result = kept_events(
-            pair, for_loss, path, timeout=timeout, progress=console.progress_bar,
-            note=console.print_note,
-        )  # fmt: skip
-    else:
-        result = events_of_pair(pair, for_loss, console.progress_bar)
-        result.save(path)
+    result = xtok.get_map(
+        pair, path=path, for_loss=for_loss, rebuild=not skip_existing, timeout=timeout,
+        progress=console.progress_bar, note=console.print_note,
+    )  # fmt: skip
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 

@@ -237,6 +237,14 @@ class ModelArguments(Models):
     teacher_model: str | None = _model("The same as TEACHER, as an option.", "-t", RARE)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelsBeside(ModelArguments):
+    """The models, which a command on a map does not need."""
+
+    student: str | None = option(None, f"The map's student: {KINDS}", argument="[STUDENT]")
+    teacher: str | None = option(None, "The map's teacher.", argument="[TEACHER]")
+
+
 def maps_and_models(arguments: Sequence[str], models: Models) -> tuple[list[Path], Models]:
     """Return a command's maps, and its models, which may stand behind them as arguments.
 
@@ -431,17 +439,10 @@ class StrictOutput(Output):
         flag=True,
     )
 
-    def require_complete(self, projection: ProjectionMap) -> None:
-        """Raise an `XtokError` if a token could not be decoded or spelled, with --strict."""
-        failures = [failure for report in projection.reports for failure in report.failures]
-        if self.strict and failures:
-            raise XtokError(
-                "; ".join(failures),
-                hint="leave out {option} to go on without them: their rows and columns stay empty",
-                parameter="strict",
-            )
-
     def write(self, projection: ProjectionMap, name: str) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
-        self.require_complete(projection)
+        from xtok.maps.stage_reports import require_complete
+
+        if self.strict:
+            require_complete(projection)
         super().write(projection, name)

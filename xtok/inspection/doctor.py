@@ -10,8 +10,7 @@ from pathlib import Path
 
 from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
 from xtok.building.counting.pair_text import PairText
-from xtok.building.events import events_of_pair
-from xtok.building.spellings import spellings_of_pair
+from xtok.building.events import events
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
@@ -144,13 +143,13 @@ def doctor(
         student_model = teacher_model = load_tokenizer(teacher_model)
     if teacher_model is not None:
         pair = pair_of(student_model, teacher_model)
-        text = of_pair = spellings = None
+        text = of_pair = spelled = None
         if not pair.is_same:
-            spellings = spellings_of_pair(pair, progress)
+            spelled = events(pair, for_loss="csd", progress=progress)
         if texts:
             text = PairText.read(pair, texts, field=field, progress=text_progress)
-            of_pair = events_of_pair(pair, progress=progress)
-        facts = pair_facts(pair, text, of_pair, spellings)
+            of_pair = events(pair, progress=progress)
+        facts = pair_facts(pair, text, of_pair, spelled)
     elif texts:
         raise ValueError("texts need two models")
     sides = [load_tokenizer(student_model)] if pair is None else pair.tokenizers

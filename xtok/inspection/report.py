@@ -10,8 +10,7 @@ from typing import NamedTuple
 from xtok import __version__
 from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
 from xtok.building.counting.pair_text import PairText, Wanted
-from xtok.building.events import events_of_pair
-from xtok.building.spellings import spellings_of_pair
+from xtok.building.events import events
 from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
@@ -117,9 +116,11 @@ def examine(
         text = PairText.read(pair, texts, wanted, field=field, progress=text_progress)
         named = dict(zip(names, loaded, strict=True))
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
-    of_pair = events_of_pair(pair, progress=progress) if has_tokenizers else None
-    spellings = spellings_of_pair(pair, progress) if has_tokenizers and not pair.is_same else None
-    facts = pair_facts(pair, text, of_pair, spellings)
+    of_pair = events(pair, progress=progress) if has_tokenizers else None
+    spelled = None
+    if has_tokenizers and not pair.is_same:
+        spelled = events(pair, for_loss="csd", progress=progress)
+    facts = pair_facts(pair, text, of_pair, spelled)
     examined = [
         _examine(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
     ]

@@ -42,8 +42,10 @@ def _with_tokens(sides: Sequence[Vocabulary]) -> Vocabulary:
     return next((side for side in sides if side.table is not None), sides[0])
 
 
-def at_map_widths(pair: Pair, any_map: AnyMap) -> Pair:
-    """Return a pair as wide as a map of it, where the map tells and no option says other."""
+def at_map_widths(pair: Pair, any_map: AnyMap | None) -> Pair:
+    """Return a pair as wide as a map of it, if any, where it knows and no option sets another."""
+    if any_map is None:
+        return pair
     changed: dict[str, Any] = {}
     for side in SIDES:
         of_pair, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")

@@ -62,31 +62,11 @@ def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
     return {**made, "options": {**made["options"], **options}}
 
 
-def difference(existing: ProjectionMap, pair: Pair, recipe: Recipe) -> str | None:
+def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
     """Return how a map differs from the one of a pair and a recipe, in words; None if it does not.
 
-    Versions of xtok are not compared.
-    """
-    sides = difference_of_sides(existing, pair)
-    if sides is not None:
-        return sides
-    made = existing.recipe
-    if made is None:
-        return "it does not say how it was built: an earlier version or another command made it"
-    if made == recipe:
-        return None
-    old, new = made.get("options", {}), recipe["options"]
-    for name in new if isinstance(old, dict) else ():
-        if old.get(name) != new[name]:
-            return f"its {name} is {old.get(name)}, not {new[name]}"
-    words = (says for name, says in _IN_WORDS.items() if made.get(name) != recipe.get(name))
-    return next(words, "it was made in another way")
-
-
-def difference_of_sides(existing: mapfile.StoredMap, pair: Pair) -> str | None:
-    """Return how a map's sides differ from those of a pair, in words; None if they do not.
-
-    Tokenizers are compared by their definition; their tokens tell what is different.
+    Tokenizers are compared by their definition, and where it differs by their tokens. Versions of
+    xtok are not compared; nor are recipes where there is none, as of event maps.
     """
     for side, table, now in zip(SIDES, pair.tables, pair.sides, strict=True):
         before = getattr(existing, side)
@@ -98,4 +78,14 @@ def difference_of_sides(existing: mapfile.StoredMap, pair: Pair) -> str | None:
             return f"an earlier version made it: how its {side} was defined is not known"
         if before.definition_sha256 != now.definition_sha256:
             return f"its {side} {before.model_id} was changed since, though not in its tokens"
-    return None
+    made = getattr(existing, "recipe", None)
+    if made == recipe:
+        return None
+    if made is None or recipe is None:
+        return "it does not say how it was built: an earlier version or another command made it"
+    old, new = made.get("options", {}), recipe["options"]
+    for name in new if isinstance(old, dict) else ():
+        if old.get(name) != new[name]:
+            return f"its {name} is {old.get(name)}, not {new[name]}"
+    words = (says for name, says in _IN_WORDS.items() if made.get(name) != recipe.get(name))
+    return next(words, "it was made in another way")

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from xtok.config import MultitokenConfig
+from xtok.errors import XtokError
+from xtok.maps.file import StoredMap
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.notes import examples_of, tokenizer_notes, undecodable_tokens
@@ -65,6 +67,17 @@ def with_report(
     stage = projection.history[-1]["stage"]
     report = stage_report(stage, projection, notes, failures, counts)
     return replace(projection, reports=(*projection.reports, report))
+
+
+def require_complete(any_map: StoredMap) -> None:
+    """Raise an `XtokError` if the reports of a map name tokens that were not decoded or spelled."""
+    failures = [failure for report in any_map.reports for failure in report.failures]
+    if failures:
+        raise XtokError(
+            "; ".join(failures),
+            hint="leave out {option} to go on without them: their rows and columns stay empty",
+            parameter="strict",
+        )
 
 
 def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:

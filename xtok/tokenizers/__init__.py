@@ -134,8 +134,8 @@ _WORD_FILES = ("merges.txt", "vocab.txt")  # of GPT-2's and BERT's
 
 
 def pair(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
     *,
     offline: bool = False,
     trust_remote_code: bool = False,
@@ -148,14 +148,20 @@ def pair(
     (256, 256)
 
     Args:
-        student_model: the model of the rows, as `load_tokenizer` takes it.
+        student_model: the model of the rows, as `load_tokenizer` takes it; or a pair, which stays
+            as it is.
         teacher_model: the model of the columns.
         offline: as `load_tokenizer` takes it.
         trust_remote_code: likewise.
 
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+        TypeError: for one model alone, or a pair and a model.
     """
+    if isinstance(student_model, Pair) and teacher_model is None:
+        return student_model
+    if isinstance(student_model, Pair) or teacher_model is None:
+        raise TypeError("give two models, student first, or the pair of both")
     student, teacher = (
         load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
         for model in (student_model, teacher_model)

@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import xtok
-from xtok.building.build import map_of_pair
+from xtok.building.build import build
 from xtok.conversation import render
 from xtok.errors import XtokError
 from xtok.teachers.back_map import BACK_MAP
@@ -909,7 +909,7 @@ def test_gzip_and_large_bodies(pair: Pair, model: Model) -> None:
     async def ask(url: str) -> None:
         async with aclosing(TeacherServer(url, pair.tokenizers[1])) as teacher:
             await teacher.begin()
-            app: Any = Proxy(Translator(pair, map_of_pair(pair.reversed, BACK_MAP)), teacher).app()
+            app: Any = Proxy(Translator(pair, build(pair.reversed, config=BACK_MAP)), teacher).app()
             answers = []
             for host in ("10.0.0.1", "127.0.0.1"):
                 transport = httpx.ASGITransport(app, client=(host, 1))

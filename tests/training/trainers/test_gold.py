@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,7 +21,6 @@ from tiny_models import logged, one_torch_thread, tiny_model, weights_of
 import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
 from xtok.alignment.aligner import shift_to_predictions
-from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import load_tokenizer
 from xtok.training.heads import run
 
@@ -93,7 +93,7 @@ def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
             "teacher_tokenizer_name_or_path": folders[1],
         }  # fmt: skip
         dataset = Dataset.from_list(rows)
-        make = xtok.build if loss != "csd" else lambda *both: spellings_of_pair(xtok.pair(*both))
+        make = xtok.build if loss != "csd" else partial(xtok.events, for_loss="csd")
         return gold.XTokGOLDTrainer(
             model(widths[0], seed=0),
             tiny_model(widths[1], seed=1, sharp=0.5),

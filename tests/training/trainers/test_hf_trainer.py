@@ -24,7 +24,6 @@ from transformers import TrainerCallback, TrainingArguments
 import xtok
 from xtok import DistillationCollator as Collator
 from xtok import ProjectionMap, XtokError, losses
-from xtok.building.spellings import spellings_of_pair
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
@@ -156,7 +155,7 @@ def artefact(loss: LossName, collator: Collator, projection: Any) -> Any:
     if row.artefact is EVENTS:
         return xtok.events(collator.student, teacher)
     if row.artefact is SPELLINGS:
-        return spellings_of_pair(collator.pairs[0])
+        return xtok.events(collator.pairs[0], for_loss="csd")
     return projection
 
 
