@@ -19,8 +19,10 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
+from typer.main import get_command
+
 from xtok.cli import make_app
-from xtok.cli.help import EXAMPLES, MODEL_KINDS
+from xtok.cli.help import MODEL_KINDS, described, usage
 
 app = make_app()  # Typer reads it from this file
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,10 +53,15 @@ def render() -> str:
     text = re.sub(r"\{([^}]*)\}(?:\.\.\.)?", r"\1", text)  # arguments that Typer puts in braces
     text = re.sub(r"^(\* `[^`<]+?) <(?:str|Path|list\[str\])>`", r"\1`", text, flags=re.MULTILINE)
     text = re.sub(r"^(\* `[^`<]+) <([^`>]+)>`", r"\1 \2`", text, flags=re.MULTILINE)  # choices
-    text = re.sub(r"^(\$ xtok .*)\[(\[TOKEN\]\.\.\.)\]\.\.\.$", r"\1\2", text, flags=re.MULTILINE)
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+
+    def with_usage(line: re.Match[str]) -> str:
+        return f"$ {usage(commands[line[1]], f'xtok {line[1]}')}"
+
+    text = re.sub(r"^\$ xtok ([a-z-]+) .*$", with_usage, text, flags=re.MULTILINE)
 
     def with_example(head: re.Match[str]) -> str:
-        return f"{head[0]}Example: `{EXAMPLES[head[1]]}`\n\n"
+        return f"{head[0]}Example: `{described(head[1])[1]}`\n\n"
 
     text = re.sub(r"^## `xtok (\S+)`\n\n.+\n\n", with_example, text, flags=re.MULTILINE)
     return HEADER.format(typer_version()) + stated_once(text)

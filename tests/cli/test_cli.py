@@ -21,9 +21,9 @@ from make import HEAVY, run_python, two_files
 from typer.testing import CliRunner
 
 import xtok
-from xtok.cli import COMMANDS, HELP, make_app
+from xtok.cli import COMMANDS, make_app
 from xtok.cli.command import expanded
-from xtok.cli.help import EXAMPLES
+from xtok.cli.help import described
 from xtok.cli.options import output_path
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
@@ -297,12 +297,14 @@ def test_quiet_does_not_silence_errors_and_debug_shows_the_traceback(cli: Cli) -
     assert (done.returncode, "Traceback" in done.stderr) == (1, True)
 
 
-def test_each_command_has_its_sentence_in_the_list_and_an_example_that_parses() -> None:
-    assert EXAMPLES.keys() == COMMANDS.keys()
-    for name, part in COMMANDS.items():
-        command = command_of(name)
-        assert str(command.help).partition("\n\n")[0].replace("\n", " ") == HELP[part][name]
-        [_, typed, *words] = shlex.split(EXAMPLES[name])
+def test_each_command_has_its_sentence_in_the_list_and_an_example_that_parses(cli: Cli) -> None:
+    listed = works(cli("--help")).stdout
+    for name in COMMANDS:
+        command, (text, example) = command_of(name), described(name)
+        assert command.help == text
+        assert f"  {name} " in listed
+        assert text.partition("\n\n")[0] in " ".join(listed.split())
+        [_, typed, *words] = shlex.split(example)
         assert typed == name
         assert command.make_context(name, words).params
 
@@ -321,7 +323,7 @@ def test_the_help_is_lines_of_whole_sentences_and_names_every_option(columns: in
         assert max(map(len, full.splitlines())) <= columns
         for part in command.help.split("\n\n"):
             assert "\n".join(wrap(" ".join(part.split()), min(columns, 100))) in short
-        assert f"Example:\n  {EXAMPLES[name]}\n" in short
+        assert f"Example:\n  {described(name)[1]}\n" in short
         rare = re.search(r"--help-all also shows (\d+) options", short)
         assert ("--trust-remote-code" in full) == (rare is not None and name != "sort-cut")
         assert "--trust-remote-code" not in short
@@ -336,7 +338,7 @@ def test_help_of_models_is_said_once(cli: Cli) -> None:
     assert "SentencePiece" in cli("help", "models").stdout
     of_command = cli("help", "sort-cut").stdout
     assert of_command == cli("sort-cut", "--help").stdout
-    assert "Usage: xtok sort-cut [OPTIONS] " in of_command
+    assert "Usage: xtok sort-cut MAP [OPTIONS]\n" in of_command
     assert cli("help", "sort-cut", "--help-all").stdout == cli("sort-cut", "--help-all").stdout
     assert cli("--help-all").stdout == cli("--help").stdout == cli("help").stdout
     done = cli("help", "nosuch")

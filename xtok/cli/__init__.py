@@ -16,7 +16,6 @@ from typer.exceptions import TyperException
 from xtok.cli import console, help
 from xtok.cli.command import run
 from xtok.cli.help import COMMANDS as COMMANDS
-from xtok.cli.help import HELP as HELP
 from xtok.cli.nemo_options import Command
 
 
@@ -24,8 +23,9 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
     """Return the command line with these commands, or with what `xtok --help` says of them."""
     app = typer.Typer(
         name="xtok",
-        help="Build cross-tokenizer projection maps: for each token of a student model, the tokens "
-        "of a teacher model that it corresponds to, byte-exact.",
+        help="Distil between models with different tokenizers: build the event maps and projection "
+        "maps that losses need, byte-exact, and rewrite a teacher's predictions in a student's "
+        "tokens.",
         epilog="Run xtok help COMMAND for a command's options, xtok help models for what a model "
         "can be.",
         cls=_Group,
@@ -35,8 +35,8 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
         callback=_root,
     )
     for name in names:
-        function = _described(name) if only_described else _loaded(name)
-        app.command(name, cls=Command)(function)
+        function = _nothing if only_described else _loaded(name)
+        app.command(name, cls=Command, help=help.described(name)[0])(function)
     return app
 
 
@@ -46,14 +46,8 @@ def _loaded(name: str) -> Callable[..., None]:
     return function
 
 
-def _described(name: str) -> Callable[..., None]:
-    """Return a function that has the first sentence of a command's help, and imports nothing."""
-
-    def function() -> None:
-        pass
-
-    function.__doc__ = HELP[COMMANDS[name]][name]
-    return function
+def _nothing() -> None:
+    """Stand for a command that is only described."""
 
 
 class _Group(TyperGroup):
@@ -105,7 +99,6 @@ def program() -> None:
         return run(make_app())
     first, second = (*sys.argv[1:3], "", "")[:2]
     name = second if first == "help" else first
-    # To import all commands takes three times as long as to show the help.
     return run(make_app([name]) if name in COMMANDS else make_app(only_described=True))
 
 

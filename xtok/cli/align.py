@@ -26,7 +26,7 @@ def align(
     *,
     models: ModelArguments,
     text: str | None = option(
-        None, "The text itself, or - to read it from stdin.", argument="TEXT|-"
+        None, "The text itself, or - to read it from stdin.", argument="[TEXT|-]"
     ),
     file: Path | None = option(None, "Read the text from this file."),
     chat: Path | None = option(
@@ -41,7 +41,10 @@ def align(
     ),
     json: bool = JSON,
 ) -> None:
-    """Show a text in two tokenizations, and the chunks they share."""
+    """Show a text in two tokenizations, and the chunks they share.
+
+    Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
+    """
     if models.student_model and models.teacher_model and not text and not models.teacher:
         models, text = replace(models, student=None), models.student  # the only argument
     models.both()

@@ -8,7 +8,7 @@ import typer
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, expanded
-from xtok.cli.options import JSON, MAP, MapOptions, ModelArguments, print_written
+from xtok.cli.options import JSON, MAP, MapOptions, ModelsBeside, print_written
 from xtok.config import option
 
 
@@ -26,10 +26,13 @@ def convert(
     output: Path | None = option(None, "The same as OUTPUT, as an option.", short="-o"),
     normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
     json: bool = JSON,
-    models: ModelArguments,
+    models: ModelsBeside,
     map_options: MapOptions,
 ) -> None:
-    """Convert a map between .safetensors and NeMo-RL's .pt."""
+    """Convert a map between .safetensors and NeMo-RL's .pt.
+
+    Example: xtok convert map.safetensors map.pt
+    """
     from xtok.maps.convert import nemo_overrides
     from xtok.maps.file import SUFFIXES, check_output, files_of
 

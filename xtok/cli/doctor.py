@@ -15,7 +15,7 @@ from xtok.config import MODELS, option
 def doctor(
     *,
     student: str = option(..., f"The model to check, or the student: {KINDS}", argument="STUDENT"),
-    teacher: str | None = option(None, "The teacher, to check the pair.", argument="TEACHER"),
+    teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
     text: list[str] = text_option(
         "Measure what the two share, both directions of a map, and the events on this text: "
     ),
@@ -35,6 +35,8 @@ def doctor(
 
     Exits with 3 if a check fails. For two models it also shows what they share, and the next
     command.
+
+    Example: xtok doctor meta-llama/Llama-3.2-1B Qwen/Qwen3-8B
     """
     if text and teacher is None:
         raise typer.BadParameter("--text needs two models")

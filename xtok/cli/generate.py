@@ -41,7 +41,10 @@ def generate(
     ),
     widths: Widths,
 ) -> None:
-    """Map each student token to the most similar teacher tokens."""
+    """Map each student token to the most similar teacher tokens.
+
+    Example: xtok generate meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o similar.safetensors
+    """
     output.check()
     pair = models.pair(widths)
     note_one_vocabulary(pair)

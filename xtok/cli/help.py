@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -11,67 +14,39 @@ from rich.console import Console
 from rich.text import Text
 
 from xtok.config import MAIN, RARE
+from xtok.tokenizers.display import plural
 
-HELP = {
-    "Start": {
-        "doctor": "Check tokenizers, and tell which loss suits a pair.",
-        "events": "Build an event map (default), or the tables for CSD.",
-        "build": "Build a projection map from two tokenizers.",
-        "verify": "Check a map file, and its models if they are given.",
-    },
-    "Look": {
-        "inspect": "Show what a map holds, single rows, or where two maps differ.",
-        "report": "Write a page (HTML) that shows what a map is good for.",
-        "align": "Show a text in two tokenizations, and the chunks they share.",
-        "evaluate": "Measure maps on text: cross-entropy, coverage, leak.",
-        "vocab": "Show a model's tokens: bytes, types, roles; or write them all.",
-    },
-    "A teacher's predictions": {
-        "project": "Turn a teacher's stored log-probabilities into a student's.",
-        "serve": "Serve a teacher as if it had the student's tokenizer.",
-    },
-    "Files": {
-        "convert": "Convert a map between .safetensors and NeMo-RL's .pt.",
-        "render": "Write conversations as ids, with the assistant's masks.",
-    },
-    "NeMo-RL's stages": {
-        "generate": "Map each student token to the most similar teacher tokens.",
-        "multitoken": "Map each student token to the teacher tokens that spell it.",
-        "reapply-exact": "Give tokens that both sides have a single entry of weight 1.",
-        "sort-cut": "Keep the heaviest entries of each row, and normalize it.",
-    },
+PARTS = {
+    "Start": ("doctor", "events", "build", "verify"),
+    "Look": ("inspect", "report", "align", "evaluate", "vocab"),
+    "A teacher's predictions": ("project", "serve"),
+    "Files": ("convert", "render"),
+    "NeMo-RL's stages": ("generate", "multitoken", "reapply-exact", "sort-cut"),
 }
-"""The commands in the order of the help: its parts, and a command's first sentence.
+"""The commands in the order of the help.
 
 The function of a command has its name, and so has the module that it is in.
 """
 
-EXAMPLES = {
-    "doctor": "xtok doctor meta-llama/Llama-3.2-1B Qwen/Qwen3-8B",
-    "events": "xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors",
-    "build": "xtok build meta-llama/Llama-3.2-1B Qwen/Qwen3-8B --for p-kl -o map.safetensors",
-    "verify": "xtok verify map.safetensors",
-    "inspect": "xtok inspect map.safetensors 201 ' the'",
-    "report": "xtok report map.safetensors -o report.html",
-    "align": "xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'",
-    "evaluate": "xtok evaluate map.safetensors STUDENT TEACHER --text 'corpus/*.txt'",
-    "vocab": "xtok vocab meta-llama/Llama-3.2-1B 201 '<|eot_id|>'",
-    "project": "xtok project teacher.parquet STUDENT TEACHER -o student.parquet",
-    "serve": "xtok serve STUDENT TEACHER --teacher-url http://localhost:8000",
-    "convert": "xtok convert map.safetensors map.pt",
-    "render": "xtok render chats.jsonl Qwen/Qwen3-8B -o rows.parquet",
-    "generate": "xtok generate meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o similar.safetensors",
-    "multitoken": "xtok multitoken meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o first.pt",
-    "reapply-exact": "xtok reapply-exact first.pt -o exact.pt",
-    "sort-cut": "xtok sort-cut exact.pt --top-k 4 -o map.pt",
-}
-"""One use of each command, for its help."""
-
-COMMANDS = {name: part for part, names in HELP.items() for name in names}
+COMMANDS = {name: part for part, names in PARTS.items() for name in names}
 """The part of the help that each command stands in."""
 
 ALL = "--help-all"
 """The option that shows every option."""
+
+
+@functools.cache
+def described(name: str) -> tuple[str, str]:
+    """Return what a command's docstring says, and its example.
+
+    The module is not imported: to import all takes three times as long as to show the help.
+    """
+    module = Path(__file__).with_name(f"{name.replace('-', '_')}.py")
+    nodes = ast.parse(module.read_text(encoding="utf-8")).body
+    [function] = (n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == module.stem)
+    text, _, example = str(ast.get_docstring(function)).partition("\n\nExample: ")
+    return text, example
+
 
 MODEL_KINDS = """Wherever a command takes a model, give one of these:
 
@@ -99,8 +74,9 @@ def print_commands(app: Any, ctx: Any) -> None:
     """Print the help of `xtok`: its commands, by part."""
     page = _Page().prose("Usage: xtok COMMAND ...").prose(app.help)
     widest = max(map(len, COMMANDS))
-    for part, summaries in HELP.items():
-        page.rows(part, summaries.items(), widest)
+    for part, names in PARTS.items():
+        summaries = [(name, described(name)[0].partition("\n\n")[0]) for name in names]
+        page.rows(part, summaries, widest)
     records = [p.get_help_record(ctx) for p in app.get_params(ctx)]
     options = [record for record in records if record is not None]
     page.rows("Options", options, max(len(flags) for flags, _ in options))
@@ -111,15 +87,13 @@ def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
     """Print the help of a command; `rare` options, too."""
     parts = dict(_parts(command, ctx))
     left_out = 0 if rare else len(parts.pop(RARE, ()))
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    usage = [ctx.command_path, "[OPTIONS]", *map(_usage, arguments)]
-    page = _Page().prose(f"Usage: {' '.join(usage)}").prose(command.help)
-    page.line("Example:", "bold").line(f"  {EXAMPLES[command.name]}").line()
+    page = _Page().prose(f"Usage: {usage(command, ctx.command_path)}").prose(command.help)
+    page.line("Example:", "bold").line(f"  {described(command.name)[1]}").line()
     widest = max(len(flags) for rows in parts.values() for flags, _ in rows)
     for part, rows in parts.items():
         page.rows(part, rows, widest)
     if left_out:
-        page.prose(f"{ALL} also shows {left_out} options that are rarely needed.")
+        page.prose(f"{ALL} also shows {plural(left_out, 'option')} rarely needed.")
     page.show()
 
 
@@ -181,6 +155,12 @@ def _flags(record: str) -> str:
     return re.sub(r"<(.+)>", r"\1", record)
 
 
-def _usage(argument: Any) -> str:
-    name = str(argument.metavar)
-    return name if argument.required or name.startswith("[") else f"[{name}]"
+def usage(command: Any, path: str) -> str:
+    """Return how a command is typed: with what is required, and in brackets what is not."""
+    arguments = [str(p.metavar) for p in command.params if p.param_type_name == "argument"]
+    required = [
+        f"{p.opts[0]} {p.metavar or 'FILE'}"
+        for p in command.params
+        if p.required and p.param_type_name == "option"
+    ]
+    return " ".join([path, *arguments, *required, "[OPTIONS]"])

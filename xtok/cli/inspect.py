@@ -78,6 +78,8 @@ def inspect(
 
     Given the models, tokens are also spelled in each other's pieces. Of an event map, it shows what
     shares an event with a token; of a spelling map, how the token is spelled.
+
+    Example: xtok inspect map.safetensors 201 ' the'
     """
     is_listing = listed != ListedRows()
     is_explaining = bool(tokens or token_id)

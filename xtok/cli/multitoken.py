@@ -30,14 +30,17 @@ def multitoken(
     ),
     config: MultitokenConfig,
     exact_match: bool = option(
-        False, "Also give tokens that both sides have a single entry of weight 1.", panel=MAKING
+        False, "Where both sides have a token, give it one entry of weight 1.", panel=MAKING
     ),
     num_examples: int = option(
         0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT
     ),
     map_options: MapOptions,
 ) -> None:
-    """Map each student token to the teacher tokens that spell it."""
+    """Map each student token to the teacher tokens that spell it.
+
+    Example: xtok multitoken meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o first.pt
+    """
     output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
     note_one_vocabulary(pair)

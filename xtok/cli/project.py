@@ -63,6 +63,8 @@ def project(
 
     Conversations (messages) and texts (text) that come with the rows are tokenized again for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
+
+    Example: xtok project teacher.parquet STUDENT TEACHER -o student.parquet
     """
     from xtok.teachers.checkpoint import kept_parts
     from xtok.teachers.formats.caches import find_caches

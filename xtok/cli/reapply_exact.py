@@ -3,7 +3,7 @@
 import xtok
 from xtok.cli.command import command
 from xtok.cli.nemo_options import refined_name
-from xtok.cli.options import MapOptions, ModelArguments, RefinedMap
+from xtok.cli.options import MapOptions, ModelsBeside, RefinedMap
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
 _AS_MADE = option(None, "As in multitoken. Default: as when the map was made.", panel=MATCHING)
@@ -13,14 +13,16 @@ _AS_MADE = option(None, "As in multitoken. Default: as when the map was made.", 
 def reapply_exact(
     *,
     files: RefinedMap,
-    models: ModelArguments,
+    models: ModelsBeside,
     special_tokens: SpecialTokens | None = _AS_MADE,
     canonicalization: Canonicalization | None = _AS_MADE,
     map_options: MapOptions,
 ) -> None:
-    """Give tokens that both sides have a single entry of weight 1.
+    """Where both sides have a token, give it one entry of weight 1.
 
     A map without tokens, as NeMo-RL's tools write it, needs both models.
+
+    Example: xtok reapply-exact first.pt -o exact.pt
     """
     files.check()
     source = files.source()

@@ -52,6 +52,8 @@ def render(
 
     Fields: text, input_ids, assistant_masks, labels (-100 but for the assistant's) and
     message_spans.
+
+    Example: xtok render chats.jsonl Qwen/Qwen3-8B -o rows.parquet
     """
     if (model_argument is None) == (model is None):
         raise typer.BadParameter("give one model: MODEL, or --model")

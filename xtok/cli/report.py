@@ -44,6 +44,8 @@ def report(
     """Write a page (HTML) that shows what a map is good for.
 
     With the models it has sentences in both tokenizations; with --text, the map's quality.
+
+    Example: xtok report map.safetensors -o report.html
     """
     map_paths, given = maps_and_models(arguments, models)
     if len(map_paths) > 2:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import typer
-
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command
@@ -23,9 +21,9 @@ from xtok.errors import XtokError
 def serve(
     *,
     models: ModelArguments,
-    teacher_url: str | None = option(
-        None,
-        "Address of the teacher's vLLM or SGLang server, such as http://localhost:8000. Required.",
+    teacher_url: str = option(
+        ...,
+        "Address of the teacher's vLLM or SGLang server, such as http://localhost:8000.",
         metavar="URL",
         panel=MAIN,
     ),
@@ -45,19 +43,17 @@ def serve(
 
     Trainers send the student's ids, as to vLLM or SGLang; the teacher's server is asked for the
     same bytes in the teacher's tokens. Prints its address when it answers; SIGTERM ends it.
+
+    Example: xtok serve STUDENT TEACHER --teacher-url http://localhost:8000
     """
 
     def on_ready(url: str) -> None:
         print_result(url)
         result_stream().flush()
 
-    if teacher_url is None:
-        raise typer.BadParameter(
-            "give the address of the teacher's server: --teacher-url http://localhost:8000"
-        )
     if back_map is None:
         console.print_note(
-            "the first startup for two models takes up to a minute once the teacher's server "
+            "the first startup for two models takes up to half a minute once the teacher's server "
             "answers, to build the map from the teacher to the student, which is kept"
         )
     pair = models.pair(widths)

@@ -17,6 +17,8 @@ def sort_cut(
     """Keep the heaviest entries of each row, and normalize it.
 
     A scale slot stays last.
+
+    Example: xtok sort-cut exact.pt --top-k 4 -o map.pt
     """
     files.check()
     projection = xtok.ProjectionMap.load(files.source(), preserve_last=preserve_last)

@@ -6,7 +6,7 @@ import typer
 
 import xtok
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, MAP, ModelArguments, Widths
+from xtok.cli.options import JSON, MAP, ModelsBeside, Widths
 from xtok.cli.tables.maps import print_verification
 from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import Vocabulary
@@ -20,11 +20,13 @@ _UNKNOWN = Vocabulary(
 
 @command
 def verify(
-    *, map_path: Path = MAP, models: ModelArguments, json: bool = JSON, widths: Widths
+    *, map_path: Path = MAP, models: ModelsBeside, json: bool = JSON, widths: Widths
 ) -> None:
     """Check a map file, and its models if they are given.
 
     Exits with 3 if a check fails.
+
+    Example: xtok verify map.safetensors
     """
     tokenizers = models.tokenizers()
     student, teacher = map(tokenizers.get, SIDES)

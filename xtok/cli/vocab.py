@@ -52,6 +52,8 @@ def vocab(
     """Show a model's tokens: bytes, types, roles; or write them all.
 
     A second model is always --teacher-model: further arguments are tokens.
+
+    Example: xtok vocab meta-llama/Llama-3.2-1B 201 '<|eot_id|>'
     """
     asked = [*tokens, *token_id]
     if output is not None:
