@@ -17,8 +17,7 @@ from make import NO_SLOT, byte_ranks, read_pt, row, same
 
 import xtok
 from xtok.building.counted import synthetic_base, synthetic_map
-from xtok.building.exact import reapply_exact
-from xtok.building.matches import find_matches
+from xtok.building.exact import find_matches, reapply_exact
 from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights

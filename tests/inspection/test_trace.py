@@ -12,12 +12,12 @@ import small_tokenizers
 import xtok
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.texts import find_texts
-from xtok.building.matches import find_matches
+from xtok.building.exact import find_matches
 from xtok.building.multitoken import spelled_map
 from xtok.inspection.advice import advise
 from xtok.inspection.pair_facts import pair_facts
 from xtok.inspection.report import examine
-from xtok.maps.binding import bind_map
+from xtok.maps.given import bind_map
 from xtok.tokenizers.roles import match_roles
 from xtok.tokenizers.table import TokenTable, differing_ids, match_bytes
 

@@ -19,17 +19,14 @@ from xtok.building.counted import counted_map, synthetic_base, synthetic_map, wa
 from xtok.building.counting.pair_text import PairText, TextLike, counts_of
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events
-from xtok.building.exact_rows import with_exact
-from xtok.building.match_options import options_after
-from xtok.building.matches import check_ignored, find_matches
+from xtok.building.exact import check_ignored, find_matches, options_after, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.config import WAIT, BuildConfig, EventLoss, Loss, with_hyphens
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
-from xtok.maps.map_like import AnyMap, MapLike, as_map
+from xtok.maps.given import AnyMap, MapLike, as_map, at_map_widths, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import difference, recipe_of
 from xtok.maps.records import Recipe

@@ -14,8 +14,7 @@ from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, edge_keys, pai
 from xtok.building.counting.pair_text import PairText, Wanted
 from xtok.building.counting.smoothing import Pairs, choose_alpha, smooth
 from xtok.building.counting.synthetic import synthetic_edges
-from xtok.building.match_options import options_beside
-from xtok.building.matches import Matches, with_matches, without_ignored
+from xtok.building.exact import Matches, options_beside, with_matches, without_ignored
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest

@@ -12,8 +12,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.spellings import spellings
 from xtok.config import EventLoss, loss_name
 from xtok.maps.events import EventMap
-from xtok.maps.history import history_step
-from xtok.maps.records import StageReport
+from xtok.maps.records import StageReport, history_step
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.notes import tokenizer_notes

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.matches import (
+from xtok.building.exact import (
     Matches,
     check_ignored,
     find_matches,
@@ -18,10 +18,9 @@ from xtok.building.matches import (
 )
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.maps import file as mapfile
-from xtok.maps.binding import at_map_widths, bind_map, name_notes
 from xtok.maps.edges import Edges, ranks
+from xtok.maps.given import MapLike, as_map, at_map_widths, bind_map, name_notes
 from xtok.maps.making import map_of_rows
-from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.recipe import recipe_of_stage
 from xtok.maps.stage_reports import report_of_pair

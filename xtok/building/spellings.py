@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.maps.history import history_step
-from xtok.maps.records import StageReport
+from xtok.maps.records import StageReport, history_step
 from xtok.maps.spellings import UNUSED, SpellingMap
 from xtok.tokenizers.notes import examples_of, tokenizer_notes
 from xtok.tokenizers.pairs import SIDES, Pair

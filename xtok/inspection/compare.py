@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.building.counting.counts import edge_keys
-from xtok.maps.binding import bind_map, pair_of_maps
-from xtok.maps.map_like import MapLike, as_maps
+from xtok.maps.given import MapLike, as_maps, bind_map, pair_of_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.pairs import Pair
 

@@ -35,8 +35,7 @@ from xtok.building.counting.measures import entropy_kept, entropy_of, share_of
 from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.counting.smoothing import weights_at
-from xtok.building.exact_rows import with_exact
-from xtok.building.matches import find_matches
+from xtok.building.exact import find_matches, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
 from xtok.config import Loss, MultitokenConfig, SortCutConfig, loss_name
@@ -44,10 +43,9 @@ from xtok.errors import XtokError
 from xtok.inspection import distinct_names
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
-from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
+from xtok.maps.given import AnyMap, AnyMapLike, as_any_map, as_maps, at_map_widths, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from xtok.errors import XtokError
 from xtok.inspection.rows import ExplainedRow, explain_row
-from xtok.maps.binding import at_map_widths, bind_map, pair_of_maps
 from xtok.maps.edges import row_starts
-from xtok.maps.map_like import MapLike, as_map
+from xtok.maps.given import MapLike, as_map, at_map_widths, bind_map, pair_of_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_classes
 from xtok.tokenizers.pairs import Pair

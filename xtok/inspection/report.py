@@ -20,8 +20,7 @@ from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.binding import at_map_widths, bind_map, pair_of_maps
-from xtok.maps.map_like import MapLike, as_maps
+from xtok.maps.given import MapLike, as_maps, at_map_widths, bind_map, pair_of_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import listed, percent, plural
 from xtok.tokenizers.pairs import Pair, require_table

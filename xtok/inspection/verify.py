@@ -12,9 +12,8 @@ import numpy as np
 from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
-from xtok.maps.binding import can_grow, is_swapped
 from xtok.maps.events import EventMap
-from xtok.maps.map_like import CLASSES, AnyMap, AnyMapLike, as_any_map
+from xtok.maps.given import CLASSES, AnyMap, AnyMapLike, as_any_map, can_grow, is_swapped
 from xtok.maps.opening import MALFORMED, read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap

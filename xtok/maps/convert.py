@@ -13,10 +13,9 @@ from typing import Any
 from xtok.config import Loss
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
+from xtok.maps.given import AnyMap, AnyMapLike, as_any_map, at_map_widths, bind_map
 from xtok.maps.loss_fit import exact_rows, is_counted
-from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map
 from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair

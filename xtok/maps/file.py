@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from xtok._lib import io
 from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
-from xtok.maps.history import history_step
-from xtok.maps.opening import naming, opened, read_tensors
-from xtok.maps.pt import load_pt
-from xtok.maps.records import InvariantError, StageReport
+from xtok.maps.opening import load_pt, naming, opened, read_tensors
+from xtok.maps.records import InvariantError, StageReport, history_step
 from xtok.maps.tensors import require_valid
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES

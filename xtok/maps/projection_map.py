@@ -24,8 +24,7 @@ from xtok.maps.edges import (
     slot_entries,
 )
 from xtok.maps.file import StoredMap
-from xtok.maps.history import history_step
-from xtok.maps.records import InvariantError, Recipe
+from xtok.maps.records import InvariantError, Recipe, history_step
 from xtok.maps.records import RowKind as RowKind
 from xtok.maps.records import StageReport as StageReport
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
+from xtok import __version__
+
 
 class RowKind(IntEnum):
     """How a row of a map came about."""
@@ -44,3 +46,8 @@ class InvariantError(ValueError):
 
     def __str__(self) -> str:
         return self.message
+
+
+def history_step(stage: str, options: Mapping[str, Any], **details: Any) -> dict[str, Any]:
+    """Return what the history says of a stage: its name, its options, this version, and more."""
+    return {"stage": stage, "options": options, **details, "xtok_version": __version__}

@@ -8,9 +8,8 @@ from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok.building.build import get_map, map_of_pair
 from xtok.config import BuildConfig
 from xtok.errors import OutputError, XtokError
-from xtok.maps.binding import at_map_widths, bind_map, is_swapped
+from xtok.maps.given import MapLike, as_map, at_map_widths, bind_map, is_swapped
 from xtok.maps.making import map_of_edges
-from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
-from xtok.maps.binding import at_map_widths, bind_map
 from xtok.maps.events import EventMap
+from xtok.maps.given import at_map_widths, bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair

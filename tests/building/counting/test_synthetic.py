@@ -22,7 +22,7 @@ from xtok.building.counted import synthetic_map
 from xtok.building.counting import synthetic
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.synthetic import Kind, kind_of, synthetic_edges
-from xtok.building.matches import find_matches
+from xtok.building.exact import find_matches
 from xtok.config import BuildConfig, Target
 from xtok.maps.edges import Edges
 from xtok.tokenizers import Tokenizer, load_tokenizer

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.alignment import aligner
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.maps.binding import bind_map, pair_of_map
-from xtok.maps.map_like import as_any_map
+from xtok.maps.given import as_any_map, bind_map, pair_of_map
 from xtok.tokenizers import load_tokenizer, pair
 
 if TYPE_CHECKING:
