@@ -16,7 +16,7 @@ from conftest import Cli, Load
 from make import NO_SLOT, byte_ranks, read_pt, row, same
 
 import xtok
-from xtok.building.counted import synthetic_base, synthetic_map
+from xtok.building.counted import synthetic_map
 from xtok.building.exact import find_matches, reapply_exact
 from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
@@ -71,7 +71,9 @@ def test_build_is_its_stages_byte_for_byte(
     config = BuildConfig(**options)
     pair = xtok.pair(student, teacher)
     if config.weights == "synthetic":
-        first, _ = synthetic_base(pair, config, find_matches(pair, config))
+        first, _ = synthetic_map(pair, config, find_matches(pair, config))
+        of_stage = replace(config, top_k=config.prep_top_k, exact_match=False)
+        first = replace(first, recipe=recipe_of(of_stage))
     else:
         first = multitoken(pair, config.multitoken)
     built = xtok.build(student, teacher, config)

@@ -210,7 +210,12 @@ def locked(
         timeout: seconds to wait for another process.
         note: called with a sentence when this process begins to wait, and when it stops waiting.
         busy: raised instead of waiting.
+
+    Raises:
+        ValueError: for a timeout that is not a number of seconds.
     """
+    if not 0 <= timeout < float("inf"):
+        raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     from filelock import FileLock, Timeout
 
     lock = FileLock(target.with_name(f".{shorten_name(target.name, 200)}.lock"))

@@ -9,13 +9,12 @@ from dataclasses import replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok._lib.shards import Paths, source_of
-from xtok.building.counted import counted_map, synthetic_base, synthetic_map, wanted_by
+from xtok.building.counted import counted_map, synthetic_map, wanted_by
 from xtok.building.counting.pair_text import PairText, TextLike, counts_of
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events
@@ -89,14 +88,12 @@ def build(
         raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
     config = config.for_text() if texts else config
     check_ignored(pair, config)
+    base = None if earlier is None else bind_map(pair, earlier)
+    text = None
     if texts:
-        base = None if earlier is None else bind_map(pair, earlier)
         text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
-        made = _on_text(pair, config, text, base, progress)
-        recipe = recipe_of(config, text.sources, text.field, earlier)
-    else:
-        made = _of_tokens(pair, config, progress)
-        recipe = recipe_of(config)
+    made = _made(pair, config, text, base, progress)
+    recipe = recipe_of(config, text.sources, text.field, earlier) if text else recipe_of(config)
     report = report_of_pair(
         "build", pair, made.map, config.multitoken,
         notes=made.notes, failures=made.failures, counts=made.counts,
@@ -108,43 +105,38 @@ class _Made(NamedTuple):
     """A map and what is to say of how it was made."""
 
     map: ProjectionMap
-    failures: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    counts: Mapping[str, float] = MappingProxyType({})
+    failures: Sequence[str]
+    notes: Sequence[str]
+    counts: Mapping[str, float]
 
 
-def _of_tokens(pair: Pair, config: BuildConfig, progress: Progress) -> _Made:
-    """Make a map of two vocabularies: what matches, then the rows that are left; and cut it."""
-    matches = find_matches(pair, config)
-    only = ~matches.is_exact if config.exact_match else None
-    if config.weights == "synthetic":
-        made, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
-    else:
-        options = config.multitoken
-        made, failures = spelled_map(pair, options, matches, only=only, progress=progress)
-    if config.exact_match:
-        made = with_exact(made, matches, config)
-    made, counts = cut_rows(made, config.sort_cut)
-    return _Made(made, failures, counts=counts)
-
-
-def _on_text(
+def _made(
     pair: Pair,
     config: BuildConfig,
-    text: PairText,
+    text: PairText | None,
     base: ProjectionMap | None,
     progress: Progress,
 ) -> _Made:
-    """Make a map of what was counted on a text, smoothed towards another map."""
+    """Make a map: what matches, the rows that are left, what a text adds to them, and the cut.
+
+    With a text no row is left out: the counts of exact tokens decide how much all are smoothed.
+    """
     options = config.multitoken if base is None else options_after(base, config)
     matches = find_matches(pair, options)
-    failures: Sequence[str] = ()
-    if base is None:
-        base, failures = synthetic_base(pair, config, matches, progress)
-    made, notes = counted_map(text, base, config, options)
+    only = ~matches.is_exact if config.exact_match and text is None else None
+    made, failures, notes, counts = base, list[str](), list[str](), dict[str, float]()
+    if made is None:
+        if config.weights == "synthetic":
+            made, failures = synthetic_map(pair, config, matches, only=only, progress=progress)
+        else:
+            made, failures = spelled_map(pair, options, matches, only=only, progress=progress)
+    if text is not None:
+        made, notes = counted_map(text, made, config, options)
     if config.exact_match:
         made = with_exact(made, matches, options)
-    return _Made(made, failures, notes)
+    if text is None:
+        made, counts = cut_rows(made, config.sort_cut)
+    return _Made(made, failures, notes, counts)
 
 
 def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
@@ -202,23 +194,22 @@ def get_map(
         XtokError: if the file cannot be written, or a text cannot be read.
         ValueError: for both a config and a loss, or a timeout that is not a number of seconds.
     """
-    if not 0 <= timeout < float("inf"):
-        raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     loss = with_hyphens(for_loss)
+    is_of_events = loss in get_args(EventLoss)
+    if not is_of_events:
+        config = _config_of(config, loss)
+    elif config is not None or texts or initial is not None:
+        raise ValueError(f"{loss} takes no config, texts or initial map")
     earlier = None if initial is None else as_map(initial)
     pair = at_map_widths(pair_of(student_model, teacher_model), earlier)
-    make: Callable[[], EventMap | SpellingMap | ProjectionMap]
-    if loss in get_args(EventLoss):
-        if config is not None or texts or earlier is not None:
-            raise ValueError(f"{loss} takes no config, texts or initial map")
-        kind: type[AnyMap] = SpellingMap if loss == "csd" else EventMap
+    kind: type[AnyMap] = ProjectionMap
+    make: Callable[[], AnyMap] = partial(
+        build, pair, config=config, texts=texts, field=field, initial=earlier,
+        progress=progress, text_progress=text_progress,
+    )  # fmt: skip
+    if is_of_events:
+        kind = SpellingMap if loss == "csd" else EventMap
         make = partial(events, pair, for_loss=loss, progress=progress)
-    else:
-        config, kind = _config_of(config, loss), ProjectionMap
-        make = partial(
-            build, pair, config=config, texts=texts, field=field, initial=earlier,
-            progress=progress, text_progress=text_progress,
-        )  # fmt: skip
 
     @cache  # it reads the texts
     def recipe() -> Recipe | None:

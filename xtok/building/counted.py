@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.making import map_of_edges, map_of_rows
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.recipe import recipe_of
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair
@@ -59,15 +58,6 @@ def synthetic_map(
     made = map_of_rows(pair, edges, kind, options, "count").after("count", config.counting)
     failures = unspelled_note(matches.pair, set(unspelled) - set(options.ignore_student_ids))
     return made, failures
-
-
-def synthetic_base(
-    pair: Pair, config: BuildConfig, matches: Matches, progress: Progress = silent
-) -> tuple[ProjectionMap, list[str]]:
-    """Make the map that counts on a text are smoothed towards by default, with its recipe."""
-    made, failures = synthetic_map(pair, config, matches, progress=progress)
-    not_yet = replace(config, top_k=config.prep_top_k, exact_match=False)
-    return replace(made, recipe=recipe_of(not_yet)), failures
 
 
 def counted_map(

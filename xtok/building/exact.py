@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, single_edges
-from xtok.maps.given import MapLike, as_map, at_map_widths, bind_map, name_notes, pair_of_maps
+from xtok.maps.given import MapLike, admitted, as_map, name_notes
 from xtok.maps.making import map_of_edges
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import with_options
@@ -234,9 +234,9 @@ def reapply_exact(
             pair is not given, or is of other tokenizers.
     """
     projection = as_map(projection)
-    pair = pair_of_maps(projection) if pair is None else at_map_widths(pair, projection)
+    pair, [bound] = admitted(pair, projection)
     notes = name_notes(pair, projection)
-    projection = bind_map(pair, projection)
+    projection = bound
     used = used_options(projection)
     options = replace(
         used,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.building.counting.counts import edge_keys
-from xtok.maps.given import MapLike, as_maps, bind_map, pair_of_maps
+from xtok.maps.given import MapLike, admitted, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.pairs import Pair
 
@@ -73,10 +73,7 @@ def compare(
         ValueError: for paths of text without the student's tokenizer.
     """
     loaded, names = as_maps([a, b], names)
-    of_both = pair_of_maps(*loaded)
-    first, second = (
-        bind_map(of_both, one, name=name) for one, name in zip(loaded, names, strict=True)
-    )
+    _, [first, second] = admitted(None, *loaded, names=names)
     return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
 
 

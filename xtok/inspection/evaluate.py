@@ -45,7 +45,7 @@ from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resampl
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.given import AnyMap, AnyMapLike, as_any_map, as_maps, at_map_widths, bind_map
+from xtok.maps.given import AnyMap, AnyMapLike, admitted, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed
@@ -197,7 +197,6 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    pair = at_map_widths(pair, loaded[0])
     if any(isinstance(one, SpellingMap) for one in loaded):
         raise XtokError(
             "a spelling map is not measured on text",
@@ -209,7 +208,7 @@ def evaluate(
             "event maps cannot be measured together with maps, nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
-    bound = (bind_map(pair, one, name=name) for name, one in zip(names, loaded, strict=True))
+    pair, bound = admitted(pair, *loaded, names=names)
     named = dict(zip(distinct_names(names), bound, strict=True))
     text = PairText.read(
         pair, texts, Wanted(per_document=True), field=field, group_by=group_by,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xtok.errors import XtokError
 from xtok.inspection.rows import ExplainedRow, explain_row
 from xtok.maps.edges import row_starts
-from xtok.maps.given import MapLike, as_map, at_map_widths, bind_map, pair_of_maps
+from xtok.maps.given import MapLike, admitted, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_classes
 from xtok.tokenizers.pairs import Pair
@@ -55,12 +55,7 @@ def explain(
     Raises:
         XtokError: if there is no such token, class or kind, or the map is of another pair.
     """
-    m = as_map(projection)
-    if pair is None:
-        pair = pair_of_maps(m)
-    else:
-        pair = at_map_widths(pair, m)
-        m = bind_map(pair, m)
+    pair, [m] = admitted(pair, as_map(projection))
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     ids = [i for token in tokens for i in m.student_ids_of(token)]

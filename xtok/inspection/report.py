@@ -20,7 +20,7 @@ from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.given import MapLike, as_maps, at_map_widths, bind_map, pair_of_maps
+from xtok.maps.given import MapLike, admitted, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import listed, percent, plural
 from xtok.tokenizers.pairs import Pair, require_table
@@ -105,9 +105,8 @@ def examine(
     if texts and (pair is None or pair.teacher_tokenizer is None):
         raise ValueError("text needs a pair with its tokenizers")
     loaded, names = as_maps(maps, names)
-    pair = pair_of_maps(*loaded) if pair is None else at_map_widths(pair, loaded[0])
+    pair, loaded = admitted(pair, *loaded, names=names)
     has_tokenizers = pair.teacher_tokenizer is not None
-    loaded = [bind_map(pair, m, name=name) for m, name in zip(loaded, names, strict=True)]
     names = distinct_names(names)
     evaluation = text = None
     if texts:

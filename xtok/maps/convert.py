@@ -14,7 +14,7 @@ from xtok.config import Loss
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.given import AnyMap, AnyMapLike, as_any_map, at_map_widths, bind_map
+from xtok.maps.given import AnyMap, AnyMapLike, admitted, as_any_map
 from xtok.maps.loss_fit import exact_rows, is_counted
 from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
@@ -53,7 +53,7 @@ def convert(
             hint="give a projection map or a spelling map; copy the file of an event map",
         )
     if pair is not None:
-        projection = bind_map(at_map_widths(pair, projection), projection)
+        _, [projection] = admitted(pair, projection)
     projection.save(target)
     return target
 

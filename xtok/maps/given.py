@@ -189,6 +189,22 @@ def bind_map(pair: Pair, projection: M, *, name: str = "the map") -> M:
     return projection
 
 
+def admitted(pair: Pair | None, *maps: M, names: Sequence[str] = ()) -> tuple[Pair, list[M]]:
+    """Return a pair as wide as the first of some maps of it, and the maps; see `bind_map`.
+
+    Args:
+        pair: the pair; that of the maps if None.
+        maps: at least one.
+        names: what errors call the maps.
+
+    Raises:
+        XtokError: for a map of another pair.
+    """
+    pair = pair_of_maps(*maps) if pair is None else at_map_widths(pair, maps[0])
+    named = zip(maps, names or ["the map"] * len(maps), strict=True)
+    return pair, [bind_map(pair, one, name=name) for one, name in named]
+
+
 def is_swapped(pair: Pair, any_map: AnyMap) -> bool:
     """Whether a map is not of a pair, but of the same two the other way round."""
     rows, columns = any_map.student.table, any_map.teacher.table

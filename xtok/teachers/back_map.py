@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xtok._lib.progress import Note, Progress, silent, silent_note
-from xtok.building.build import get_map, map_of_pair
+from xtok.building.build import build, get_map
 from xtok.config import BuildConfig
 from xtok.errors import OutputError, XtokError
-from xtok.maps.given import MapLike, as_map, at_map_widths, bind_map, is_swapped
+from xtok.maps.given import MapLike, admitted, as_map, is_swapped
 from xtok.maps.making import map_of_edges
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
@@ -21,12 +21,13 @@ def kept_back_map(
     pair: Pair, progress: Progress = silent, note: Note = silent_note
 ) -> ProjectionMap:
     """Return the map from a pair's teacher to its student: built once, and kept by `get_map`."""
-    rows, columns = pair.reversed.sides
+    back = pair.reversed
+    rows, columns = back.sides
     try:
-        made = get_map(*pair.reversed.tokenizers, BACK_MAP, progress=progress, note=note)
+        made = get_map(back, config=BACK_MAP, progress=progress, note=note)
     except OutputError as error:
         note(f"the map from the teacher to the student is not kept: {error}")
-        made = map_of_pair(pair.reversed, BACK_MAP, progress=progress)
+        made = build(back, config=BACK_MAP, progress=progress)
     return replace(made, student=rows, teacher=columns)  # the file may name the models otherwise
 
 
@@ -44,10 +45,9 @@ def bind_back_map(
         return pair, None
     given = as_map(back_map)
     name = "the map" if given is back_map else str(back_map)
-    pair = at_map_widths(pair.reversed, given).reversed
     hint = "leave out {option}, or build it of the teacher and the student, in this order"
     try:
-        bound_map = bind_map(pair.reversed, given)
+        back, [bound_map] = admitted(pair.reversed, given)
     except XtokError as error:
         sides = f"{given.student.model_id} → {given.teacher.model_id}"
         wanted = f"{pair.teacher.model_id} → {pair.student.model_id}"
@@ -59,4 +59,4 @@ def bind_back_map(
         edges = bound_map.edges.take(~bound_map.is_slot).normalized()
         note(f"{name}: its {bound_map.is_slot.sum():,} scale slots are left out")
         bound_map = map_of_edges(edges, before=bound_map, scale_slot=None)
-    return pair, bound_map
+    return back.reversed, bound_map

@@ -14,7 +14,7 @@ from torch import Tensor
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.given import at_map_widths, bind_map
+from xtok.maps.given import admitted
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
@@ -235,7 +235,7 @@ def _artefact(
     any_map = source.map if isinstance(source, ProjectionModule) else source
     if not isinstance(any_map, row.artefact.of_file):
         return None
-    bind_map(at_map_widths(pair, any_map), any_map)
+    admitted(pair, any_map)
     artefact: ProjectionModule | EventIndex | SpellingIndex = (
         row.artefact.to_torch(source) if source is any_map else source
     )
