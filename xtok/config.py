@@ -359,7 +359,8 @@ class GenerateConfig(Config):
     top_k: int = top_k_option(10, "Entries per row.")
     weight_threshold: float = option(
         0.0,
-        "Drop entries with a smaller share of the row (by spelling: of its top_k entries).",
+        "Drop entries whose share of their row is smaller. Compared by spelling, the row is its "
+        "--top-k entries.",
         min=0,
         below=1,
     )
@@ -431,7 +432,7 @@ class ServeConfig(Config):
         64, "Maximum number of sequences in flight to the teacher's server.", min=1, panel=LIMITS
     )
     wait: float = option(
-        WAIT,
+        600.0,
         "Seconds to wait at startup for a server that does not answer yet.",
         min=0,
         panel=LIMITS,

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import nan
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.harness import Row, race
+from benchmarks.harness import Row, memory_status, race
 from xtok import losses
+from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
@@ -43,8 +45,6 @@ def steps(options: Namespace) -> Iterator[Row]:
 
 
 def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
-    from benchmarks.training import peak_above
-
     count, device = max(16, int(tokens * options.size)), options.device
     widths = [(max(64, int(v * options.size)), d) for v, d in sides]
     ways, free = _ways(count, widths, device), _free(device)
@@ -65,8 +65,6 @@ def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
 
 def _ways(count: int, widths: list[tuple[int, int]], device: str) -> dict[str, Callable[[], None]]:
     """Return a step, forward and backward, by the way to it."""
-    from benchmarks.training import make_alignment
-
     ours, theirs = (_head(count, v, d, device, number) for number, (v, d) in enumerate(widths))
     index, aligned = _index(widths[0][0], widths[1][0]).to(device), make_alignment(count, device)
     targets = torch.randint(widths[0][0], (1, count), device=device)
@@ -112,8 +110,6 @@ def beside_liger(options: Namespace) -> Iterator[Row]:
     """
     if options.liger is None:
         return
-    from benchmarks.training import peak_above
-
     sys.path.insert(0, str(options.liger))
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # type: ignore[import-not-found]
 
@@ -175,3 +171,26 @@ def _free(device: str) -> float:
     with open("/proc/meminfo", encoding="ascii") as file:
         [line] = [line for line in file if line.startswith("MemAvailable")]
     return int(line.split()[1]) * 1024.0
+
+
+def make_alignment(positions: int, device: str) -> ShiftedAlignment:
+    """Return chunks of one to three positions on either side."""
+    random = np.random.default_rng(1)
+    ids = [np.repeat(np.arange(positions), random.integers(1, 4, positions)) for _ in range(2)]
+    student, teacher = (torch.from_numpy(row[None, :positions]).to(device) for row in ids)
+    valid = torch.ones((1, positions), dtype=torch.bool, device=device)
+    count = torch.tensor([positions], device=device)
+    return ShiftedAlignment(valid, valid, ~valid, ~valid, student, teacher, count, valid)
+
+
+def peak_above(call: Callable[[], object], device: str) -> int:
+    """Return the bytes that a call holds at its peak, above those held before it."""
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
+    before = memory_status("VmRSS")
+    call()
+    return memory_status("VmHWM") - before

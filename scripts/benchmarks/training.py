@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ import torch
 
 import xtok
 from benchmarks import harness, hidden
-from benchmarks.harness import Row, memory_status, race, tokenizer
+from benchmarks.harness import Row, race, tokenizer
+from benchmarks.hidden import make_alignment, peak_above
 from xtok import ProjectionMap, losses
-from xtok.alignment.aligner import ShiftedAlignment
 from xtok.training.collator import prepare
 from xtok.training.losses import PKLConfig, p_kl
 from xtok.training.module import ProjectionModule
@@ -140,26 +139,3 @@ def logits(
         torch.randn(1, length, n, device=device) for length, n in zip(lengths, widths, strict=True)
     )
     return student.requires_grad_(), teacher
-
-
-def make_alignment(positions: int, device: str) -> ShiftedAlignment:
-    """Return chunks of one to three positions on either side."""
-    random = np.random.default_rng(1)
-    ids = [np.repeat(np.arange(positions), random.integers(1, 4, positions)) for _ in range(2)]
-    student, teacher = (torch.from_numpy(row[None, :positions]).to(device) for row in ids)
-    valid = torch.ones((1, positions), dtype=torch.bool, device=device)
-    count = torch.tensor([positions], device=device)
-    return ShiftedAlignment(valid, valid, ~valid, ~valid, student, teacher, count, valid)
-
-
-def peak_above(call: Callable[[], object], device: str) -> int:
-    """Return the bytes that a call holds at its peak, above those held before it."""
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
-    before = memory_status("VmRSS")
-    call()
-    return memory_status("VmHWM") - before

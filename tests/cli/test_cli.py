@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -331,6 +332,31 @@ def test_the_help_is_lines_of_whole_sentences_and_names_every_option(columns: in
         params = [p for p in command.params if not getattr(p, "hidden", False)]  # NeMo-RL's
         options = [o for p in params for o in (*p.opts, *p.secondary_opts)]
         assert [o for o in options if o.startswith("--") and o not in shown] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["align bytes bytes abc", "build bytes bytes", "doctor bytes", "inspect MAP",
+     "inspect MAP a", "inspect MAP --against MAP", "verify MAP", "vocab bytes a"],
+)  # fmt: skip
+def test_the_help_names_the_keys_of_json(cli: Cli, tmp_path: Path, line: str) -> None:
+    xtok.build("bytes", "bytes").save(tmp_path / "m.safetensors")
+    words = line.replace("MAP", "m.safetensors").split()
+    [said] = [p.help for p in command_of(words[0]).params if p.name == "json"]
+    keys = printed_json(cli(*words, "--json")).keys()
+    if line == "inspect MAP":  # of which the help names a few
+        assert {"student", "teacher", "method", "history", "rows_by_kind", "examples"} <= keys
+    else:
+        assert keys <= {*re.findall(r"\w+", said)}
+
+
+def test_the_help_names_the_keys_of_what_reads_files() -> None:
+    from xtok.inspection.evaluate import Evaluation
+    from xtok.teachers.project import Projected
+
+    for name, kind in (("evaluate", Evaluation), ("project", Projected)):
+        [said] = [p.help for p in command_of(name).params if p.name == "json"]
+        assert {f.name for f in fields(kind)} <= {*re.findall(r"\w+", said)}
 
 
 def test_help_of_models_is_said_once(cli: Cli) -> None:

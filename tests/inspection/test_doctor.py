@@ -186,8 +186,8 @@ def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
     [check] = doctor(*sides).pair_checks
     assert (check.name, check.level) == ("ends of turn", "warning")
     assert check.message.startswith(
-        "the student's answers end with <|end_of_text|> (eos, not its turn_end <|im_end|>), the "
-        "teacher's with <|im_end|> (eos): "
+        "the student's answers end with <|end_of_text|> (eos, not the turn_end <|im_end|>), the "
+        "teacher's with <|im_end|> (eos), so the student does not learn to stop: "
     )
     [check] = doctor(sides[0], sides[0]).pair_checks
     assert check.level == "ok"

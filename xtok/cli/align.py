@@ -11,10 +11,10 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import (
-    JSON,
     STUDENT_CHAT_TEMPLATE,
     TEACHER_CHAT_TEMPLATE,
     ModelArguments,
+    json_option,
 )
 from xtok.cli.tables.alignment import print_alignment
 from xtok.config import option
@@ -37,9 +37,12 @@ def align(
     student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
     teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     max_comb_len: int = option(
-        4, "Maximum number of tokens that may match as one where the two sides differ.", min=1
+        4, "Pair at most this many tokens where the sides spell other bytes.", min=1
     ),
-    json: bool = JSON,
+    json: bool = json_option(
+        "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "
+        "num_correct, num_one_to_one, student_unaligned, teacher_unaligned"
+    ),
 ) -> None:
     """Show a text in two tokenizations, and the chunks they share.
 

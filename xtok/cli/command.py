@@ -29,7 +29,6 @@ from xtok.cli.nemo_options import is_given, nemo_options, nemo_words
 from xtok.cli.stdout import print_result, reserved_stdout, result_stream
 from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
 from xtok.errors import XtokError
-from xtok.tokenizers.display import printable
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 + SIGINT. After SIGTERM it is 143."""
@@ -318,8 +317,7 @@ def run(app: typer.Typer) -> None:
     except SystemExit as done:
         if done.code == INTERRUPTED:  # Typer makes this of an interrupt outside of a command
             word = "interrupted" if stopped == signal.SIGINT else "terminated"
-            what_is_left = f": {done.__cause__}" if str(done.__cause__ or "") else ""
-            print(printable(word + what_is_left), file=sys.stderr)  # noqa: T201
+            print(word, file=sys.stderr)  # noqa: T201
             sys.exit(128 + stopped)
         raise
 

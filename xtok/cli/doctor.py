@@ -6,7 +6,7 @@ import xtok
 from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import CHAT_TEMPLATE, JSON, KINDS, TEXT_FIELD, Loading, text_option
+from xtok.cli.options import CHAT_TEMPLATE, KINDS, TEXT_FIELD, Loading, json_option, text_option
 from xtok.cli.tables.tokenizers import print_diagnosis
 from xtok.config import MODELS, option
 
@@ -27,7 +27,7 @@ def doctor(
         "Training on tool calls needs turns that stay the same.",
         flag=True,
     ),
-    json: bool = JSON,
+    json: bool = json_option("tokenizers, pair, advice, pair_checks"),
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:

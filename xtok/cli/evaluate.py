@@ -9,11 +9,11 @@ from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
-    JSON,
     KINDS,
     TEXT_FIELD,
     MapOptions,
     ModelOptions,
+    json_option,
     map_option,
     maps_and_models,
     text_option,
@@ -60,7 +60,10 @@ def evaluate(
         max=1,
         panel=_GATES,
     ),
-    json: bool = JSON,
+    json: bool = json_option(
+        "student, teacher, measures, event_measures, classes, worst_rows, num_bytes, lost_bytes, "
+        "differing, notes, by_chunk, ranking"
+    ),
     map_options: MapOptions,
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, leak.

@@ -10,7 +10,15 @@ import xtok
 from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.cli.options import (
+    MAP,
+    TEXT_FIELD,
+    MapOptions,
+    Models,
+    json_option,
+    map_option,
+    text_option,
+)
 from xtok.cli.tables import maps as tables
 from xtok.config import Config, option
 from xtok.tokenizers.table import TokenTable
@@ -70,7 +78,11 @@ def inspect(
         "this text: "
     ),
     field: str = TEXT_FIELD,
-    json: bool = JSON,
+    json: bool = json_option(
+        "student, teacher, and of an overview method, history, rows_by_kind, examples and more; of "
+        "rows: rows, rows_matching; with --against: rows, rows_that_differ, rows_of_other_top, "
+        "mean_distance, weighted_by_text, examples"
+    ),
     models: Models,
     map_options: MapOptions,
 ) -> None:

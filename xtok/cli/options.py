@@ -61,7 +61,14 @@ BACK_MAP_FILE = map_option(
     name="map",
     panel=MAIN,
 )
-JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
+
+
+def json_option(keys: str) -> Any:
+    """Return the option for JSON, with its keys."""
+    return option(False, f"Print one JSON object: {keys}.", flag=True, panel=OUTPUT)
+
+
+JSON = json_option("paths, reports (of each stage: its counts, notes and failures)")
 TEXT_FIELD = option(
     "text",
     "Field (JSON lines) or column (Parquet) that holds the text.",
@@ -370,7 +377,8 @@ class Output(Config):
             )
         if not is_counted(projection):
             console.print_note(
-                "to train on, xtok build STUDENT TEACHER --for p-kl (gold, h-kl) makes a better map"
+                "to train, xtok events STUDENT TEACHER (event KL) is better; where a trainer takes "
+                "projection maps alone, xtok build STUDENT TEACHER --for p-kl"
             )
 
 

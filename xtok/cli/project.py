@@ -10,12 +10,12 @@ from xtok.cli import console
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
     BACK_MAP_FILE,
-    JSON,
     STUDENT_CHAT_TEMPLATE,
     TEACHER_CHAT_TEMPLATE,
     ModelArguments,
     Models,
     Widths,
+    json_option,
 )
 from xtok.cli.stdout import print_path
 from xtok.config import MAIN, ProjectConfig, option
@@ -57,7 +57,10 @@ def project(
         needs={"engine": "ray"},
         panel="Cluster",
     ),
-    json: bool = JSON,
+    json: bool = json_option(
+        "paths, student, teacher, documents, teacher_tokens, student_tokens, first_tokens, "
+        "targets, mean_rest, teacher_bits_per_byte, teacher_is_bound, notes"
+    ),
 ) -> None:
     """Turn a teacher's stored log-probabilities into a student's.
 
@@ -87,9 +90,9 @@ def project(
             note=console.print_note,
         )
     except KeyboardInterrupt:
-        kept = len(kept_parts(found.target))
-        message = f"{kept:,} parts are kept; run the same command again to resume"
-        raise KeyboardInterrupt(message if kept else "") from None
+        if kept := len(kept_parts(found.target)):
+            console.print_note(f"{kept:,} parts are kept; run the same command again to resume")
+        raise
     except XtokError as error:
         if error.parameter != "back_map":
             raise

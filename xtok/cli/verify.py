@@ -6,7 +6,7 @@ import typer
 
 import xtok
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, MAP, ModelsBeside, Widths
+from xtok.cli.options import MAP, ModelsBeside, Widths, json_option
 from xtok.cli.tables.maps import print_verification
 from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import Vocabulary
@@ -20,7 +20,11 @@ _UNKNOWN = Vocabulary(
 
 @command
 def verify(
-    *, map_path: Path = MAP, models: ModelsBeside, json: bool = JSON, widths: Widths
+    *,
+    map_path: Path = MAP,
+    models: ModelsBeside,
+    json: bool = json_option("path, failed (names of checks; none for a good map), checks"),
+    widths: Widths,
 ) -> None:
     """Check a map file, and its models if they are given.
 

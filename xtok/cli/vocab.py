@@ -12,7 +12,7 @@ import xtok
 from xtok._lib.io import check_output
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, KINDS, Loading
+from xtok.cli.options import KINDS, Loading, json_option
 from xtok.cli.stdout import print_path
 from xtok.cli.tables.tokenizers import print_vocab
 from xtok.config import MAIN, option
@@ -46,7 +46,7 @@ def vocab(
         short="-o",
         panel=MAIN,
     ),
-    json: bool = JSON,
+    json: bool = json_option("model, teacher, vocab_size, types, tokens"),
     loading: Loading,
 ) -> None:
     """Show a model's tokens: bytes, types, roles; or write them all.

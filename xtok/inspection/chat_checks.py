@@ -69,7 +69,7 @@ class ChatTrial:
         roles = self._table.roles.get("turn_end", ())
         if not roles or {*roles} & {*self.ends}:
             return f"{shown} (eos)"
-        return f"{shown} (eos, not its turn_end {self._table.shown(roles[0])})"
+        return f"{shown} (eos, not the turn_end {self._table.shown(roles[0])})"
 
     def checks(self, *, tools: bool) -> Iterator[Check]:
         """Check what the template does; with `tools`, one unfit for loops of tool calls fails."""

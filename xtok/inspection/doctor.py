@@ -194,8 +194,11 @@ def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
     shown = [one.shown_end for one in trials]
     if {int(pair.partners[i]) for i in ours.ends} & {*theirs.ends}:
         return Check(name, "ok", f"{shown[0]} / {shown[1]}")
-    message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}: the "
-    message += "student learns from it not to stop; train with one chat template, or set eos"
+    message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}, so the "
+    message += (
+        "student does not learn to stop: give both sides one chat template, or set eos_token "
+    )
+    message += "in the student's tokenizer_config.json"
     return Check(name, "warning", message)
 
 

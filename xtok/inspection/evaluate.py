@@ -310,6 +310,7 @@ def _map_fields(
         for name, m in maps.items()
     }
     measures: list[MapMeasures] = []
+    floors: dict[int, Any] = {}  # in the end of the last group, all text
     for group, chosen in _groups(text):
         floors = {top_k: _floor(text, chosen, top_k, shape) for top_k in recipes}
         of_floors = {top_k: _sums(text, floor, "floor") for top_k, floor in floors.items()}
@@ -320,7 +321,7 @@ def _map_fields(
     prefix = _OVER_CHUNKS if by_row.by_chunk else _AT_STARTS
     classes, worst = [], []
     for name, m in maps.items():
-        loss, floor = losses[name][prefix], floors[m.top_k][prefix]  # of the last group, all text
+        loss, floor = losses[name][prefix], floors[m.top_k][prefix]
         at_starts, wanted = (weights_at(m.edges, keys) for keys in (text.keys, by_row.keys))
         classes.append(by_row.classes(name, loss, floor, at_starts > 0))
         worst.append(by_row.worst(name, loss - floor, wanted, num_worst))

@@ -51,7 +51,7 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
     Args:
         m: the map.
-        num_examples: how many tokens of several pieces to show of each side, evenly evenly_spread.
+        num_examples: how many tokens of several pieces to show of each side, evenly spread.
     """
     examples: list[SpelledToken] = []
     for side in SIDES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import fspath
 from typing import TYPE_CHECKING, TypeAlias
@@ -33,12 +33,14 @@ class Verification:
     """What `verify` found; `path` names the map."""
 
     path: str
+    failed: tuple[str, ...]  # the names of the checks that failed; none for a good map
     checks: tuple[Check, ...]
 
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """The names of the checks that failed."""
-        return tuple(check.name for check in self.checks if check.level == "failed")
+
+def _verification(path: str, checks: Iterable[Check]) -> Verification:
+    checks = tuple(checks)
+    failed = tuple(check.name for check in checks if check.level == "failed")
+    return Verification(path=path, failed=failed, checks=checks)
 
 
 def verify(
@@ -60,7 +62,7 @@ def verify(
         MapFileError: if the file cannot be read, or is not a map.
     """
     if isinstance(projection, AnyMap):
-        return Verification(path="the map", checks=tuple(_checks(projection, {}, pair)))
+        return _verification("the map", _checks(projection, {}, pair))
     path = fspath(projection)
     parts = read_parts(path)
     digests: Mapping[str, str | None] = {}
@@ -77,7 +79,7 @@ def verify(
     except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         checks = (Check("format", "failed", f"{missing}{error}"),)
-    return Verification(path=path, checks=checks)
+    return _verification(path, checks)
 
 
 def _checks(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Iterator[Check]:
@@ -224,7 +226,7 @@ def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Found:
         return _NO_TOKENS
     if of_map.sha256() == of_model.sha256():
         return "ok", f"the tokens of {model_id}"
-    differ = differing_ids(of_map, of_model)
+    differ = list(differing_ids(of_map, of_model))
     if not differ:
         return "failed", f"the types of some tokens are not those of {model_id}"
     shown = listed(f"{i} {of_map.quoted(i)} and {of_model.quoted(i)}" for i in differ)

@@ -123,7 +123,7 @@ class Pair:
     @functools.cached_property
     def differing_ids(self) -> list[int]:
         """The ids that are not the same token on both sides, rising; none for one vocabulary."""
-        return differing_ids(*self.tables)
+        return list(differing_ids(*self.tables))
 
     @functools.cached_property
     def upper_case(self) -> NDArray[np.int64]:
@@ -158,10 +158,10 @@ class Pair:
         label = f"spelling tokens in {teacher.vocabulary.model_id}"
         return Spellings(self.tables[0], teacher.segment_batch, label)
 
-    @property
+    @functools.cached_property
     def is_same(self) -> bool:
         """Whether both sides are one vocabulary, whatever their widths."""
-        return not self.differing_ids
+        return next(differing_ids(*self.tables), None) is None
 
     def in_form(
         self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())

@@ -256,7 +256,7 @@ class Vocabulary:
             raise XtokError(
                 f"{self.model_id} has no token {token!r}",
                 hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'; "
-                "a number in quotes is not an id",
+                "a token by its number is --id N, in Python an int",
             )
         return ids
 
@@ -394,11 +394,11 @@ def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
     )
 
 
-def differing_ids(ours: TokenTable, other: TokenTable) -> list[int]:
-    """Return the ids that do not have the same bytes and control name in two tables, rising."""
+def differing_ids(ours: TokenTable, other: TokenTable) -> Iterator[int]:
+    """Yield the ids that do not have the same bytes and control name in two tables, rising."""
     pairs = enumerate(zip_longest(ours.tokens(), other.tokens(), fillvalue=b""))
     names = ours.control_names, other.control_names
-    return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
+    return (i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i))
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
