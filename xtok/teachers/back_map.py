@@ -24,7 +24,7 @@ def kept_back_map(
     back = pair.reversed
     rows, columns = back.sides
     try:
-        made = get_map(back, config=BACK_MAP, progress=progress, note=note)
+        made: ProjectionMap = get_map(back, config=BACK_MAP, progress=progress, note=note)
     except OutputError as error:
         note(f"the map from the teacher to the student is not kept: {error}")
         made = build(back, config=BACK_MAP, progress=progress)
