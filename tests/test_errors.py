@@ -611,8 +611,10 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the map carries no tokens of a/student: xtok did not write it",
      "give the token's id instead"),
     (lambda: TINY["abc"], "org/student has no token 'abc'",
+     "a space is part of a token, as in ' the'; bytes are written like '\\xe4'"),
+    (lambda: TINY["97"], "org/student has no token '97'",
      "a space is part of a token, as in ' the'; bytes are written like '\\xe4'; "
-     "a number in quotes is not an id"),
+     "the token of id 97 is --id 97, in Python a number"),
     (lambda: TINY[-1], "org/student has no id -1: its ids are 0 to 5",
      "give another id, or the token itself"),
     (lambda: xtok.reapply_exact(GOOD), "the map carries no tokens of m: xtok did not write it",

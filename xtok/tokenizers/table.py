@@ -253,10 +253,11 @@ class Vocabulary:
             )
         ids = self.table.ids_of(token)
         if not ids:
+            is_number = isinstance(token, str) and token.isdecimal()
             raise XtokError(
                 f"{self.model_id} has no token {token!r}",
-                hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'; "
-                "a token by its number is --id N, in Python an int",
+                hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'"
+                + f"; the token of id {token} is --id {token}, in Python a number" * is_number,
             )
         return ids
 
