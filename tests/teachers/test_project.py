@@ -24,7 +24,7 @@ from naive_projecting import (
 )
 
 import xtok
-from xtok.teachers.formats.topk import TopK
+from xtok._lib.topk import TopK
 from xtok.teachers.kernels import ID_BITS, RESPLIT_RATE, ROOT
 from xtok.teachers.projector import Projector, seams
 from xtok.tokenizers import Tokenizer, load_tokenizer

@@ -12,8 +12,8 @@ from naive_projecting import Small, map_of, small
 
 import xtok
 from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import TopK
 from xtok.teachers.formats.ranked import Scores, ranked_entries
-from xtok.teachers.formats.topk import TopK
 from xtok.teachers.serving.server import score
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer, load_tokenizer

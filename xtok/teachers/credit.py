@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import TopK
 from xtok.alignment.kernels import Side
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
 from xtok.teachers.credit_kernels import weigh_by_prefix
-from xtok.teachers.formats.topk import TopK
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from xtok._lib.known_logprobs import STORED_ROUNDING, is_stand_in, listed_twice, own_logprobs
 from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import TopK, firsts_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
-from xtok.teachers.formats.topk import TopK, firsts_of
 from xtok.tokenizers.display import escape
 
 Credit: TypeAlias = Literal["uniform", "student", "prefix"]

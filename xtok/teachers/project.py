@@ -47,7 +47,7 @@ from xtok.teachers.formats.caches import (
 )
 from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import Target
-from xtok.teachers.formats.topk import Documents, cache_error
+from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.rows import notes_on, project_documents
 from xtok.teachers.shared_text import Templates
 from xtok.teachers.translator import Translator

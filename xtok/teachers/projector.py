@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok._lib.threads import available_cores
+from xtok._lib.topk import TopK, chosen_rows
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
-from xtok.teachers.formats.topk import TopK, chosen_rows
 from xtok.teachers.kernels import (
     ID_BITS,
     ROOT,

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import firsts_of
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import chat_record, without_missing
 from xtok.conversation.teacher_side import SideChat, apart, in_place_of
 from xtok.conversation.templates import plain_messages
 from xtok.errors import XtokError
-from xtok.teachers.formats.topk import Documents, cache_error, firsts_of
+from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.shared_text import SharedText, Templates
 from xtok.tokenizers.pairs import Pair
 

@@ -27,7 +27,7 @@ from xtok.teachers.formats import neutral as neutral_format
 from xtok.teachers.formats.caches import open_cache, read_cache
 from xtok.teachers.formats.columns import Target
 from xtok.teachers.formats.distillkit import Bin, Compression, decompressed_rows
-from xtok.teachers.formats.topk import Documents
+from xtok.teachers.formats.documents import Documents
 from xtok.teachers.project import Projected
 from xtok.tokenizers import Tokenizer
 

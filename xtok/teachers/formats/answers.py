@@ -14,17 +14,11 @@ from numpy.typing import NDArray
 from xtok._lib.lines import JsonLine, LinePlace, json_lines
 from xtok._lib.opening import need
 from xtok._lib.shards import Shard
+from xtok._lib.topk import TopK, joined
 from xtok.config import CacheKind
 from xtok.teachers.formats import sglang, vllm
+from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, Documents, cache_error
 from xtok.teachers.formats.flat_values import json_numbers
-from xtok.teachers.formats.topk import (
-    AGAIN_HINT,
-    PER_TOKEN,
-    Documents,
-    TopK,
-    cache_error,
-    joined,
-)
 
 MAX_LINE_BYTES = 1 << 29
 """A longer line is an error. vLLM's answer with 512 candidates for 8,192 tokens has 300 MB."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from xtok.teachers.formats.columns import Target, list_array, next_tokens
-from xtok.teachers.formats.topk import Documents
+from xtok.teachers.formats.documents import Documents
 
 
 def table(documents: Documents, target: Target) -> Any:

@@ -13,13 +13,14 @@ import numpy as np
 from xtok._lib.io import check_output
 from xtok._lib.opening import need, parquet_file, reading
 from xtok._lib.shards import Shard, find_files, shards
+from xtok._lib.topk import masses
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.columns import Target
-from xtok.teachers.formats.topk import AGAIN_HINT, Documents, cache_error, masses
+from xtok.teachers.formats.documents import AGAIN_HINT, Documents, cache_error
 from xtok.tokenizers.table import Vocabulary
 
 CANDIDATES_PER_BLOCK = 1 << 20

@@ -12,16 +12,8 @@ from xtok._lib.known_logprobs import (
     own_logprobs,
     says_nothing,
 )
-from xtok.teachers.formats.topk import (
-    Documents,
-    TopK,
-    cache_error,
-    firsts_of,
-    masses,
-    rows_of,
-    with_candidates,
-    without_padding,
-)
+from xtok._lib.topk import TopK, firsts_of, masses, rows_of, with_candidates, without_padding
+from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
 
 _WHOSE_HINT = "give the model that made these ids"

@@ -9,15 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import TopK, candidates_of
+from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, Documents, cache_error
 from xtok.teachers.formats.flat_values import Bounds, flat_lists, place_of
-from xtok.teachers.formats.topk import (
-    AGAIN_HINT,
-    PER_TOKEN,
-    Documents,
-    TopK,
-    cache_error,
-    candidates_of,
-)
 
 PAD = -1e4
 """What fills a row for readers that want rows of one width, and make NaN of −inf."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from xtok._lib.known_logprobs import without_null
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
-from xtok.teachers.formats.topk import AGAIN_HINT, TopK, cache_error
+from xtok._lib.topk import TopK
+from xtok.teachers.formats.documents import AGAIN_HINT, cache_error
 
 Bounds = NDArray[np.int64]
 """Where each list begins in what lists hold, and where the last one ends."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from xtok._lib.opening import need
+from xtok._lib.topk import TopK
 from xtok.teachers.formats.columns import CacheColumns, list_array
-from xtok.teachers.formats.topk import Documents, TopK
+from xtok.teachers.formats.documents import Documents
 
 FORMAT_VERSION = 1
 """A footer may tell it, and other versions are refused."""

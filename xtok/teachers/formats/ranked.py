@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.teachers.formats.topk import TopK, rows_of
+from xtok._lib.topk import TopK, rows_of
 
 MIN_REST = 2.0**-24
 """The least share that tokens outside the candidates have together: none is impossible."""

@@ -12,9 +12,10 @@ import numpy as np
 
 from xtok._lib.keys import unique_keys
 from xtok._lib.known_logprobs import without_null
+from xtok._lib.topk import TopK
+from xtok.teachers.formats.documents import cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
 from xtok.teachers.formats.ranked import Scores, ranked_entries, scores_of
-from xtok.teachers.formats.topk import TopK, cache_error
 
 ROUTE = "/generate"
 MORE = "let it give {}"

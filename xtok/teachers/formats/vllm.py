@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from xtok._lib.keys import unique_keys
 from xtok._lib.known_logprobs import without_null
+from xtok._lib.topk import TopK
+from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
 from xtok.teachers.formats.ranked import Scores, ranked_entries, scores_of
-from xtok.teachers.formats.topk import Documents, TopK, cache_error
 
 if TYPE_CHECKING:
     from xtok.teachers.formats.structs import VllmEntry

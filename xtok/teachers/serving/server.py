@@ -28,10 +28,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from xtok._lib.progress import Note, silent_note
+from xtok._lib.topk import joined, split, within
 from xtok.config import ServeConfig
 from xtok.errors import XtokError
 from xtok.teachers.formats.ranked import Scores, ranked
-from xtok.teachers.formats.topk import joined, split, within
 from xtok.teachers.serving.dialects import (
     Asked,
     BadRequest,

@@ -19,8 +19,8 @@ from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.checks import check_predictions
+from xtok.teachers.formats.documents import Documents
 from xtok.teachers.formats.ranked import Scores, completed
-from xtok.teachers.formats.topk import Documents
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.sides import MAX_WIDTH
 

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.known_logprobs import is_stand_in
 from xtok._lib.ragged import offsets_of
-from xtok.errors import XtokError
-
-PER_TOKEN = (
-    *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
-    *("loss_mask", "labels", "attention_mask", "position_ids"),
-)
-"""Columns of a value per token: the student's are computed anew, and never copied."""
-
-AGAIN_HINT = "make the cache again, or fetch it again"
 
 
 class TopK(NamedTuple):
@@ -43,32 +34,6 @@ class TopK(NamedTuple):
     def valid(self) -> NDArray[np.bool_]:
         """Which rows have a prediction, bool `[N]`."""
         return np.diff(self.starts) > 0
-
-
-class Documents(NamedTuple):
-    """Some documents of a cache: predictions, and the documents' other columns."""
-
-    topk: TopK
-    columns: dict[str, Any]  # pyarrow arrays, a value per document
-    places: Sequence[object]  # each document's: file and row, as errors name them
-    loss_mask: NDArray[np.bool_] | None = None  # [N], True where a token is a training target
-
-    def place(self, index: int) -> str:
-        """Name a token of all documents."""
-        row = int(np.searchsorted(self.topk.bounds, index, side="right")) - 1
-        return f"{self.places[row]}, position {index - int(self.topk.bounds[row])}"
-
-    def values(self, name: str) -> list[Any]:
-        """Return a column, None for each row if there is none."""
-        if name not in self.columns:
-            return [None] * len(self.places)
-        values: list[Any] = self.columns[name].to_pylist()
-        return values
-
-
-def cache_error(place: object, problem: str, hint: str) -> XtokError:
-    """Return an error of a cache."""
-    return XtokError(f"{place}: {problem}", hint=hint)
 
 
 def rows_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
