@@ -32,6 +32,7 @@ def predicted(ids: Sequence[int], vocab_size: int, k: int, seed: int = 0) -> Row
         others = generator.permutation(vocab_size)
         chosen = [token, *others[others != token][: k - 1].tolist()]
         weights = generator.dirichlet(np.ones(k + 1))[:k]
+        weights = np.maximum(weights, (1 - weights.sum()) / max(1, vocab_size - k))  # as the best
         order = np.lexsort((chosen, -weights))
         topk_ids.append([chosen[i] for i in order])
         topk_logprobs.append(np.log(weights[order]).astype(np.float32).tolist())

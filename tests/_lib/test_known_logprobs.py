@@ -17,6 +17,8 @@ from checks import error_of
 from stored_teachers import Row
 
 import xtok
+from xtok._lib.known_logprobs import UnlawfulError, lawful
+from xtok._lib.topk import TopK
 from xtok.config import CacheFormat
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
@@ -285,3 +287,119 @@ def test_projected_log_probabilities_leave_out_what_nobody_said(
         assert np.array_equal(found.logprobs[found.valid], plain.logprobs[found.valid])
         assert not found.logprobs[~found.valid].any()
     assert math.isclose(plain.logprobs.sum(), -len(theirs))
+
+
+# Predictions that no model can make
+
+
+V, T = 420, 31
+Rows = list[Any]
+
+
+def teacher_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
+    """Return a text of 30 tokens, its top k, their log-probabilities and logits, and its own.
+
+    Of 20 kinds of random teachers: their logits are normal, Zipf's, or of a common vocabulary; the
+    text is what they write, and its own token stands among the candidates of every other one.
+    """
+    generator = np.random.default_rng(seed)
+    spread = (1.5, 2.0, 2.5, 3.0)[seed % 20 // 5]
+    logits = spread * generator.normal(size=(T, V))
+    if seed % 5 > 2:
+        ranks = generator.permuted(np.tile(np.arange(1, V + 1), (T, 1)), axis=1)
+        logits = 0.3 * logits - spread / 1.5 * np.log(ranks)
+    elif seed % 5 > 1:
+        logits -= np.log(np.arange(1, V + 1))
+    logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    text = (logprobs + generator.gumbel(size=logprobs.shape)).argmax(1)
+    ids = [np.argsort(-row)[:k] for row in logprobs]
+    if seed % 2:
+        ids = [i if own in i else np.append(i, own) for i, own in zip(ids, text, strict=True)]
+    pick = [[row[i] for row, i in zip(of, ids, strict=True)] for of in (logprobs, logits)]
+    return text, ids, *pick
+
+
+def refusal(text: Any, ids: Rows, logprobs: Rows, width: int = V) -> str:
+    """Return why a document is refused, "" if it is not; its first row is left out."""
+    starts = np.cumsum([0, 0, *map(len, ids[1:])])
+    nothing = np.full(len(text), np.nan, np.float32)
+    flat = np.concatenate(ids[1:]), np.concatenate(logprobs[1:]).astype(np.float32)
+    topk = TopK(text, np.array([0, len(text)]), starts, *flat, nothing, nothing)
+    try:
+        lawful(topk, width)
+    except UnlawfulError as error:
+        return error.problem
+    return ""
+
+
+def bfloat16(logprobs: Any) -> Any:
+    bits = np.asarray(logprobs, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def test_true_rows_of_any_teacher_are_taken() -> None:
+    """Also flat ones, which meet the bound, and as half precision stores them."""
+    for seed in range(100):
+        text, ids, logprobs, _ = teacher_rows(seed, k=(4, 8, 20, 64)[seed % 4])
+        for stored in (np.float32, np.float16, bfloat16):
+            assert refusal(text, ids, [stored(values) for values in logprobs]) == ""
+    flat = [np.full(8, -math.log(V))] * T
+    for stored in (np.float16, bfloat16):
+        rounded = [stored(values) for values in flat]
+        assert refusal(text, [np.arange(8)] * T, rounded) == ""
+
+
+def moved(rows: Rows, by: int) -> Rows:
+    return [rows[0], *(rows[min(max(1, i + by), T - 1)] for i in range(1, T))]
+
+
+WRONG: dict[str, Callable[[Any, Rows, Rows, Rows], tuple[Any, ...]]] = {
+    "base 2": lambda t, i, p, z: (t, i, [x / math.log(2) for x in p]),
+    "base 10": lambda t, i, p, z: (t, i, [x / math.log(10) for x in p]),
+    "logits": lambda t, i, p, z: (t, i, z),
+    "logits below 0": lambda t, i, p, z: (t, i, [x - 30 for x in z]),
+    "divided": lambda t, i, p, z: (t, i, [x / 2 for x in p]),
+    "multiplied": lambda t, i, p, z: (t, i, [x * 1.5 for x in p]),
+    "next": lambda t, i, p, z: (t, moved(i, 1), moved(p, 1)),
+    "previous": lambda t, i, p, z: (t, moved(i, -1), moved(p, -1)),
+    "another tokenizer": lambda t, i, p, z: (t, [(x * 11 + 5) % V for x in i], p),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_rows_that_no_model_says_are_refused(name: str) -> None:
+    refused = sum(bool(refusal(*WRONG[name](*teacher_rows(seed)))) for seed in range(100))
+    assert refused >= 95
+
+
+def test_documents_are_compared_one_by_one() -> None:
+    """Of 12, one is of the next token; and none holds so few rows that chance may say so."""
+    made = [teacher_rows(seed) for seed in range(12)]
+    bad = list(made)
+    bad[7] = (made[7][0], moved(made[7][1], 1), moved(made[7][2], 1), made[7][3])
+    for documents in (made, bad):
+        text = np.concatenate([of[0] for of in documents])
+        counts = [n for of in documents for n in (0, *map(len, of[1][1:]))]
+        ids, logprobs = (
+            np.concatenate([row for of in documents for row in of[part][1:]]) for part in (1, 2)
+        )
+        nothing = np.full(len(text), np.nan, np.float32)
+        bounds = np.arange(13) * T
+        starts = np.cumsum([0, *counts])
+        topk = TopK(text, bounds, starts, ids, logprobs.astype(np.float32), nothing, nothing)
+        if documents is made:
+            lawful(topk, V)
+            continue
+        with pytest.raises(UnlawfulError, match="hold the next token") as error:
+            lawful(topk, V)
+        assert (error.value.row, error.value.is_document) == (7 * T, True)
+
+
+@pytest.mark.parametrize("value", [-math.inf, -9999.0, -99999.0])
+def test_padding_is_none_of_the_candidates(value: float, row: Row, projected: Any) -> None:
+    """Whatever id it has."""
+    padded: Row = json.loads(json.dumps(row))
+    for place in range(1, len(row["input_ids"])):
+        padded["topk_ids"][place] += [0, 0]
+        padded["topk_logprobs"][place] += [value, value]
+    assert projected("neutral", padded) == projected("neutral", row)

@@ -299,19 +299,22 @@ def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
         ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
         ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
         ({"topk_ids": [[], [6, 7], []]}, "topk_ids and topk_logprobs have different numbers"),
-        (top([[6], [7], [8]], [[-1.0]] * 3), "topk_ids begin with candidates"),
-        (top([[], [6, 6], [8]], [[], [-1.0, -2.0], [-1.0]]), "6 twice for token 1"),
+        (top([[6], [7], [8]], [[-1.0]] * 3), "nothing predicts a first token"),
+        (
+            top([[], [6, 6], [8]], [[], [-1.0, -2.0], [-1.0]]),
+            "token 1: the candidate 6 occurs twice",
+        ),
         ({"topk_logprobs": [[], [0.25], [-0.5]]}, "0.25"),
         ({"topk_logprobs": [[], [float("nan")], [-0.5]]}, "nan"),
         (
             top([[], [6, 7], [8]], [[], [-0.1, -0.1], [-1.0]]),
-            "token 1 have probabilities that sum to 1.81",
+            "token 1: its probabilities.* sum to 2.03",
         ),
         (
             top([[], [6, 2**32], [8]], [[], [-1.0] * 2, [-1.0]]),
-            "4294967296 for token 1, which is no",
+            "token 1: the candidate 4294967296 is not",
         ),
-        (top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]), "topk_ids has -2 for token 1"),
+        (top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]), "token 1: the candidate -2 is not"),
         (
             top([[], [10**20], [8]], [[], [-1.0], [-1.0]]),
             "topk_ids has 100000000000000000000, which",

@@ -114,11 +114,11 @@ def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"top_ids": [[[0, 0], [0, 9]]]}, "top_ids have 9, which is not in 0..8, nor -1"),
-        ({"top_ids": [[[0, 0], [2, 2]]]}, "top_ids have 2 twice at one position"),
-        ({"top_logprobs": [[[0, 0], [-0.1, -0.1]]]}, r"sum to a probability of 1\.81"),
-        ({"rest_logprob": [[0.0, -0.5]]}, r"sum to a probability of 1\.11"),
-        ({"rest_logprob": [[0.0, torch.nan]]}, "are NaN"),
+        ({"top_ids": [[[0, 0], [0, 9]]]}, "the candidate 9 is not in 0..8"),
+        ({"top_ids": [[[0, 0], [2, 2]]]}, "the candidate 2 occurs twice"),
+        ({"top_logprobs": [[[0, 0], [-0.1, -0.1]]]}, r"its probabilities.* sum to 1\.859"),
+        ({"rest_logprob": [[0.0, -0.5]]}, r"its probabilities.* sum to 1\.11"),
+        ({"rest_logprob": [[0.0, torch.nan]]}, "is not a log-probability"),
         ({"valid": [[1]]}, r"\[1, 2, 2\], \[1, 2\], \[1, 1\]\], and do not fit .* \[1, 2, 9\]"),
         ({"student_logits": torch.full((1, 2, 9), torch.nan)}, r"student's logits are nan at \[0"),
     ],

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import is_stand_in
 from xtok._lib.ragged import offsets_of
 
 
@@ -60,11 +59,6 @@ def chosen_rows(
         for values in (topk.rest_logprob, topk.realized_logprob)
     )
     return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], rest, realized)
-
-
-def without_padding(topk: TopK) -> TopK:
-    """Return predictions without the candidates that are padding; NaN, an error, is kept."""
-    return with_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
 
 
 def with_candidates(topk: TopK, kept: NDArray[np.bool_]) -> TopK:

@@ -10,7 +10,13 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import STORED_ROUNDING, is_stand_in, listed_twice, own_logprobs
+from xtok._lib.known_logprobs import (
+    STORED_ROUNDING,
+    UnlawfulError,
+    is_stand_in,
+    lawful,
+    own_logprobs,
+)
 from xtok._lib.ragged import offsets_of
 from xtok._lib.topk import TopK, firsts_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
@@ -20,9 +26,6 @@ from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
 
 Credit: TypeAlias = Literal["uniform", "student", "prefix"]
-
-SOFTMAX_ROUNDING = 1e-4
-"""How far above 0 a log-probability may be: what a log-softmax in float32 rounds to."""
 
 SHOWN_AROUND = 24
 """Characters that an error shows before and after the place where two texts part."""
@@ -153,7 +156,7 @@ def _logprobs(name: str, values: Any, side: Sequences, *, ndim: int = 1) -> NDAr
     """Return log-probabilities `[tokens]`; what is missing is checked where it counts."""
     flat = side.values(name, values, np.float64, ndim=ndim)
     with np.errstate(invalid="ignore"):
-        wrong = np.argwhere(flat > SOFTMAX_ROUNDING)
+        wrong = np.argwhere(flat > STORED_ROUNDING)
     if len(wrong):
         first = tuple(wrong[0].tolist())
         raise ValueError(
@@ -177,33 +180,17 @@ def _predictions(
         raise ValueError(
             f"teacher_topk are {token_ids.shape} ids, {values.shape} log-probabilities"
         )
-    is_padding, width = is_stand_in(values) | ~np.isfinite(values), len(aligner.teacher.table)
-    wrong = np.argwhere(~is_padding & ((token_ids < 0) | (token_ids >= width)))
-    if len(wrong):
-        row, k = wrong[0].tolist()
-        place = teacher.place(row)
-        raise ValueError(
-            f"teacher_topk: id {token_ids[row, k]} at {place} is not in 0..{width - 1}"
-        )
-    for row, twice in listed_twice(np.nonzero(~is_padding)[0], token_ids[~is_padding]):
-        raise ValueError(f"teacher_topk: id {twice} at {teacher.place(row)} occurs twice")
-    sizes = (~is_padding).sum(1)
-    known = np.where(is_padding, 0.0, np.exp(values)).sum(1)
-    above = np.flatnonzero(known > 1 + STORED_ROUNDING)
-    if len(above):
-        place = teacher.place(int(above[0]))
-        raise ValueError(f"teacher_topk: probabilities at {place} sum to {known[above[0]]:.4g}")
-    with np.errstate(divide="ignore"):
-        rest = np.log(np.maximum(0.0, 1 - known))
-    return TopK(
-        teacher.ids,
-        teacher.bounds,
-        offsets_of(sizes),
-        token_ids[~is_padding].astype(np.int32),
-        values[~is_padding].astype(np.float32),
-        rest.astype(np.float32),
-        realized.astype(np.float32),
-    )
+    kept, unknown = ~np.isnan(values), np.full(len(teacher.ids), np.nan, np.float32)
+    given = TopK(
+        teacher.ids, teacher.bounds, offsets_of(kept.sum(1)), token_ids[kept],
+        values[kept].astype(np.float32), unknown, realized.astype(np.float32),
+    )  # fmt: skip
+    try:
+        topk = lawful(given, len(aligner.teacher.table), begins=False)
+    except UnlawfulError as error:
+        place = teacher.place(error.row)
+        raise ValueError(f"teacher_topk at {place}: {error.problem}; {error.hint}") from error
+    return topk._replace(ids=topk.ids.astype(np.int32))
 
 
 def _require_one_text(

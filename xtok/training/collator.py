@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import PREDICTS_FIRST, own_logprobs
+from xtok._lib.known_logprobs import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,
@@ -40,7 +40,6 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
-from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
 from xtok.training.topk_collator import StoredTopK
 
@@ -453,7 +452,7 @@ def _scored_row(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]
     realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
         raise ValueError(f"realized_logprob begins with a value, and {PREDICTS_FIRST}")
-    if (wrong := realized > BFLOAT16_ROUNDING).any():
+    if (wrong := realized > STORED_ROUNDING).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
     is_target = flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])

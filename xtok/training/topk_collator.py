@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import candidates_of_row, without_null
-from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
+from xtok._lib.known_logprobs import lawful, without_null
+from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import TopK
+from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
 
 
@@ -75,25 +77,18 @@ class TopKCollator:
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
         ids, columns = read_ids(row["input_ids"], "input_ids"), columns_of(row, _PER_TOKEN)
-        counts, flat_ids, flat_logprobs = _candidates_of(columns, ids)
-        top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
+        topk = _lawful(columns, ids)
+        counts = np.diff(topk.starts)
+        top_ids, top_logprobs = pad_candidates(counts, topk.ids, topk.logprobs, width)
         is_target = flags(columns, "loss_mask", len(ids))
-        left = 1 - np.exp(top_logprobs, dtype=np.float64).sum(1)
-        is_all = (left <= BFLOAT16_ROUNDING) | (counts == 0)
-        least = np.log(left, out=np.full(len(ids), -np.inf), where=~is_all)
-        given = columns.get("rest_logprob", [None] * len(ids))
-        rest = [
-            other if value is None else value
-            for value, other in zip(given, least.tolist(), strict=True)
-        ]
         return {
             "input_ids": ids,
             "attention_mask": np.ones(len(ids), np.int64),
             "labels": np.where(is_target, ids, IGNORED),
             "top_ids": top_ids,
             "top_logprobs": top_logprobs,
-            "rest_logprob": np.array(rest, np.float32),
-            "valid": flags(columns, "valid", len(ids)) & is_target & (counts > 0),
+            "rest_logprob": np.where(topk.valid, topk.rest_logprob, np.float32(-np.inf)),
+            "valid": flags(columns, "valid", len(ids)) & is_target & topk.valid,
         }
 
 
@@ -101,21 +96,22 @@ _NEEDED = ("input_ids", "topk_ids", "topk_logprobs")
 _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
-def _candidates_of(
-    columns: Mapping[str, Any], token_ids: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return how many candidates each token has, and, flat, their ids and log-probabilities."""
+def _lawful(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
+    """Return a row's predictions, checked; a rest that is told is what `project` did not know."""
     lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:
         raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
     ids, logprobs = map(chain.from_iterable, lists)
-    return candidates_of_row(
-        token_ids,
-        np.array(counts, np.int64),
-        read_ids([*ids], "topk_ids"),
-        np.array(without_null(logprobs), np.float32),
+    flat, values = read_ids([*ids], "topk_ids"), np.array(without_null(logprobs), np.float32)
+    values[flat == -1] = -np.inf
+    unknown = [None] * len(token_ids)
+    rest, nothing = (
+        np.array(x, np.float32) for x in (columns.get("rest_logprob", unknown), unknown)
     )
+    bounds = np.array([0, len(token_ids)])
+    topk = TopK(token_ids, bounds, offsets_of(counts), flat, values, rest, nothing)  # type: ignore[arg-type]
+    return lawful(topk, MAX_WIDTH, is_projected="rest_logprob" in columns)
 
 
 def pad_candidates(

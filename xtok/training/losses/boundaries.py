@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from xtok._lib.known_logprobs import lawful
+from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import TopK
 from xtok.training.losses.logits import Positions
-
-BFLOAT16_ROUNDING = 1e-3
-"""How far above 1 the probabilities of a position may sum: what bfloat16 servers round to."""
 
 
 def first_positions(numbers: Tensor, total: int) -> Positions:
@@ -54,24 +55,15 @@ def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tenso
 def check_candidates(
     top_ids: Tensor, top_logprobs: Tensor, rest_logprob: Tensor, width: int
 ) -> None:
-    """Raise a `ValueError` for candidates at n positions that are wrong, and name them.
-
-    Ids beyond the width or twice at a position, and probabilities that, with the rest, are NaN or
-    sum to more than 1.
-    """
-    wrong = (top_ids < -1) | (top_ids >= width)
-    if bool(wrong.any()):
-        culprit = int(top_ids[wrong][0])
-        raise ValueError(f"top_ids have {culprit}, which is not in 0..{width - 1}, nor -1 for none")
-    ids = top_ids.long().masked_fill((top_ids < 0) | torch.isneginf(top_logprobs), width)
-    order = ids.sort(1).values
-    twice = (order[:, 1:] == order[:, :-1]) & (order[:, 1:] < width)
-    if bool(twice.any()):
-        raise ValueError(f"top_ids have {int(order[:, 1:][twice][0])} twice at one position")
-    logprobs = top_logprobs.masked_fill(ids == width, -torch.inf)
-    of_candidates = logprobs.exp().sum(1)
-    for sums in (of_candidates, of_candidates + rest_logprob.exp()):
-        if bool(torch.isnan(sums).any()):
-            raise ValueError("top_logprobs are NaN at a position that is compared")
-        if len(sums) and float(sums.max()) > 1 + BFLOAT16_ROUNDING:
-            raise ValueError(f"top_logprobs sum to a probability of {float(sums.max()):.4g}")
+    """Raise a `ValueError` for candidates at n positions that are no predictions; see `lawful`."""
+    ids, logprobs, rest = (x.cpu().double().numpy() for x in (top_ids, top_logprobs, rest_logprob))
+    kept = (ids != -1) & ~np.isneginf(logprobs)
+    nothing = np.full(len(ids), np.nan)
+    rest[np.isnan(rest)] = np.inf
+    starts, each = offsets_of(kept.sum(1)), np.arange(len(ids) + 1)
+    none = np.full(len(ids), -1)
+    of_positions = ids[kept].astype(np.int64), logprobs[kept]
+    lawful(
+        TopK(none, each, starts, *of_positions, rest, nothing), width,
+        begins=False, is_projected=True,
+    )  # fmt: skip

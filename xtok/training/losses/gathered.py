@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import BFLOAT16_ROUNDING
+from xtok._lib.known_logprobs import STORED_ROUNDING
 from xtok.training.losses.logits import FLOOR, Logits, Positions, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Part, Rows
 from xtok.training.sparse import block_length
@@ -32,7 +32,7 @@ def check_stored(logprobs: Tensor, positions: Positions) -> None:
 
 
 def _is_wrong(values: Tensor) -> Tensor:
-    return ~(values <= BFLOAT16_ROUNDING) | torch.isneginf(values)
+    return ~(values <= STORED_ROUNDING) | torch.isneginf(values)
 
 
 class PositionTokens(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import BFLOAT16_ROUNDING, candidates, check_candidates
+from xtok._lib.known_logprobs import STORED_ROUNDING
+from xtok.training.losses.boundaries import candidates, check_candidates
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
 from xtok.training.sparse import work_dtype
@@ -93,7 +94,7 @@ def plan_topk_kl(
             1, ids.clamp(max=width - 1), -p
         )
         back -= others[:, :width].sub_(rest[:, None]).exp_().mul_(p_rest[:, None])
-        is_wrong = ~(p.sum(1) + p_rest <= 1 + BFLOAT16_ROUNDING)
+        is_wrong = ~(p.sum(1) + p_rest <= 1 + STORED_ROUNDING)
         return lost.masked_fill(is_wrong.any(), torch.nan), back
 
     def explain() -> None:
