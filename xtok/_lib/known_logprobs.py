@@ -272,7 +272,7 @@ def _check_rest(
     starts, counts, own, size, left = starts[rows], counts[rows], own[rows], size[rows], left[rows]
 
     def of_rank(rank: NDArray[np.int64]) -> NDArray[np.float64]:
-        return topk.logprobs[starts + rank + (own <= rank)].astype(np.float64)
+        return np.asarray(topk.logprobs[starts + rank + (own <= rank)], np.float64)
 
     least, others = of_rank(size - 1), np.maximum(0, width - counts)
     most = others * np.exp(least * (1 - RELATIVE_ROUNDING)) + STORED_ROUNDING
@@ -359,7 +359,6 @@ def _check_places(
     absent = np.log(np.maximum(_LEAST_LEFT, left) / others)
     absent = np.minimum(absent, topk.logprobs[topk.starts[1:][rows] - 1])
     listed = {shift: _listed(topk, row_of, shift)[rows] for shift in (0, 1, -1)}
-    listed[0] = np.where(np.isnan(listed[0]), topk.realized_logprob[rows], listed[0])
     said = {n: np.where(np.isnan(values), absent, values) for n, values in listed.items()}
     num_rows, mass = (_by_document(topk, rows, x) for x in (np.ones(len(rows)), 1 - left))
     hits = {n: _by_document(topk, rows, ~np.isnan(values)) for n, values in listed.items()}
@@ -379,11 +378,13 @@ def _check_places(
         )
     if is_own_alone:
         return
+    is_known = ~np.isnan(listed[0]) | ~np.isnan(topk.realized_logprob[rows])
+    known = _by_document(topk, rows, is_known)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share, stated = hits[0] / num_rows, np.minimum(mass / num_rows, 1 - _LEAST_LEFT)
+        share, stated = known / num_rows, np.minimum(mass / num_rows, 1 - _LEAST_LEFT)
         kept = np.nan_to_num(share * np.log(share / stated))
         evidence = num_rows * (kept + (1 - share) * np.log((1 - share) / (1 - stated)))
-    is_wrong = (evidence >= _EVIDENCE_OF_ALL) & (3 * hits[0] < mass)
+    is_wrong = (evidence >= _EVIDENCE_OF_ALL) & (3 * known < mass)
     is_wrong[:-1] = False
     _require_documents(
         topk,

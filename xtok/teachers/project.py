@@ -37,7 +37,6 @@ from xtok.teachers.checkpoint import (
 )
 from xtok.teachers.formats import distillkit, neutral
 from xtok.teachers.formats.caches import (
-    PROJECTED,
     WRITERS,
     Cache,
     FoundCaches,
@@ -47,7 +46,7 @@ from xtok.teachers.formats.caches import (
 )
 from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import Target
-from xtok.teachers.formats.documents import Documents, cache_error
+from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.rows import notes_on, project_documents
 from xtok.teachers.shared_text import Templates
 from xtok.teachers.translator import Translator
@@ -226,9 +225,9 @@ def _opened(
         opened.append(cache)
     if not columns:
         raise XtokError("the files hold no rows", hint="give a cache that has some")
-    if len({(cache.temperature, cache.renormalized) for cache in opened}) > 1:
+    if len({cache.renormalized for cache in opened}) > 1:
         raise XtokError(
-            "the files differ in temperature, or only some are renormalized",
+            "only some of the files are renormalized",
             hint="project them one by one",
         )
     one_schema(columns)
@@ -429,7 +428,7 @@ def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
         "format_version": str(neutral.FORMAT_VERSION),
         "convention": "T" if job.config.to == "neutral" else "N",
         "k": str(job.config.top_k),
-        "temperature": cache.temperature,
+        "temperature": "1.0",
         "log_base": "e",
         "normalized": "topk" if cache.renormalized or job.config.to == "axolotl" else "false",
         "tokenizer": pair.student.model_id,

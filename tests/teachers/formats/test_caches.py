@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
+import yaml
 from make import built
 from naive_projecting import top_k
 from stored_teachers import TEXTS, Row
@@ -738,3 +739,115 @@ def test_what_the_text_costs(rows: list[Row], byte_level: Tokenizer, project: Pr
     assert found.teacher_bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes)
     assert not found.teacher_is_bound
     assert found.notes == ()
+
+
+# What a file says of itself
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("kind", "mask"),
+    [("neutral", True), ("neutral", False), ("distillkit", False), ("vllm", False)],
+)
+def test_padding_is_no_text(
+    kind: str, side: str, mask: bool, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    """By an attention mask, or by the pad token, which any prediction may have."""
+    [pad] = byte_level.table.roles["pad"]
+    row, count = rows[0], 3
+    size = len(row["input_ids"])
+    several = {"input_ids": [pad] * count, "topk_ids": [[]] * count, "topk_logprobs": [[]] * count}
+    padded: Row = {"id": "row 0"}
+    for name, more in several.items():
+        padded[name] = row[name] + more if side == "right" else more + row[name]
+    if kind == "distillkit":  # DistillKit puts one pad token behind a text, and has its row
+        for name, last in (("topk_ids", [5, 6]), ("topk_logprobs", [-0.5, -1.0])):
+            padded[name][-count if side == "right" else 0] = last
+            padded[name] = [x if n and x else [*range(8)] for n, x in enumerate(padded[name])]
+        padded["topk_logprobs"] = [
+            [-2.5] * len(of) if of == [*range(8)] else of for of in padded["topk_logprobs"]
+        ]
+    if mask:
+        masks = [[1] * size, [0] * count]
+        first, last = masks if side == "right" else masks[::-1]
+        padded["attention_mask"] = first + last
+    path = write(tmp_path, kind, [padded], 1280)
+    [found] = read(path, byte_level)
+    assert found.topk.token_ids.tolist() == row["input_ids"]
+    assert found.topk.valid.tolist() == [False] + [True] * (size - 1)
+    assert neutral([found])[0]["topk_ids"] == row["topk_ids"]
+
+
+def test_a_mask_goes_into_vllms_lines(
+    rows: list[Row], digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path: Path
+) -> None:
+    """And comes back from them."""
+    masked = {**rows[0], "loss_mask": [i > 4 for i in range(len(rows[0]["input_ids"]))]}
+    path = teachers.write_neutral(tmp_path / "a.parquet", [masked])
+    masks = []
+    formats: list[CacheFormat] = ["vllm", "neutral"]
+    for to in formats:
+        out = tmp_path / f"out.{'jsonl' if to == 'vllm' else 'parquet'}"
+        xtok.project(
+            path, xtok.pair(digits, byte_level), out, ProjectConfig(to=to), back_map=back_map
+        )
+        [found] = read(out, digits)
+        masks.append(np.array(found.loss_mask).tolist())
+    assert masks[0] == masks[1]
+    assert 0 < sum(masks[0]) < len(masks[0])
+
+
+SAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "temperature": ({"temperature": "0.7"}, "temperature=0.7"),
+    "no temperature": ({"temperature": "warm"}, "temperature=warm"),
+    "vocabulary": ({"vocab_size": "1000"}, "vocab_size=1000"),
+    "k": ({"k": "4"}, "k=4"),
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_what_a_footer_says_holds_or_is_refused(
+    name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    about, words = SAYS[name]
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
+    assert words in refused(path, byte_level, byte_level).message
+    as_it_is: dict[str, Any] = {"temperature": "1", "vocab_size": "1280", "k": "8"}
+    read(teachers.write_neutral(path, rows, **as_it_is), byte_level)
+
+
+DISTILLKIT: dict[str, tuple[bool, dict[str, Any], str]] = {
+    "a row too many": (False, {"token_ids": 1, "top_values": 1}, "rows"),
+    "a row too few": (False, {"token_ids": -1, "top_values": -1}, "rows"),
+    "no ids": (False, {"input_ids": None}, "no input_ids"),
+    "k of plain rows": (False, {"k": 4, "exact_k": 4}, "k: 4"),
+    "d of plain rows": (False, {"d": 400}, "d=400"),
+    "fewer candidates": (True, {"k": 4, "exact_k": 4}, "longer"),
+    "smaller ids": (True, {"d": 448}, "longer"),
+    "other floats": (True, {"exact_dtype": "float16"}, "longer"),
+    "more candidates": (True, {"k": 9, "exact_k": 9}, "shorter"),
+}
+
+
+@pytest.mark.parametrize("name", DISTILLKIT)
+def test_distillkits_rows_are_those_of_its_config(
+    name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    compressed, changes, words = DISTILLKIT[name]
+    d, path = byte_level.vocabulary.vocab_size, tmp_path / "a.parquet"
+    teachers.write_distillkit(path, rows, compressed=True, d=d)
+    config = tmp_path / "compression_config.yaml"
+    teachers.write_distillkit(path, rows, compressed=compressed, d=d)
+    read(path, byte_level)
+    of_config = {n: v for n, v in changes.items() if n in distillkit.Compression._fields}
+    if of_config:
+        config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **of_config}))
+    else:
+        table = pyarrow.parquet.read_table(path).to_pylist()
+        for column, by in changes.items():
+            of = table[1][column]
+            table[1][column] = by and ([*of, of[-1]] if by > 0 else of[:-1])
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), path)
+    with pytest.raises(XtokError, match=words) as error:
+        read(path, byte_level)
+    assert error.value.message.startswith(str(path))

@@ -232,14 +232,14 @@ def rows_of_neutral(row: Row) -> list[dict[int, float]]:
     return [dict(zip(ids or (), lps or (), strict=True)) for ids, lps in pairs]
 
 
-CONFIG = {"d": 512, "k": K, "exact_k": K, "exact_dtype": "float32", "residual_bins": []}
+CONFIG = {"d": 1280, "k": K, "exact_k": K, "exact_dtype": "float32", "residual_bins": []}
 
 
 def test_configs(
     rows: list[Row], byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
     """DistillKit's: any field with any value; a term that NumPy has, and DistillKit does not."""
-    path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=512, k=K)
+    path = write_distillkit(tmp_path / "a.parquet", rows, compressed=True, d=1280, k=K)
     given = [{name: row[name] for name in teachers.NAMES} for row in rows]
     bins = {"scale_dtype": "float32", "element_bits": 4, "num_elements": 2}
     others: list[Any] = [

@@ -17,7 +17,7 @@ from xtok._lib.shards import Shard
 from xtok._lib.topk import TopK, joined
 from xtok.config import CacheKind
 from xtok.teachers.formats import sglang, vllm
-from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, Documents, cache_error
+from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import json_numbers
 
 MAX_LINE_BYTES = 1 << 29
@@ -46,8 +46,8 @@ class _Answer(NamedTuple):
     place: LinePlace
 
 
-def kind_of_answers(path: Path) -> CacheKind:
-    """Tell whose answers a file holds, from its first line.
+def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
+    """Tell whose answers a file holds, from its first line, and their source if `project` wrote it.
 
     Raises:
         XtokError: if it is neither's, or empty.
@@ -56,10 +56,11 @@ def kind_of_answers(path: Path) -> CacheKind:
     if first is None:
         raise cache_error(path, "the file is empty", "give a cache that has rows")
     for answer in _answers(first.value, first.place):
+        about = {"source": PROJECTED} if answer.get("system_fingerprint") == PROJECTED else {}
         if "prompt_logprobs" in answer:
-            return "vllm"
+            return "vllm", about
         if "meta_info" in answer:
-            return "sglang"
+            return "sglang", about
     names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
     problem = f"neither Parquet nor answers with prompt_logprobs or meta_info; line 1 has: {names}"
     raise cache_error(path, problem, FORMATS)

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtok._lib.io import check_output
 from xtok._lib.opening import need, parquet_file, reading
 from xtok._lib.shards import Shard, find_files, shards
-from xtok._lib.topk import masses
+from xtok._lib.topk import masses, rows_of
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.columns import Target
-from xtok.teachers.formats.documents import AGAIN_HINT, Documents, cache_error
+from xtok.teachers.formats.documents import AGAIN_HINT, PROJECTED, Documents, cache_error
 from xtok.tokenizers.table import Vocabulary
 
 CANDIDATES_PER_BLOCK = 1 << 20
@@ -39,9 +40,7 @@ _FOOTER = {
 }
 """What a footer may say, if it does."""
 
-PROJECTED = "xtok project"
-"""The source of a cache that `project` wrote."""
-
+_FOOTER_HINT = "correct the footer, or remove it"
 
 _CACHES_HINT = (
     "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
@@ -81,7 +80,8 @@ class Cache:
 
     path: Path
     kind: CacheKind
-    about: Mapping[str, Any] = field(default_factory=dict)  # the footer; DistillKit's config
+    about: Mapping[str, Any] = field(default_factory=dict)  # the footer
+    config: distillkit.Compression | None = None  # DistillKit's
     looks_renormalized: bool = False  # by its first rows, where the footer does not say
 
     @property
@@ -95,14 +95,9 @@ class Cache:
         return bool(self.about.get("source") == PROJECTED)
 
     @property
-    def temperature(self) -> str:
-        """The temperature of the predictions, as the file has it; 1 if it does not say."""
-        return str(self.about.get("temperature", "1.0"))
-
-    @property
     def files(self) -> list[Path]:
         """All files that its predictions depend on."""
-        config = [self.path.with_name(distillkit.CONFIG)] * ("compression" in self.about)
+        config = [self.path.with_name(distillkit.CONFIG)] * (self.config is not None)
         return [self.path, *config]
 
     @functools.cached_property
@@ -120,40 +115,55 @@ class Cache:
             is_answer=self.kind in ("vllm", "sglang"),
             is_projected=self.is_projected,
         )
-        self._check_about(found)
+        self._check_about(found, vocabulary)
         return found
 
-    def _check_about(self, documents: Documents) -> None:
-        """Raise an error where the footer of a neutral cache contradicts its rows."""
-        topk, about = documents.topk, self.about
-        sums = masses(topk)
-        is_off = topk.valid & (np.abs(sums - 1) > 0.01)
-        if about.get("normalized") != "topk" or self.is_projected:
-            is_off[:] = False
-        counts, most, width = np.diff(topk.starts), *(self._number(n) for n in ("k", "vocab_size"))
-        for key, wrong, problem, values in (
-            ("k", counts > most, "a row has {} candidates", counts),
-            ("vocab_size", topk.token_ids >= width, "it has the id {}", topk.token_ids),
-            ("normalized", is_off, "its probabilities sum to {:.4g}", sums),
-        ):
-            if wrong.any():
-                index = int(np.argmax(wrong))
-                value = problem.format(values[index])
-                raise cache_error(
-                    documents.place(index),
-                    f"{value}, and the footer has {key}={about[key]}",
-                    "correct the footer, or remove it",
-                )
+    def _check_about(self, documents: Documents, vocabulary: Vocabulary) -> None:
+        """Raise an error where the footer, or DistillKit's config, contradicts rows or vocabulary.
 
-    def _number(self, key: str) -> float:
-        """Return a number of a neutral cache's footer; infinite if it has none."""
-        value = self.about.get(key) if self.kind == "neutral" else None
-        if value is None:
-            return np.inf
-        if not (value.isascii() and value.isdecimal()):
-            problem = f"its footer has {key}={value}, which is not a number"
-            raise cache_error(self.path, problem, "correct the footer, or remove it")
-        return int(value)
+        Of a vocabulary with gaps, DistillKit's d is the largest id.
+        """
+        topk, sums = documents.topk, masses(documents.topk)
+        is_off = topk.valid & (np.abs(sums - 1) > 0.01)
+        is_off &= self.about.get("normalized") == "topk" and not self.is_projected
+        size, counts = vocabulary.tokenizer_vocab_size or 0, np.diff(topk.starts)
+        largest = topk.token_ids.copy()
+        np.maximum.at(largest, rows_of(topk.starts), topk.ids)
+        for key, stated in self._stated():
+            is_width = key in ("vocab_size", "d")
+            values = largest if is_width else counts
+            if is_width and stated < size - 1:
+                problem = f"it has {key}={stated}, and {vocabulary.model_id} has {size} tokens"
+                raise cache_error(self.path, problem, "give the model that made these ids")
+            wrong = values >= stated if is_width else values > stated
+            what = "the id {}" if is_width else "{} candidates"
+            self._require(documents, wrong, what, values, f"{key}={stated}")
+        what = "probabilities that sum to {:.4g}"
+        self._require(documents, is_off, what, sums, "normalized=topk")
+
+    def _require(
+        self, documents: Documents, wrong: NDArray[np.bool_], what: str, values: Any, stated: str
+    ) -> None:
+        if wrong.any():
+            index = int(np.argmax(wrong))
+            problem = f"it has {what.format(values[index])}, and the file says {stated}"
+            raise cache_error(documents.place(index), problem, _FOOTER_HINT)
+
+    def _stated(self) -> Iterator[tuple[str, int]]:
+        """Yield the numbers that it says of itself.
+
+        Raises:
+            XtokError: for a number of the footer that is none.
+        """
+        for key in ("k", "vocab_size"):
+            value = self.about.get(key)
+            if value is not None:
+                if not (value.isascii() and value.isdecimal()):
+                    problem = f"its footer has {key}={value}, which is not a number"
+                    raise cache_error(self.path, problem, _FOOTER_HINT)
+                yield key, int(value)
+        if self.config is not None:
+            yield "d", self.config.d
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
@@ -170,10 +180,11 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             what = "is Parquet" if is_parquet else "is not Parquet"
             raise cache_error(path, f"the file {what}, so it is not a {kind} cache", FORMATS)
         if not is_parquet:
-            return Cache(path=path, kind=kind or kind_of_answers(path))
+            told, about = kind_of_answers(path)
+            return Cache(path=path, kind=kind or told, about=about)
         schema = parquet_file(path).schema_arrow
         kind = _kind_of_columns(path, schema.names, kind)
-        about: dict[str, Any] = {
+        about = {
             key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
             for key, value in (schema.metadata or {}).items()
             if key not in (b"ARROW:schema", b"pandas", b"huggingface")
@@ -183,9 +194,20 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
         if about.get(key, values[0]) not in values:
             problem = f"its footer has {key}={about[key]}, and {' or '.join(values)} is read"
             raise cache_error(path, problem, "write it as this version of xtok does")
-    if kind == "distillkit" and not {"token_ids", "top_values"} <= {*schema.names}:
-        about["compression"] = distillkit.compression_of(path)
-    return Cache(path=path, kind=kind, about=about)
+    temperature = about.get("temperature", "1")
+    if not is_one(temperature):
+        problem = f"its footer has temperature={temperature}, and only 1 is read"
+        raise cache_error(path, problem, "store log-probabilities at temperature 1")
+    config = distillkit.compression_of(path, schema.names) if kind == "distillkit" else None
+    return Cache(path=path, kind=kind, about=about, config=config)
+
+
+def is_one(number: str) -> bool:
+    """Whether text is the number 1."""
+    try:
+        return float(number) == 1
+    except ValueError:
+        return False
 
 
 def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
@@ -237,10 +259,8 @@ def _parquet(cache: Cache, shard: Shard, candidates: int) -> Iterator[tuple[Docu
             if cache.kind == "neutral":
                 documents = neutral.read(batch, places)
             else:
-                compression = cache.about.get("compression")
-                documents = distillkit.read(
-                    batch, places, compression, is_projected=cache.is_projected
-                )
+                projected = cache.is_projected
+                documents = distillkit.read(batch, places, cache.config, is_projected=projected)
             yield documents, shard.size * len(batch) // max(1, part.num_rows)
             first += len(batch)
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.known_logprobs import UnlawfulError, lawful
-from xtok._lib.topk import TopK, masses
+from xtok._lib.topk import TopK, masses, rows_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
 
@@ -26,6 +26,22 @@ def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
     return len(sums) >= _ENOUGH and bool((np.abs(sums - 1) < 1e-3).all())
 
 
+def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """Return which tokens are padding, as far as that shows without a mask, bool `[N]`."""
+    roles = {} if vocabulary.table is None else vocabulary.table.roles
+    pads, ends = ({*roles.get(role, ())} for role in ("pad", "eos"))
+    is_pad = np.isin(topk.token_ids, [*pads])
+    place, document = np.arange(len(is_pad)), rows_of(topk.bounds)
+    text = np.flatnonzero(~is_pad)
+    first, last = topk.bounds[1:].copy(), topk.bounds[:-1] - 1  # of what is no padding
+    np.minimum.at(first, document[text], text)
+    np.maximum.at(last, document[text], text)
+    is_end = np.isin(topk.token_ids, [*ends])
+    leading, trailing = place < first[document], place > last[document]
+    trailing &= ~is_end | (place > last[document] + 1)
+    return is_pad & (trailing | (leading & ~is_end)) & (last >= first)[document]
+
+
 def check_predictions(
     given: Documents,
     vocabulary: Vocabulary,
@@ -35,6 +51,9 @@ def check_predictions(
     is_projected: bool = False,
 ) -> Documents:
     """Check predictions, sort candidates, and fill in what a cache may leave out; see `lawful`.
+
+    Tokens of the pad role at either end of a document are left out; so are all but the first of
+    those at its end, where they also end a text.
 
     Args:
         given: as they were read.
@@ -47,6 +66,7 @@ def check_predictions(
     Raises:
         XtokError: for ids that the vocabulary does not have, and what `lawful` refuses.
     """
+    given = given.at_tokens(~_is_padding(given.topk, vocabulary))
     topk, table = given.topk, vocabulary.table
     ids, width, model = topk.token_ids, vocabulary.vocab_size, vocabulary.model_id
     is_unknown = (ids < 0) | (ids >= width)

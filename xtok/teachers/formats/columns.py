@@ -38,6 +38,10 @@ class CacheColumns:
     def __init__(self, batch: Any, places: Sequence[object] = ()) -> None:
         self.batch, self.places = batch, places or [f"row {i}" for i in range(len(batch))]
         [self.bounds], self.token_ids = self.flat_lists("input_ids", 1, np.int32)
+        is_null = batch.column("input_ids").is_null().to_numpy(zero_copy_only=False)
+        if is_null.any():
+            place = self.places[int(np.argmax(is_null))]
+            raise cache_error(place, "it has no input_ids", AGAIN_HINT)
 
     def flat_lists(
         self, name: str, depth: int, dtype: type, *, optional: bool = False
@@ -98,7 +102,9 @@ class CacheColumns:
         mask = self.per_token("loss_mask", np.bool_, absent=True)
         labels = None if mask is not None else self.per_token("labels", np.int64, absent=0)
         mask = mask if labels is None else labels != -100
-        return Documents(topk, self._others(), self.places, mask)
+        documents = Documents(topk, self._others(), self.places, mask)
+        kept = self.per_token("attention_mask", np.bool_, absent=True)
+        return documents if kept is None else documents.at_tokens(kept)
 
     def _others(self) -> dict[str, Any]:
         """Return the columns that are carried through; Parquet does not check what is a string."""

@@ -37,7 +37,7 @@ Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
 def read(
     batch: Any,
     places: Sequence[object],
-    compression: Compression | None,
+    config: Compression | None,
     *,
     is_projected: bool = False,
 ) -> Documents:
@@ -45,25 +45,35 @@ def read(
 
     As `compressed_logit_schema` and `decompress_to_sparse`. Rows are of one width, padded with −inf
     or large negatives. The labels that `table` writes mask the row at their place, not the token.
+
+    Raises:
+        XtokError: for more or fewer rows than tokens but the first, or of another width than the
+            config says.
     """
     given = CacheColumns(batch, places)
-    if compression is None:
+    if is_plain(batch.schema.names):
         rows, starts, ids, logprobs = given.candidates("token_ids", "top_values")
     else:
         names = "bytepacked_indices", "compressed_logprobs"
         packed, values = (given.flat_lists(name, 2, np.uint8) for name in names)
         rows = packed[0][0]
         given.check_lengths(rows, values[0][0], names)
+        assert config is not None  # `open_cache` demands it
         both = [(bounds[1], data) for bounds, data in (packed, values)]
-        found = decompressed_rows(both[0], both[1], compression, places[0])
+        found = decompressed_rows(both[0], both[1], config, places[0])
         starts = np.arange(len(found[0]) + 1) * found[0].shape[1]
         ids, logprobs = found[0].ravel(), found[1].ravel()
-    # Token i takes row i − 1 of its document, the first none.
     bounds, token_ids = given.bounds, given.token_ids
     lengths = np.diff(bounds)
+    predicted = offsets_of(np.maximum(0, lengths - 1))
+    given.check_lengths(predicted, rows, ("tokens to predict", "rows"))
+    widest = int(np.diff(starts).max(initial=0))
+    if config is not None and len(ids) and widest != config.k:
+        problem = f"its rows have {widest} candidates, and {CONFIG} has k: {config.k}"
+        raise cache_error(places[0], problem, _AGAIN_HINT)
     place = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
-    row = np.repeat(rows[:-1], lengths) + place - 1
-    row[(place == 0) | (row >= np.repeat(rows[1:], lengths))] = -1
+    row = np.repeat(rows[:-1], lengths) + place - 1  # token i takes row i − 1 of its document
+    row[place == 0] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
     documents = given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
@@ -121,14 +131,21 @@ class Compression(NamedTuple):
     normalize_t: bool = False
 
 
-def compression_of(path: Path) -> Compression:
-    """Read the config that DistillKit writes next to its files.
+def is_plain(names: Sequence[str]) -> bool:
+    """Whether rows of these columns are not compressed."""
+    return {"token_ids", "top_values"} <= {*names}
+
+
+def compression_of(path: Path, names: Sequence[str]) -> Compression | None:
+    """Read the config that DistillKit writes next to its files; plain rows may be without.
 
     Raises:
         XtokError: if there is none, or it is none.
     """
     config = path.with_name(CONFIG)
     if not config.exists():
+        if is_plain(names):
+            return None
         raise cache_error(path, f"its rows are compressed, and there is no {config}", _AGAIN_HINT)
     yaml = need("yaml", config)
     try:
@@ -192,15 +209,15 @@ def decompressed_rows(
     them, in few bits. Such an approximation may sum to more than 1: then it is divided by its sum.
 
     Raises:
-        XtokError: if rows are shorter than the config says; `place` is for that.
+        XtokError: if rows are shorter or longer than the config says; `place` is for that.
     """
     k, exact_k = config.k, config.exact_k
     num_rows = len(ids[0]) - 1
     if not num_rows:
         return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
     bits = int(np.ceil(np.log2(np.float32(config.d))))
-    candidates = _Bytes(ids, place).integers(k, bits).astype(np.int32)
-    rest = _Bytes(logprobs, place)
+    packed, rest = _Bytes(ids, place), _Bytes(logprobs, place)
+    candidates = packed.integers(k, bits).astype(np.int32)
     values = np.zeros((num_rows, k), np.float32)
     values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are refused as such
@@ -218,6 +235,8 @@ def decompressed_rows(
             steps = 2 * steps - 1 if width == 1 else steps - (1 << width - 1)
             values[:, exact_k : exact_k + count] += scale * steps
             exact_k += count
+        packed.check_end()
+        rest.check_end()
         if config.delta_encoding:
             values = np.cumsum(values, axis=1, dtype=np.float32)
         if config.exact_k < k or config.exact_dtype != "float32":
@@ -242,6 +261,10 @@ class _Bytes:
             raise cache_error(self.place, f"its rows are shorter than {CONFIG} says", _AGAIN_HINT)
         taken, self.rest = self.rest[:, :num_bytes], self.rest[:, num_bytes:]
         return taken
+
+    def check_end(self) -> None:
+        if self.rest.shape[1]:
+            raise cache_error(self.place, f"its rows are longer than {CONFIG} says", _AGAIN_HINT)
 
     def integers(self, count: int, bits: int) -> NDArray[np.int64]:
         digits = np.unpackbits(self.take((bits * count + 7) // 8), axis=1)[:, : bits * count]

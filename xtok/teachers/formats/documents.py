@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.topk import TopK
+from xtok._lib.ragged import offsets_of
+from xtok._lib.topk import TopK, chosen_rows, firsts_of
 from xtok.errors import XtokError
 
 PER_TOKEN = (
@@ -16,6 +17,9 @@ PER_TOKEN = (
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
 """Columns of a value per token: the student's are computed anew, and never copied."""
+
+PROJECTED = "xtok project"
+"""The source of predictions that `project` wrote."""
 
 AGAIN_HINT = "make the cache again, or fetch it again"
 
@@ -32,6 +36,20 @@ class Documents(NamedTuple):
         """Name a token of all documents."""
         row = int(np.searchsorted(self.topk.bounds, index, side="right")) - 1
         return f"{self.places[row]}, position {index - int(self.topk.bounds[row])}"
+
+    def at_tokens(self, kept: NDArray[np.bool_]) -> Documents:
+        """Return the documents at some tokens, bool `[N]`: the others are padding.
+
+        What was predicted from padding alone is of a first token, and so nothing.
+        """
+        if kept.all():
+            return self
+        rows, topk, mask = np.flatnonzero(kept), self.topk, self.loss_mask
+        bounds, before = offsets_of(kept)[topk.bounds], topk.bounds[:-1]
+        firsts = firsts_of(bounds)
+        places = np.where(np.isin(rows, before) | ~np.isin(np.arange(len(rows)), firsts), rows, -1)
+        cut = chosen_rows(topk, places, topk.token_ids[rows], bounds)
+        return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 
     def values(self, name: str) -> list[Any]:
         """Return a column, None for each row if there is none."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xtok._lib.keys import unique_keys
 from xtok._lib.known_logprobs import without_null
 from xtok._lib.topk import TopK
-from xtok.teachers.formats.documents import Documents, cache_error
+from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
 from xtok.teachers.formats.ranked import Scores, ranked_entries, scores_of
 
@@ -83,10 +83,11 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
     """Return a line per document: the answer of `/v1/completions` to its ids.
 
     Candidates stand in the order of their ranks, the text's own token among them. The first token
-    has null, and one that nothing is predicted for no entries.
+    has null, and one that nothing is predicted for no entries. A mask is `loss_mask`.
     """
     topk, names = documents.topk, documents.columns
     columns = [documents.values(name) for name in names]
+    mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
     tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
     bounds, starts = topk.bounds.tolist(), topk.starts.tolist()
     for document in range(len(documents.places)):
@@ -110,7 +111,9 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
         }  # fmt: skip
         line = {
             **{name: values[document] for name, values in zip(names, columns, strict=True)},
-            "object": "text_completion", "model": model, "choices": [choice],
+            **({} if mask is None else {"loss_mask": mask[begin:end]}),
+            "object": "text_completion", "model": model, "system_fingerprint": PROJECTED,
+            "choices": [choice],
         }  # fmt: skip
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
