@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
 BODY = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
+HALF_A_REQUEST = b"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ours\r\n"
+HALF_A_REQUEST += b"Content-Length: 9\r\n\r\n{"
 
 
 @contextmanager
@@ -60,9 +62,17 @@ def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
         )
         while not model.running:
             time.sleep(0.005)
-        process.send_signal(signal.SIGTERM)
-        assert waiting.result().status_code == 200
-        out, err = process.communicate(timeout=60)
+        with ExitStack() as held:  # clients that go on connecting, and stay
+            address = "127.0.0.1", int(url.rpartition(":")[2])
+            with suppress(OSError):  # when it listens no more
+                for number in range(300):
+                    client = held.enter_context(socket.create_connection(address))
+                    if number == 50:
+                        client.sendall(HALF_A_REQUEST)
+                        process.send_signal(signal.SIGTERM)
+            answer = waiting.result()
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            out, err = process.communicate(timeout=60)
         assert process.returncode == 0
     assert out == ""
     assert "ours" not in err
@@ -84,7 +94,7 @@ def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer) -> None
         while not model.running:
             time.sleep(0.005)
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaves:
-            leaves.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            leaves.sendall(HALF_A_REQUEST)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert process.poll() is None

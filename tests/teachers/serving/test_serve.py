@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from functools import cache
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from served_teachers import Model, proxied, running
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import xtok
@@ -32,6 +32,7 @@ from xtok.building.build import build
 from xtok.conversation import render
 from xtok.errors import XtokError
 from xtok.teachers.back_map import BACK_MAP
+from xtok.teachers.serving import server
 from xtok.teachers.serving import teacher as teachers
 from xtok.teachers.serving.server import Proxy
 from xtok.teachers.serving.teacher import TeacherError, TeacherServer
@@ -201,6 +202,23 @@ def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: An
         check_rows(sequence, rows, top_k, width)
 
 
+@pytest.mark.parametrize("top_k", [255, 256, 257, 300])
+def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int) -> None:
+    """It gets all of them, each once."""
+    pair, ids = xtok.pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
+    with running(Model(digits, max_logprobs=300).app) as behind, proxied(pair, behind) as url:
+        [rows] = rows_of(post(url, ids, top_k))
+        body = {"input_ids": ids, "top_logprobs_num": top_k, "logprob_start_len": 0, **LOGPROBS}
+        answer = httpx.post(f"{url}/generate", json=body, timeout=60).json()
+    if top_k == 255:
+        check_rows(ids, rows, top_k, 256)
+    for row, best in zip(rows[1:], answer["meta_info"]["input_top_logprobs"][1:], strict=True):
+        for found in (sorted(map(int, row)), sorted(i for _, i, _ in best)):
+            assert len({*found}) == len(found)
+            assert {*found} <= {*range(256)}
+            assert len(found) in {min(top_k, 256), min(top_k + 1, 256)}
+
+
 def test_sglangs_answer(start: Start) -> None:
     served = start("byte_level", "digits")
     ids = served.pair.tokenizers[0].encode(TEXT).ids.tolist()
@@ -253,7 +271,7 @@ def test_vllms_other_routes(start: Start) -> None:
     assert demo["prompt_logprobs"] == plain
     sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "prompt_logprobs": 1}
     answer = served.post(
-        "/inference/v1/generate", model="x", token_ids=ids,
+        "/inference/v1/generate", model="the-teacher", token_ids=ids,
         sampling_params={**sampling, "max_tokens": 1},
     )  # fmt: skip
     assert answer["prompt_logprobs"] == rows
@@ -315,6 +333,9 @@ BAD: dict[str, list[tuple[Any, str]]] = {
         ({"prompt": [1], "prompt_logprobs": -1}, "prompt_logprobs: -1 is not in 0"),
         ({"prompt": [1], **ONE, "stream": True}, "stream: "),
         ({"prompt": [1], **ONE, "max_tokens": 9}, "max_tokens: 9"),
+        ({"prompt": [1], **ONE, "best_of": 2}, "best_of: 2, and this server does not generate"),
+        ({"prompt": [1], **ONE, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens: 4, and "),
+        ({"prompt": [1], **ONE, "prompt_embeds": "AAAA"}, 'prompt_embeds: "AAAA", and this serv'),
         ({"prompt": [[1], []], **ONE}, "the sequence is empty"),
         ({"prompt": [99999], **ONE}, "the id 99999 is outside the"),
         ({"prompt": [-1], **ONE}, "the id -1 is outside the"),
@@ -329,6 +350,9 @@ BAD: dict[str, list[tuple[Any, str]]] = {
         (LOGPROBS, "input_ids: give token ids"),
         ({"input_ids": [1], **LOGPROBS, "logprob_start_len": 1}, "logprob_s"),
         ({"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: Expected"),
+        ({"input_ids": [1], **LOGPROBS, "sampling_params": {"max_new_tokens": 2, "n": 1}},
+         "sampling_params.max_new_tokens: 2, and this server does not generate"),
+        ({"input_ids": [1], **LOGPROBS, "lora_path": "x"}, "lora_path: "),
         ({"input_ids": [1, 2], **LOGPROBS, "token_ids_logprob": [5, 99999]},
          "the chosen id 99999 is outside the vocabulary of small-byte-level"),
         ({"input_ids": [1, 2], **LOGPROBS, "token_ids_logprob": [-1, -7]},
@@ -342,6 +366,8 @@ BAD: dict[str, list[tuple[Any, str]]] = {
     ],
     "/inference/v1/generate": [
         ({"token_ids": [1]}, "Object missing required field `sampling_par"),
+        ({"token_ids": [1], "sampling_params": {**ONE, "truncate_prompt_tokens": 3}},
+         "sampling_params.truncate_prompt_tokens: 3, and this server scores whole sequences"),
         (chosen([-1, -7]), "the chosen id -7 is outside"),
         (chosen([2**63]), "the chosen id 9223372036854775808 is outside"),
         (b'{"token_ids":[1],"sampling_params":{"prompt_logprobs":1,"prompt_logprobs":2}}',
@@ -408,8 +434,30 @@ def test_a_temperature_of_the_input_is_never_echoed(start: Start, value: float) 
     assert "temperature" not in json.dumps(found)
 
 
-def test_another_temperature_is_noted_once(start: Start) -> None:
+def test_fields_that_are_not_used_are_named_once(start: Start) -> None:
+    """Each once, wherever it stands, and not where it asks for nothing."""
     served = start("digits", "byte_level")
+    served.notes.clear()
+    plain: dict[str, Any] = {"prompt": [5, 6], "prompt_logprobs": 1, "max_tokens": 1, "n": 1}
+    odd = {"echo": True, "logit_bias": {"5": 1}, "user": None, "stream": False, "best_of": 1}
+    for _ in range(2):
+        served.post("/v1/completions", **plain, **odd)
+    sampling = {"prompt_logprobs": 1, "seed": 7}
+    served.post("/inference/v1/generate", token_ids=[5], sampling_params=sampling)
+    assert served.notes == [
+        f"a request has {name}, which this server does not use"
+        for name in ("echo", "logit_bias", "sampling_params.seed")
+    ]
+    for name in ("small-digits", "org/small-digits", "small-byte-level", "the-teacher", ""):
+        served.post("/v1/completions", **plain, model=name)
+    served.post("/v1/completions", **plain, **{f"invented-{n}": 1 for n in range(200)})
+    assert len(served.notes) == server.MOST_NOTES
+    response = served.client.post(f"{served.url}/v1/completions", json={**plain, "model": "gpt"})
+    assert refused(response, 404) == "model: gpt, and this server has small-digits"
+
+
+def test_another_temperature_is_noted_once(start: Start) -> None:
+    served = start("digits", "sentencepiece")
     served.notes.clear()
     for temperature in (1.0, 0.7, 0.5):
         served.post("/v1/completions", prompt=[5, 6], prompt_logprobs=1, temperature=temperature)
@@ -735,14 +783,53 @@ def test_a_teacher_that_dies_and_comes_back_as_another(
             assert rows_of(post(url, ids)) == right
 
 
+@KINDS
+@pytest.mark.parametrize("by", ["a new connection", "the clock"])
+def test_a_teacher_that_comes_back_as_another_between_two_requests(
+    pair: Pair, digits: Tokenizer, byte_level: Tokenizer, kind: Kind, by: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """No request fails meanwhile; behind a balancer, no connection does."""
+    ids, model = [5, 6, 7], Model(digits, kind)
+    port = 0
+    with ExitStack() as stack:
+        first = running(model.app)
+        behind = first.__enter__()
+        port = int(behind.rpartition(":")[2])
+        url = stack.enter_context(proxied(pair, behind))
+        right = rows_of(post(url, ids))
+        first.__exit__(None, None, None)
+        if by == "the clock":
+            monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
+            monkeypatch.setattr(TeacherServer, "_count", lambda *_: asyncio.sleep(0))
+        with running(Model(byte_level, kind).app, port):
+            for _ in range(2):
+                assert "it came back with another tokenizer" in refused(post(url, ids), 502)
+        with running(Model(digits, kind).app, port):
+            assert rows_of(post(url, ids)) == right
+
+
+def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
+    """Of a server that is none any more: it takes no more memory than a whole answer may."""
+
+    async def long() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield bytes(1 << 16)
+
+    with running(model.app) as behind, proxied(pair, behind) as url:
+        monkey: Any = model
+        monkey.scored_rows = lambda *_: asyncio.sleep(0, StreamingResponse(long()))
+        assert "/v1/completions answered with more than 1 MiB" in refused(post(url, [5, 6, 7]), 502)
+
+
 def test_a_teacher_that_is_away_again_while_it_is_checked(
     pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks = teachers.TeacherServer.post
 
-    async def after_a_break(self: Any, *request: Any) -> httpx.Response:
-        self.was_away = True
-        return await asks(self, *request)
+    async def after_a_break(self: Any, *request: Any, **options: Any) -> httpx.Response:
+        self._checked = 0, 0.0
+        return await asks(self, *request, **options)
 
     async def away(*_: Any) -> str:
         raise httpx.ConnectError("gone")

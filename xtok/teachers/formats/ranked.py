@@ -98,9 +98,10 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
     """Return the token itself and the `top_k` best candidates of each row.
 
     Where fewer are known, the lowest other ids follow, each with an equal part of the rest; the
-    token itself is behind those that are likelier.
+    token itself is behind those that are likelier. A vocabulary of fewer ids has all of them.
     """
-    topk = scores.topk
+    topk, wanted = scores.topk, top_k
+    top_k = min(wanted, vocab_size - 1)  # besides the token itself
     count = len(topk.token_ids)
     row_of = rows_of(topk.starts)
     is_other = topk.ids != topk.token_ids[row_of]
@@ -115,7 +116,7 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
     all_ids[place], logprobs[place] = ids[kept], values[kept]
     _fill_short_rows(all_ids, logprobs, 1 + np.diff(bounds), _other_logprobs(topk, vocab_size))
     ranks = np.maximum(scores.ranks, 1 + (logprobs[:, 1:] > logprobs[:, :1]).sum(1))
-    sizes = top_k + (ranks > top_k)
+    sizes = np.minimum(wanted + (ranks > wanted), top_k + 1)
     sizes[0] = 0
     others = np.arange(1, top_k + 1)
     order = np.concatenate([ranks[:, None], others + (others >= ranks[:, None])], axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeVar
@@ -17,11 +17,27 @@ from xtok._lib.keys import unique_keys
 from xtok.config import MAX_ENTRIES
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.ranked import Scores, logprobs_of_ids
+from xtok.tokenizers.display import shorten
 from xtok.tokenizers.table import Vocabulary
 
 
 class BadRequest(Exception):
     """A request that cannot be answered; the message names the field."""
+
+    status = 400
+
+
+class UnknownModel(BadRequest):
+    """A request for a model that is not served."""
+
+    status = 404
+
+
+class Common(msgspec.Struct):
+    """What requests of all dialects may say."""
+
+    model: str | None = None  # whose answer it wants
+    teacher_system: str | None = None  # what the teacher alone reads; no other server knows it
 
 
 @dataclass(frozen=True)
@@ -33,9 +49,10 @@ class Asked:
     write: Callable[
         [Sequence[Scores], Vocabulary, int], bytes
     ]  # the student's, the request's number
+    about: Common
+    unread: Sequence[str] = ()  # its fields that ask for something, and that nobody reads
     num_chosen: int = 0  # how many ids of each place are chosen by the request itself
     temperature: float | None = None
-    teacher_system: str | None = None  # what the teacher alone reads; None: the server's
 
 
 def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
@@ -54,37 +71,54 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"object": "error", "error": {**what, "code": status}}
 
 
+# The fields of requests: those of the structs below are read, these are refused unless they ask for
+# nothing, and all others are named in a note.
+
+_WRITES, _WHOLE, _IDS = "does not generate", "scores whole sequences", "takes ids alone"
+_COUNTS = dict.fromkeys(
+    ("n", "best_of", "max_tokens", "max_completion_tokens", "max_new_tokens"), _WRITES
+)  # of which clients may ask for one: vLLM's cannot ask for none
+_REFUSED: Mapping[str, str] = {
+    **_COUNTS, "stream": "does not stream", "use_beam_search": _WRITES, "suffix": _WRITES,
+    "truncate_prompt_tokens": _WHOLE, "prompt_embeds": _IDS, "input_embeds": _IDS, "text": _IDS,
+    "multi_modal_data": _IDS, "image_data": _IDS, "video_data": _IDS, "audio_data": _IDS,
+    "lora_path": "has one model", "lora_request": "has one model",
+}  # fmt: skip
+
+
+def _unread(given: Mapping[str, Any], asked: msgspec.Struct, place: str = "") -> list[str]:
+    """Return the fields of a request that nobody reads; those that would change it are refused."""
+    names: list[str] = []
+    for name, value in given.items():
+        read = getattr(asked, name, None)
+        if isinstance(read, msgspec.Struct):
+            names += _unread(value, read, f"{place}{name}.")
+        elif name in asked.__struct_fields__ or not value or (value == 1 and name in _COUNTS):
+            continue
+        elif name in _REFUSED:
+            shown = f"{place}{name}: {shorten(json.dumps(value))}"
+            raise BadRequest(f"{shown}, and this server {_REFUSED[name]}")
+        else:
+            names.append(shorten(place + name))
+    return names
+
+
 # vLLM
 
 
-class _ForTeacher(msgspec.Struct):
-    """What no other server knows, in requests of all dialects."""
-
-    teacher_system: str | None = None
-
-
-class _Scored(_ForTeacher):
-    """What all requests for completions may say, and what a server that writes nothing refuses."""
-
-    stream: bool | None = False
-    n: int | None = 1
-    max_tokens: int | None = None
-    temperature: float | None = None
-
-
-class _CompletionsRequest(_Scored):
+class _CompletionsRequest(Common):
     prompt: list[int | list[int]] | str = []
     prompt_logprobs: int | None = None
+    temperature: float | None = None
 
 
 def completions(body: bytes) -> Asked:
     """Read `POST /v1/completions`."""
-    asked = _decoded(body, _CompletionsRequest)
-    _require_unique(body)
+    asked, unread = _read(body, _CompletionsRequest)
     if isinstance(asked.prompt, str) or not asked.prompt:
         raise BadRequest("prompt: give token ids, a list of them or several")
     sequences, _ = _split(asked.prompt, "prompt")
-    top_k = _checked_top_k(asked.prompt_logprobs, asked)
+    top_k = _checked_top_k(asked.prompt_logprobs)
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         size = sum(map(len, sequences))
@@ -102,44 +136,40 @@ def completions(body: bytes) -> Asked:
             "model": student.model_id, "choices": choices, "usage": usage,
         })  # fmt: skip
 
-    return Asked(
-        sequences, top_k, write, temperature=asked.temperature, teacher_system=asked.teacher_system
-    )
+    return Asked(sequences, top_k, write, asked, unread, temperature=asked.temperature)
 
 
 class _DemoPrompt(msgspec.Struct):
     prompt_token_ids: list[int]
 
 
-class _DemoRequest(_Scored):
+class _DemoRequest(Common):
     prompt: _DemoPrompt | str = ""
     prompt_logprobs: int | None = None
+    temperature: float | None = None
 
 
-class _Sampling(_Scored):
+class _Sampling(msgspec.Struct):
     prompt_logprobs: int | None = None
+    temperature: float | None = None
     prompt_logprob_token_ids: list[list[int]] | None = None
     prompt_logprob_start: int = 0
 
 
-class _TokensRequest(_ForTeacher, kw_only=True):
+class _TokensRequest(Common, kw_only=True):
     token_ids: list[int]
     sampling_params: _Sampling
-    stream: bool | None = False
 
 
 def inference(body: bytes) -> Asked:
     """Read `POST /inference/v1/generate`."""
-    asked = _decoded(body, _TokensRequest)
-    _require_unique(body)
-    sampling = asked.sampling_params
-    _check_streams_nothing(asked.stream)
-    ids = asked.token_ids
+    asked, unread = _read(body, _TokensRequest)
+    sampling, ids = asked.sampling_params, asked.token_ids
     wanted: list[list[int]] = []
     if sampling.prompt_logprob_token_ids is None:
-        top_k = _checked_top_k(sampling.prompt_logprobs, sampling)
+        top_k = _checked_top_k(sampling.prompt_logprobs)
     else:
-        top_k = _checked_top_k(sampling.prompt_logprobs or 0, sampling)
+        top_k = _checked_top_k(sampling.prompt_logprobs or 0)
         wanted = _wanted_ids(sampling, len(ids))
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
@@ -160,12 +190,7 @@ def inference(body: bytes) -> Asked:
 
     width = max(map(len, wanted), default=0)
     return Asked(
-        [ids],
-        top_k,
-        write,
-        num_chosen=width,
-        temperature=sampling.temperature,
-        teacher_system=asked.teacher_system,
+        [ids], top_k, write, asked, unread, num_chosen=width, temperature=sampling.temperature
     )
 
 
@@ -212,38 +237,33 @@ def _chosen_logprobs(
 # SGLang
 
 
-class _Length(msgspec.Struct):
-    max_new_tokens: int | None = None
+class _Heat(msgspec.Struct):
     temperature: float | None = None  # never of the input's log-probabilities
 
 
-class _GenerateRequest(_ForTeacher):
+class _GenerateRequest(Common):
     input_ids: list[int | list[int]] = []
-    sampling_params: _Length | None = None
+    sampling_params: _Heat | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] | None = None
     token_ids_logprob_positions: list[list[int]] | None = None
     input_logprob_temperature: float | None = None  # never echoed: it is not applied
-    stream: bool | None = False
 
 
 def generate(body: bytes) -> Asked:
     """Read `POST /generate`: SGLang's by `input_ids`, that of vLLM's demo server by `prompt`."""
     keys = _decoded(body, dict[str, msgspec.Raw])
-    _require_unique(body)
     if "prompt" in keys:
         return _demo(body)
     if "input_ids" not in keys:
         raise BadRequest("input_ids: give token ids, a list of them or several")
-    asked = _decoded(body, _GenerateRequest)
+    asked, unread = _read(body, _GenerateRequest)
     sequences, is_one = _split(asked.input_ids, "input_ids")
     if not asked.return_logprob:
         raise BadRequest("return_logprob: this server only scores, so ask for it")
-    _check_streams_nothing(asked.stream)
-    sampling = asked.sampling_params or _Length()
-    _check_writes_nothing(sampling.max_new_tokens, "sampling_params.max_new_tokens")
+    sampling = asked.sampling_params or _Heat()
     shortest = min(map(len, sequences), default=0)
     if asked.logprob_start_len >= max(1, shortest):
         raise BadRequest(f"logprob_start_len: {asked.logprob_start_len}, of {shortest} tokens")
@@ -259,14 +279,7 @@ def generate(body: bytes) -> Asked:
 
     widest = max((len(ids) for wanted in rows for ids in wanted or ()), default=0)
     temperature = asked.input_logprob_temperature or sampling.temperature
-    return Asked(
-        sequences,
-        top_k,
-        write,
-        num_chosen=widest,
-        temperature=temperature,
-        teacher_system=asked.teacher_system,
-    )
+    return Asked(sequences, top_k, write, asked, unread, num_chosen=widest, temperature=temperature)
 
 
 def _chosen_ids(
@@ -322,10 +335,10 @@ def _sglang_answer(
 
 def _demo(body: bytes) -> Asked:
     """Read what atropos asks vLLM's demo server for, whose rows have plain numbers."""
-    asked = _decoded(body, _DemoRequest)
+    asked, unread = _read(body, _DemoRequest)
     if isinstance(asked.prompt, str):
         raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
-    top_k = _checked_top_k(asked.prompt_logprobs, asked)
+    top_k = _checked_top_k(asked.prompt_logprobs)
 
     def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
         rows = [
@@ -335,14 +348,13 @@ def _demo(body: bytes) -> Asked:
         return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
 
     ids = asked.prompt.prompt_token_ids
-    return Asked(
-        [ids], top_k, write, temperature=asked.temperature, teacher_system=asked.teacher_system
-    )
+    return Asked([ids], top_k, write, asked, unread, temperature=asked.temperature)
 
 
 # What all share
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:
@@ -354,12 +366,17 @@ def _decoded(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"{field}: {what}" if field else what) from problem
 
 
-def _require_unique(body: bytes) -> None:
-    """Refuse a field that is given twice, of which msgspec keeps the last."""
+def _read(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
+    """Return a request, and the fields of it that are not read.
+
+    A field that is given twice is refused: msgspec keeps the last.
+    """
+    asked = _decoded(body, kind)
     try:
-        json.loads(body, object_pairs_hook=unique_keys)
+        given = json.loads(body, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as problem:
         raise BadRequest(str(problem)) from problem
+    return asked, _unread(given, asked)
 
 
 def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]], bool]:
@@ -371,12 +388,8 @@ def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]
     return [*given], False  # type: ignore[list-item]
 
 
-def _checked_top_k(top_k: int | None, asked: _Scored) -> int:
-    """Check a request of vLLM's, and return how many candidates it wants."""
-    _check_streams_nothing(asked.stream)
-    if asked.n not in (None, 1):
-        raise BadRequest(f"n: {asked.n}, and this server does not generate")
-    _check_writes_nothing(asked.max_tokens, "max_tokens")
+def _checked_top_k(top_k: int | None) -> int:
+    """Return how many candidates a request of vLLM's wants."""
     if top_k is None:
         raise BadRequest("prompt_logprobs: this server only scores, so ask for them")
     return _valid_top_k(top_k, "prompt_logprobs")
@@ -386,13 +399,3 @@ def _valid_top_k(top_k: int, field: str) -> int:
     if not 0 <= top_k <= MAX_ENTRIES:
         raise BadRequest(f"{field}: {top_k} is not in 0..{MAX_ENTRIES}")
     return top_k
-
-
-def _check_writes_nothing(tokens: int | None, field: str) -> None:
-    if tokens is not None and tokens > 1:  # vLLM's clients cannot ask for 0
-        raise BadRequest(f"{field}: {tokens}, and this server does not generate")
-
-
-def _check_streams_nothing(stream: bool | None) -> None:
-    if stream:
-        raise BadRequest("stream: this server does not stream")

@@ -35,6 +35,8 @@ from xtok.teachers.formats.ranked import Scores, ranked
 from xtok.teachers.serving.dialects import (
     Asked,
     BadRequest,
+    Common,
+    UnknownModel,
     completions,
     error_body,
     generate,
@@ -42,6 +44,7 @@ from xtok.teachers.serving.dialects import (
     model_cards,
 )
 from xtok.teachers.serving.teacher import PROBE, TeacherError, TeacherServer
+from xtok.tokenizers.display import shorten
 from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
@@ -51,6 +54,12 @@ if TYPE_CHECKING:
 LARGEST_BODY = 64 << 20
 TOKENS_AT_ONCE = 1 << 16
 """Teacher tokens that are projected in one go, so that memory does not grow with what waits."""
+
+MOST_NOTES = 100
+"""Kinds of requests that there is a note of; a client may invent names of fields."""
+
+BODY_SECONDS, LAST_BODY_SECONDS = 60.0, 2.0
+"""Seconds that the body of a request may take, and while the server stops."""
 
 _BACKLOG = 2048
 """Connections that may wait to be accepted, as uvicorn has it."""
@@ -202,7 +211,8 @@ class Proxy:
         self._queue = RequestQueue(translator, self.metrics)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
-        self._is_told = False
+        self._told: set[str] = set()  # what there was a note of
+        self.is_stopping: Callable[[], bool] = lambda: False
 
     def app(self) -> Starlette:
         """Return the routes."""
@@ -224,12 +234,13 @@ class Proxy:
             ]
         )
         app.add_middleware(GzipForOthers)
+        app.add_middleware(Closing, is_stopping=lambda: self.is_stopping())
         return app
 
     async def warm_up(self) -> None:
         """Score a text once, so that kernels are compiled before the first request."""
         ids = self.translator.student.segment(PROBE)
-        asked = Asked([ids], 1, lambda *_: b"")
+        asked = Asked([ids], 1, lambda *_: b"", Common())
         [spelled] = self._spelled([ids])
         await self._score(spelled, asked)
 
@@ -258,7 +269,7 @@ class Proxy:
                 body = await _body(request)
                 response = await _while_connected(request, self._answer(body, parse))
             except BadRequest as error:
-                response = _error(400, str(error))
+                response = _error(error.status, str(error))
             except TeacherError as error:
                 response = self._of_teacher(error)
             except ClientDisconnect:
@@ -281,13 +292,17 @@ class Proxy:
 
     async def _answer(self, body: bytes, parse: Parser) -> Response:
         asked = await asyncio.to_thread(parse, body)
-        spelled = await asyncio.to_thread(self._spelled, asked.sequences, asked.teacher_system)
-        if asked.temperature not in (None, 0, 1) and not self._is_told:
-            self._is_told = True
-            self._note(
+        self._check_model(asked.about.model)
+        system = asked.about.teacher_system
+        spelled = await asyncio.to_thread(self._spelled, asked.sequences, system)
+        if asked.temperature not in (None, 0, 1):
+            self._tell_once(
+                "temperature",
                 f"a request asks for temperature {asked.temperature:g}: log-probabilities of a "
-                "prompt are always those of temperature 1"
+                "prompt are always those of temperature 1",
             )
+        for name in asked.unread:
+            self._tell_once(name, f"a request has {name}, which this server does not use")
         tasks = [asyncio.create_task(self._score(one, asked)) for one in spelled]
         try:
             scores = await asyncio.gather(*tasks)
@@ -296,6 +311,18 @@ class Proxy:
                 task.cancel()
         content = await asyncio.to_thread(asked.write, scores, self.student, next(self._numbers))
         return Response(content, media_type="application/json")
+
+    def _tell_once(self, name: str, text: str) -> None:
+        if name not in self._told and len(self._told) < MOST_NOTES:
+            self._told.add(name)
+            self._note(text)
+
+    def _check_model(self, name: str | None) -> None:
+        """Check that a request is for what is served: the student's name, or the teacher's."""
+        own = self.student.model_id
+        known = own, self.teacher.model, self.translator.pair.teacher.model_id
+        if name and name.rpartition("/")[2] not in {one.rpartition("/")[2] for one in known}:
+            raise UnknownModel(f"model: {shorten(name)}, and this server has {own}")
 
     def _spelled(
         self, sequences: Sequence[Sequence[int]], system: str | None = None
@@ -369,6 +396,23 @@ class GzipForOthers:
         await (self._app if is_here(host) else self._zipped)(scope, receive, send)
 
 
+class Closing:
+    """Says, once the server stops, that a connection ends with its answer."""
+
+    def __init__(self, app: Any, is_stopping: Callable[[], bool]) -> None:
+        self._app, self._is_stopping = app, is_stopping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+
+        async def telling(message: Any) -> None:
+            if message["type"] == "http.response.start" and self._is_stopping():
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, telling)
+
+
 def is_here(host: str) -> bool:
     """Whether an address is this machine's own, which nobody else reaches."""
     return host in ("", "::1", "localhost") or host.startswith("127.")
@@ -377,11 +421,16 @@ def is_here(host: str) -> bool:
 async def _body(request: Request) -> bytes:
     """Return the body of a request; at most 64 MB."""
     parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > LARGEST_BODY:
-            raise BadRequest(f"the body has more than {LARGEST_BODY >> 20} MB: send less at once")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > LARGEST_BODY:
+                    words = f"the body has more than {LARGEST_BODY >> 20} MB: send less at once"
+                    raise BadRequest(words)
+    except TimeoutError as error:
+        raise BadRequest(f"the body took more than {BODY_SECONDS:g} seconds") from error
     return b"".join(parts)
 
 
@@ -415,6 +464,28 @@ class Server(uvicorn.Server):
         """Stop when all that runs is answered; by a second signal, at once."""
         self.force_exit |= self.should_exit
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what runs, and end; clients that go on connecting, or never finish, do not count.
+
+        Uvicorn closes the connections that it has at this moment alone, and waits for all others.
+        """
+        closing = asyncio.ensure_future(self._close_idle())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    async def _close_idle(self) -> None:
+        begin = asyncio.get_running_loop().time()
+        while True:
+            is_late = asyncio.get_running_loop().time() - begin > LAST_BODY_SECONDS
+            for connection in [*self.server_state.connections]:
+                if not connection.transport.is_closing():
+                    connection.shutdown()
+                    if is_late and getattr(getattr(connection, "cycle", None), "more_body", False):
+                        connection.transport.abort()
+            await asyncio.sleep(0.05)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -454,13 +525,13 @@ def bound(host: str, port: int) -> socket.socket:
     return opened
 
 
-async def run(app: Starlette, opened: socket.socket, on_ready: Callable[[], object]) -> None:
-    """Serve an app until a signal stops it."""
-    server = Server(
-        uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_keep_alive=120, lifespan="off"
-        )
+async def run(proxy: Proxy, opened: socket.socket, on_ready: Callable[[], object]) -> None:
+    """Serve until a signal stops it."""
+    config = uvicorn.Config(
+        proxy.app(), log_level="warning", access_log=False, timeout_keep_alive=120, lifespan="off"
     )
+    server = Server(config)
+    proxy.is_stopping = lambda: server.should_exit
     task = asyncio.ensure_future(server.serve([opened]))
     while not (server.started or task.done()):
         await asyncio.sleep(0.01)
@@ -523,4 +594,4 @@ async def serve(
             f"candidates per token) is answered in the tokens of {pair.student.model_id}"
         )
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        await run(proxy.app(), opened, lambda: on_ready(url))
+        await run(proxy, opened, lambda: on_ready(url))

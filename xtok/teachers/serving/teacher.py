@@ -41,6 +41,12 @@ _SLOWEST = 3600.0
 _LONGEST_PAUSE = 60.0
 """Seconds of Retry-After that are waited at most; clients of ours have limits of their own."""
 
+CHECK_INTERVAL = 60.0
+"""Seconds after which a server's tokenizer is checked again, before its next answer is used."""
+
+ENTRY_BYTES = 512
+"""Bytes of an answer for a candidate, at most on average; vLLM's take 80 (SGLang's fewer)."""
+
 NOTE_INTERVAL = 30.0
 """Seconds after which it is said again that a server is waited for."""
 
@@ -103,7 +109,8 @@ class TeacherServer:
         )
         self._places = asyncio.Semaphore(concurrency)
         self._note: Note = silent_note  # of an answer that is less than it should be; told once
-        self.was_away = False  # what comes back may have another tokenizer
+        self._connections = 0  # so far, for scores: what answers a new one may be another server
+        self._checked = 0, -np.inf  # how many there were when its tokenizer was checked, and when
         self._checking = asyncio.Lock()
 
     async def aclose(self) -> None:
@@ -138,9 +145,11 @@ class TeacherServer:
             of_teacher = self._ids
             self._ids = replace(of_teacher, vocab_size=MAX_WIDTH)  # it may have another tokenizer
             await self._choose(candidates, note)
+            checked = self._connections, asyncio.get_running_loop().time()
             await self._check_tokenizer(student, note)
+            self._checked = checked
             self._ids = of_teacher
-            self._note, self.was_away = note, False
+            self._note = note
         except (TeacherError, httpx.RequestError) as error:
             raise self.unusable(error) from error
 
@@ -160,7 +169,7 @@ class TeacherServer:
         told = -np.inf
         while True:
             try:
-                response = await self._client.get("/v1/models", timeout=30.0)
+                response = await self._sent("GET", "/v1/models", timeout=30.0)
                 if response.status_code not in _BUSY:
                     break
                 problem = _words(response)
@@ -189,7 +198,7 @@ class TeacherServer:
         """
         [ids] = tokenizer.encode_batch([PROBE])
         body = {"model": self.model, "prompt": PROBE, "add_special_tokens": False}
-        response = await self._client.post("/tokenize", json=body, timeout=60.0)
+        response = await self._sent("POST", "/tokenize", json=body, timeout=60.0)
         value = _json(response) if response.is_success else None
         if not isinstance(value, dict) or not isinstance(value.get("tokens"), list):
             return await self._differs_in_names(tokenizer, ids)
@@ -202,14 +211,15 @@ class TeacherServer:
     async def _differs_in_names(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
         """Compare what the server calls the tokens of a text, where it has no /tokenize."""
         asked, route = self._format.request(self.model, ids, 1), self._format.ROUTE
+        most = len(ids) * 3 * ENTRY_BYTES
         with_texts = msgspec.json.encode({**asked, "return_text_in_logprobs": True})
         try:
-            response = await self.post(route, with_texts)
+            response = await self.post(route, with_texts, most)
         except TeacherError as error:
             if error.is_away:
                 raise
             try:  # SGLang fails at texts where it has no tokenizer (`skip_tokenizer_init`)
-                await self.post(route, msgspec.json.encode(asked))
+                await self.post(route, msgspec.json.encode(asked), most)
             except TeacherError as again:
                 if again.is_request:
                     return str(again)
@@ -252,16 +262,24 @@ class TeacherServer:
         )
 
     async def _check_again(self) -> None:
-        """Check the tokenizer of a server that was away, before its first answer is used."""
+        """Check the tokenizer before an answer is used, if another server may have given it.
+
+        A server may come back with another one between two requests, and a connection that was idle
+        is then replaced without an error; behind a balancer, connections tell nothing.
+        """
         async with self._checking:
+            before, at = self._checked
+            now = self._connections, asyncio.get_running_loop().time()
+            if now[0] == before and now[1] - at < CHECK_INTERVAL:
+                return
             try:
-                problem = await self.differs(self.tokenizer) if self.was_away else ""
-            except httpx.RequestError as error:  # it is away again
+                problem = await self.differs(self.tokenizer)
+            except httpx.RequestError as error:
                 raise TeacherError(_reason(error), is_away=True) from error
             if problem:
                 teacher = self.tokenizer.vocabulary.model_id
                 raise TeacherError(f"it came back with another tokenizer than {teacher}: {problem}")
-            self.was_away = False
+            self._checked = now
 
     async def _choose(self, candidates: int | None, note: Note) -> None:
         """Tell vLLM from SGLang, and find out how many candidates it gives."""
@@ -295,8 +313,8 @@ class TeacherServer:
     async def problem(self) -> str:
         """Return why the server does not answer; nothing if it does."""
         try:
-            response = await self._client.get("/health", timeout=10.0)
-        except httpx.RequestError as error:
+            response = await self._sent("GET", "/health", timeout=10.0)
+        except (TeacherError, httpx.RequestError) as error:
             return _reason(error)
         return "" if response.is_success else _words(response)
 
@@ -314,8 +332,9 @@ class TeacherServer:
                 log-probabilities of these ids.
         """
         body = msgspec.json.encode(self._format.request(self.model, ids, top_k))
-        response = await self.post(self._format.ROUTE, body)
-        if self.was_away:
+        most = len(ids) * (top_k + 2) * ENTRY_BYTES
+        response = await self.post(self._format.ROUTE, body, most, is_score=True)
+        if self._checked[1] >= 0:  # it has begun
             await self._check_again()
         scores = await asyncio.to_thread(self._read, response.content, ids)
         if 0 < (given := _widest(scores)) < min(top_k, len(self.tokenizer.table)):
@@ -336,7 +355,22 @@ class TeacherServer:
             raise TeacherError(str(error)) from error
         return completed(Scores(answer.topk, ranks), len(self.tokenizer.table))
 
-    async def post(self, route: str, content: bytes) -> httpx.Response:
+    async def _sent(self, method: str, route: str, most: int = 0, **options: Any) -> httpx.Response:
+        """Send a request; an answer may have a megabyte more than `most` bytes."""
+        most += 1 << 20
+        async with self._client.stream(method, route, **options) as response:
+            parts, size = [], 0
+            async for part in response.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise TeacherError(f"{route} answered with more than {most >> 20} MiB")
+        wait = {"Retry-After": response.headers.get("Retry-After", "")}
+        return httpx.Response(response.status_code, headers=wait, content=b"".join(parts))
+
+    async def post(
+        self, route: str, content: bytes, most: int = 0, *, is_score: bool = False
+    ) -> httpx.Response:
         """Post a request, again where the server is away or too busy for a moment.
 
         When all pauses are over, the client gets a 502, which trainers ask again after.
@@ -344,8 +378,13 @@ class TeacherServer:
         for pause in (*PAUSES, None):
             try:
                 async with self._places:
-                    response = await self._client.post(
-                        route, content=content, headers={"Content-Type": "application/json"}
+                    response = await self._sent(
+                        "POST",
+                        route,
+                        most,
+                        content=content,
+                        headers={"Content-Type": "application/json"},
+                        extensions={"trace": self._count} if is_score else {},
                     )
                 if response.is_success:
                     return response
@@ -356,11 +395,15 @@ class TeacherServer:
             except httpx.TimeoutException as error:
                 raise TeacherError(_reason(error), is_away=True) from error
             except httpx.RequestError as error:
-                problem, wanted, self.was_away = _reason(error), 0.0, True
+                problem, wanted = _reason(error), 0.0
             if pause is None:
                 break
             await asyncio.sleep(max(pause, wanted))
         raise TeacherError(problem, is_away=True)
+
+    async def _count(self, event: str, about: object) -> None:
+        """Count the connections that are opened; called by httpx."""
+        self._connections += event == "connection.connect_tcp.complete"
 
 
 def _widest(scores: Scores) -> int:
@@ -411,6 +454,6 @@ def _retry_after(response: httpx.Response) -> float:
     return min(_LONGEST_PAUSE, float(told)) if told.isascii() and told.isdecimal() else 0.0
 
 
-def _reason(error: httpx.RequestError) -> str:
+def _reason(error: Exception) -> str:
     """Return what went wrong on the way, in a line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
