@@ -12,6 +12,8 @@ from checks import works
 from make import byte_ranks, run_python
 
 import xtok
+from xtok._lib import compiling
+from xtok._lib.io import write_sealed
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import kernels as counting_kernels
@@ -115,6 +117,16 @@ def test_damaged_kernels_are_compiled_anew(tmp_path: Path) -> None:
     assert sorted(hits().values()) == [0] * 5 + [1] * 5
     assert [file.read_bytes() for file in files[5:]] == whole[5:]
     assert set(hits().values()) == {1}
+
+
+def test_a_kernel_of_classes_that_have_moved_is_none(tmp_path: Path) -> None:
+    """As after an update, which leaves the kernel itself as it was."""
+    files = object.__new__(compiling._KernelFiles)
+    files._beside, files._made_with = tmp_path / "kernel", ("1", None)
+    for name in (b"no_such_module", b"pathlib"):
+        path = files._path("key")
+        write_sealed(path, [b"c" + name + b"\nNoSuchClass\n."], path.name)
+        assert files.load("key") is None
 
 
 def test_processes_that_compile_a_kernel_at_once(tmp_path: Path) -> None:

@@ -75,7 +75,9 @@ class _KernelFiles:
         """Return what is kept under a key, or None."""
         path = self._path(key)
         data = read_sealed(path, path.name)
-        return None if data is None else loads(data)
+        with suppress(ImportError, AttributeError):  # of arguments whose class has moved since
+            return None if data is None else loads(data)
+        return None
 
     def save(self, key: object, compiled: object) -> None:
         """Keep a kernel under a key; without room for it, the next run compiles again."""
