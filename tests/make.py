@@ -63,14 +63,14 @@ def built(
     return found
 
 
-def loss_artefact(name: LossName, pair: Pair) -> Any:
+def loss_map(name: LossName, pair: Pair) -> Any:
     """What a loss takes beside logits and a batch, on the CPU; None if nothing."""
     row = LOSSES[name]
-    if row.artefact is None:
+    if row.map is None:
         return None
-    if row.artefact is MAP:
+    if row.map is MAP:
         return ProjectionModule(built(*pair.tokenizers))
-    if row.artefact is EVENTS:
+    if row.map is EVENTS:
         return event_index(xtok.events(*pair.tokenizers))
     return spelling_index(xtok.events(pair, for_loss="csd"))
 

@@ -319,7 +319,7 @@ FLOATS = "give the checkpoint that is not quantized, or fetch it again"
 WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes one"
 FETCH = "the checkpoint is damaged: fetch it again"
 WHOLE = "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
-EACH = "give one for each teacher, as projection= of a trainer or module= of make_loss"
+EACH = "give one for each teacher, as map= of a trainer or of make_loss"
 COLLATE = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
 
 NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.harness import Row, memory_status, race
 from xtok import losses
 from xtok.alignment.aligner import ShiftedAlignment
+from xtok.training.losses.chunks import number_chunks
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
@@ -70,10 +71,12 @@ def _ways(count: int, widths: list[tuple[int, int]], device: str) -> dict[str, C
     targets = torch.randint(widths[0][0], (1, count), device=device)
     for tensor in ours:
         tensor.requires_grad_()
+    config = losses.ChunkLossConfig()
 
     def in_one_pass(student: Any, teacher: Any) -> Tensor:
         plans = [
-            plan_cross_entropy(student, targets), plan_event_kl(student, teacher, index, aligned)
+            plan_cross_entropy(student, targets),
+            plan_event_kl(student, teacher, index, number_chunks(aligned, (False, True)), config),
         ]  # fmt: skip
         return one_pass(student, plans, (1.0, 1.0))[0]
 

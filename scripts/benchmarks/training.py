@@ -88,13 +88,13 @@ def loss_cost(options: Namespace) -> Iterator[Row]:
         [side] = batch["teachers"]
         lengths = batch["input_ids"].shape[1], side["input_ids"].shape[1]
         ours, theirs = logits(lengths, *pair.shape, device=options.device)
-        artefacts: dict[losses.LossName, Any] = {
+        maps: dict[losses.LossName, Any] = {
             "event-kl": losses.event_index(xtok.events(pair)),
             "csd": losses.spelling_index(xtok.events(pair, for_loss="csd")), "alm": None,
         }  # fmt: skip
         calls = {
-            name: losses.make_loss(name, module=index and index.to(options.device))
-            for name, index in artefacts.items()
+            name: losses.make_loss(name, map=index and index.to(options.device))
+            for name, index in maps.items()
         }
 
         def run(

@@ -155,11 +155,20 @@ def save_tokenizer(tokenizer: Tokenizer, name: str, folder: Path) -> None:
 
 def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
     """Load what a loss takes: a map or an event map."""
-    artefact = LOSSES[loss].artefact
-    if artefact is None:
+    kind = LOSSES[loss].map
+    if kind is None:
         raise XtokError(f"{loss} takes no map", hint="leave out --map")
-    made = artefact.to_torch(artefact.of_file.load(path))
+    made = kind.on_device(path)
     return ProjectionModule(made.map, learnable=True) if learnable else made
+
+
+def config_of(loss: losses.LossName, options: argparse.Namespace) -> Any:
+    """Return the options of a loss, as far as it has them."""
+    kind = LOSSES[loss].config
+    given = {"temperature": options.temperature, "reverse_kl": options.reverse_kl}
+    if options.top_k is not None and hasattr(kind, "top_k"):
+        given["top_k"] = options.top_k
+    return kind(**given)
 
 
 def heads_of(
@@ -289,12 +298,9 @@ def train(options: argparse.Namespace) -> None:
     of_maps = [one for one in maps if isinstance(one, ProjectionModule)]
     projections = torch.nn.ModuleList(of_maps)
     functions = [
-        losses.make_loss(
-            name, module=module, temperature=options.temperature, reverse_kl=options.reverse_kl,
-            top_k=options.top_k if hasattr(LOSSES[name].config, "top_k") else None,
-        )
-        for name, module in zip(names, maps or [None] * len(names), strict=True)
-    ]  # fmt: skip
+        losses.make_loss(name, map=one, config=config_of(name, options))
+        for name, one in zip(names, maps or [None] * len(names), strict=True)
+    ]
     trained = [*student.to(options.device).parameters(), *projections.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))
     parts = {"student": student, "projections": projections, "optimizer": optimizer}
@@ -399,8 +405,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if count != len(options.teacher) and (name, count) != ("loss", 1):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
     for loss in options.loss or ["p-kl"]:
-        if options.teacher and not options.map and (artefact := LOSSES[loss].artefact):
-            parser.error(f"--loss {loss} needs {artefact.name}: give it as --map")
+        if options.teacher and not options.map and (kind := LOSSES[loss].map):
+            parser.error(f"--loss {loss} needs {kind.name}: give it as --map")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     train(options)

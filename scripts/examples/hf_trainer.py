@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     kinds: Any = [Arguments, TrainingArguments]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
-    artefact = loss_named(options.loss).artefact
-    if artefact and not options.map:
-        raise SystemExit(f"--loss {options.loss} needs {artefact.name}: give it as --map")
+    kind = loss_named(options.loss).map
+    if kind and not options.map:
+        raise SystemExit(f"--loss {options.loss} needs {kind.name}: give it as --map")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     collate: Any = TopKCollator(max_length=options.max_length)
     if options.teacher:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
         ]
         or None,
         loss=options.loss,
-        projection=options.map or None,
+        map=options.map or None,
         combine=CombineConfig(
             cross_entropy_weight=options.cross_entropy_weight,
             dynamic_scaling=options.dynamic_scaling,

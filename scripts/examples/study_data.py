@@ -198,7 +198,7 @@ def said_file(args: argparse.Namespace, run: Run) -> Path:
 def takes_file(run: Run) -> bool:
     """Return whether a run's loss takes a map, or the like."""
     row: Any = dict(LOSSES).get(run.loss)  # type: ignore[call-overload]
-    return row is not None and row.artefact is not None
+    return row is not None and row.map is not None
 
 
 def saved(args: argparse.Namespace, run: Run) -> Path:
@@ -365,13 +365,13 @@ class Teacher:
                 self.head.to(torch.bfloat16)
         for part in parts(run):
             name: Any = part.loss
-            module = None
+            given = None
             if takes_file(part):
-                module = distill.read_map(name, saved(args, part), learnable=False).to(args.device)
+                given = distill.read_map(name, saved(args, part), learnable=False).to(args.device)
             root, is_reverse = ROOTS.get(part.artefact, 1.0), REVERSE in run.how
-            self.losses.append(
-                make_loss(name, module=module, temperature=root, reverse_kl=is_reverse)
-            )
+            kind = LOSSES[name].config
+            options = kind and kind(temperature=root, reverse_kl=is_reverse)
+            self.losses.append(make_loss(name, map=given, config=options))
 
     @property
     def takes_hidden(self) -> bool:

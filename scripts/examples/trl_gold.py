@@ -55,17 +55,17 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     kinds: Any = [Arguments, GOLDConfig]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
-    artefact = loss_named(options.loss).artefact
-    if artefact and not options.map:
-        raise SystemExit(f"--loss {options.loss} needs {artefact.name}: give it as --map")
+    kind = loss_named(options.loss).map
+    if kind and not options.map:
+        raise SystemExit(f"--loss {options.loss} needs {kind.name}: give it as --map")
     tokenizer = AutoTokenizer.from_pretrained(options.student)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     trainer = XTokGOLDTrainer(
         options.student,
         options.teacher,
         config,
-        loss=options.loss,  # or your own: make_loss("p-kl", module=…, top_k=…, reverse_kl=True)
-        projection=options.map,
+        loss=options.loss,  # or your own: make_loss("p-kl", map=…, config=PKLConfig(…))
+        map=options.map,
         teacher_template=options.teacher_template,
         train_dataset=read(options.dataset),
         processing_class=tokenizer,

@@ -144,7 +144,7 @@ def test_rows_without_a_chunk() -> None:
             {"targets": (torch.full((3, 6), -100), sides()[2][1])},
             "student's targets .* -100, which",
         ),
-        ({"teacher_logprobs": torch.zeros(3, 4)}, r"do not fit the teacher's logits \[3, 4, 1\]"),
+        ({"teacher_logprobs": torch.zeros(3, 4)}, r"does not fit the teacher's logits \[3, 4, 1\]"),
         ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs have nan at"),
         ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs have 0.5 at"),
         ({"teacher_logits": torch.full((3, 5, 13), torch.nan)}, "the teacher's logits are nan at"),

@@ -23,6 +23,7 @@ from xtok.alignment.aligner import ShiftedAlignment
 from xtok.maps.spellings import SpellingMap
 from xtok.training.collator import prepare
 from xtok.training.losses import CSDConfig, SpellingIndex, csd, spelling_index
+from xtok.training.losses.chunks import Chunks, number_chunks
 from xtok.training.losses.csd import count_completed
 
 # The student's tokens 0 to 3 are shared with the teacher's 0, 2, 1 and 5; 9 is left out.
@@ -31,6 +32,11 @@ STUDENT: Spelled = [[0], [2], [1], [5], [0, 2], [0, 1], [0, 3], [1, 3, 3], [1, 3
 TEACHER: Spelled = [[0], [2], [1], [0, 0], [2, 3], [3], [2, 9], []]
 BOTH = STUDENT, TEACHER
 V_S, V_T = len(STUDENT), len(TEACHER)
+
+
+def starting(aligned: Any) -> Chunks:
+    """The chunks whose first token both sides predict."""
+    return number_chunks(aligned, (False, True))
 
 
 def spellings(student: Spelled, teacher: Spelled) -> SpellingMap:
@@ -114,7 +120,7 @@ def test_it_is_its_plain_twin(options: dict[str, Any]) -> None:
     ours, theirs = (value_and_gradient(3 * x, student) for x in (loss, plain))
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
     # All but three, whose prefix has fewer than two completions.
-    assert count_completed(INDEX, targets, aligned) == 9
+    assert count_completed(INDEX, targets, starting(aligned)) == 9
 
 
 def test_values_by_hand() -> None:
@@ -157,7 +163,7 @@ def test_a_map_without_completions() -> None:
     loss = csd(student, teacher, index, targets, aligned)
     plain = naive(student, teacher, targets, aligned, ([[0], [1]], [[0], [1]]))
     torch.testing.assert_close(loss, plain)
-    assert count_completed(index, targets, aligned) == 2
+    assert count_completed(index, targets, starting(aligned)) == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"jsd_beta": 0.5}, {"reverse_kl": True}])
@@ -202,7 +208,7 @@ def test_any_tokenizers(case: Any, options: dict[str, Any], seed: int) -> None:
     student, teacher, targets, aligned = batch(rows, seed)
     index = spelling_index(spellings(*both))
     loss = csd(student, teacher, index, targets, aligned, CSDConfig(**options))
-    if not count_completed(index, targets, aligned):
+    if not count_completed(index, targets, starting(aligned)):
         value, gradient = value_and_gradient(loss, student)
         assert float(value) == 0
         assert not gradient.any()
@@ -258,7 +264,7 @@ def test_tokenizers_from_their_files_to_the_loss(
     loss = csd(
         student, teacher, spelling_index(made), targets, side["shifted"], CSDConfig(**options)
     )
-    if not count_completed(spelling_index(made), targets, side["shifted"]):
+    if not count_completed(spelling_index(made), targets, starting(side["shifted"])):
         assert float(loss.detach()) == 0
         return
     plain = naive(student, teacher, targets, side["shifted"], both, **options)

@@ -79,7 +79,7 @@ def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss:
     xtok.events(pair.reversed, for_loss="csd").save(path)
     if loss == "csd":
         setting = [*without(setting, "--map="), f"--map={path}"]
-    if LOSSES[loss].artefact is None:
+    if LOSSES[loss].map is None:
         setting = without(setting, "--map=")
     log = run(setting, tmp_path / "run", f"--loss={loss}", "--temperature=2")
     assert [line["step"] for line in log] == list(range(STEPS))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checks import known
-from make import loss_artefact
+from make import loss_map
 from pretended_gpu import GPU, on_cpu, pretended_gpu
 
 import xtok
@@ -104,13 +104,13 @@ def logits_of(batch: dict[str, Any], pair: Pair, dtype: torch.dtype) -> list[tor
 def test_losses(name: LossName, dtype: torch.dtype, pair: Pair) -> None:
     if name == "same-tokenizer":
         pair = xtok.pair(*pair.tokenizers[:1] * 2)
-    artefact = loss_artefact(name, pair)
+    artefact = loss_map(name, pair)
     batch = batch_of(name, pair)
 
     def step(device: torch.device | str) -> list[torch.Tensor]:
         ours, *theirs = (logits.to(device) for logits in logits_of(batch, pair, dtype))
         ours = ours.detach().requires_grad_()
-        loss = make_loss(name, module=artefact if artefact is None else artefact.to(device))
+        loss = make_loss(name, map=artefact if artefact is None else artefact.to(device))
         prepared = prepare(batch, device)
         value = loss(ours, theirs[0] if theirs else None, prepared, prepared["teachers"][0])
         value.backward()

@@ -119,7 +119,7 @@ def test_loss_and_gradients_are_those_of_whole_logits(name: str, pair: Pair) -> 
     sides = [batch, *batch["teachers"]]
     models = [model_named(name, pair.shape[0]), model_named("Gemma2", pair.shape[1])]
     objective = Objective(
-        losses=[make_loss("event-kl", module=index)],
+        losses=[make_loss("event-kl", map=index)],
         combine=CombineConfig(cross_entropy_weight=0.5),
     )
     loss = partial(objective.terms, batch=batch)
@@ -141,7 +141,7 @@ def of_event_kl(pair: Pair, **options: Any) -> tuple[Any, list[Any], Any]:
     models = [
         model_named(n, w, **options) for n, w in zip(("Llama", "Qwen3"), pair.shape, strict=True)
     ]
-    objective = Objective(losses=[make_loss("event-kl", module=index)])
+    objective = Objective(losses=[make_loss("event-kl", map=index)])
     return models, [batch, *batch["teachers"]], partial(objective.terms, batch=batch)
 
 
@@ -315,7 +315,7 @@ def test_on_a_gpu(pair: Pair) -> None:
         batch = prepare(DistillationCollator(*pair.tokenizers)(TEXTS), device)
         sides = [batch, *batch["teachers"]]
         index = xtok.losses.event_index(xtok.events(*pair.tokenizers)).to(device)
-        objective = Objective(losses=[make_loss("event-kl", module=index)])
+        objective = Objective(losses=[make_loss("event-kl", map=index)])
         heads, _ = find_heads(models, sides, objective.takes_hidden)
         assert all(heads)
         return gradients(partial(objective.terms, batch=batch), models, sides, heads)

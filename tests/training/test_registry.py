@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
-from make import GOOD, alignment, built, loss_artefact
+from make import alignment, built, loss_map
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule, XtokError, losses
+from xtok.alignment.aligner import ShiftedAlignment
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
 from xtok.training.losses.registry import (
     EVENTS,
     LOSSES,
-    MAP,
     SPELLINGS,
     LossName,
     loss_named,
@@ -29,12 +29,12 @@ from xtok.training.losses.registry import (
 
 def test_the_table() -> None:
     assert set(LOSSES) == {*get_args(LossName)}
-    assert {name for name, row in LOSSES.items() if row.artefact is EVENTS} == {"event-kl"}
-    assert {name for name, row in LOSSES.items() if row.artefact is SPELLINGS} == {"csd"}
+    assert {name for name, row in LOSSES.items() if row.map is EVENTS} == {"event-kl"}
+    assert {name for name, row in LOSSES.items() if row.map is SPELLINGS} == {"csd"}
     assert {name for name, row in LOSSES.items() if row.is_stored} == {"topk-kl"}
     for name, row in LOSSES.items():
-        if row.artefact:
-            with pytest.raises(XtokError, match=f"{name} needs {row.artefact.name}"):
+        if row.map:
+            with pytest.raises(XtokError, match=f"{name} needs {row.map.name}"):
                 make_loss(name)
     # 3 of 4 tokens are targets that something predicts, in 2 chunks; of one the first is not.
     aligned = alignment([[0, 0, 1, -1]], [[0, 1, -1]])
@@ -48,22 +48,8 @@ def test_the_table() -> None:
         make_loss("kl")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "missing"),
-    [
-        ("topk-kl", {"temperature": 2}, "temperature"),
-        ("topk-kl", {"reverse_kl": True, "top_k": 1}, "reverse_kl, top_k"),
-        ("gold", {"top_k": 1, "temperature": 2}, "top_k"),
-    ],
-)
-def test_options_that_a_loss_has_not(name: Any, options: Any, missing: str) -> None:
-    module = ProjectionModule(GOOD) if LOSSES[name].artefact is MAP else None
-    with pytest.raises(ValueError, match=f"{name} has no {missing}$"):
-        make_loss(name, module=module, **options)
-
-
-def test_a_config_in_place_of_options() -> None:
-    """CSD halves what is not 1:1; every config is its loss's own."""
+def test_a_config_is_of_its_loss() -> None:
+    """CSD halves what is not 1:1."""
     from test_csd import batch as csd_batch
     from test_csd import spellings
 
@@ -71,16 +57,13 @@ def test_a_config_in_place_of_options() -> None:
     index = spelling_index(spellings(*both))
     student, teacher, targets, aligned = csd_batch([[([1], [0, 1])]])
     batch, side = {"targets": targets[0]}, {"targets": targets[1], "shifted": aligned}
-    whole, half = (
-        make_loss("csd", module=index, config=CSDConfig(beta=beta)) for beta in (1.0, 0.5)
-    )
+    whole, half = (make_loss("csd", map=index, config=CSDConfig(beta=beta)) for beta in (1.0, 0.5))
     assert whole.count(batch, side) == 1
     expected = float(whole(student, teacher, batch, side).detach()) / 2
     assert float(half(student, teacher, batch, side).detach()) == pytest.approx(expected)
-    for options in ({"config": CSDConfig()}, {"config": ALMConfig(), "reverse_kl": True}):
-        with pytest.raises(ValueError, match="alm takes ALMConfig, without other options"):
-            make_loss("alm", **options)
-    with pytest.raises(ValueError, match="topk-kl takes no config"):
+    with pytest.raises(ValueError, match="alm takes ALMConfig, and CSDConfig is given"):
+        make_loss("alm", config=CSDConfig())
+    with pytest.raises(ValueError, match="topk-kl takes no config, and ALMConfig"):
         make_loss("topk-kl", config=ALMConfig())
 
 
@@ -89,10 +72,10 @@ def test_a_config_in_place_of_options() -> None:
 def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> None:
     """So that batches of one row add up to a batch of all of them."""
     row, (student, teacher) = LOSSES[name], pair.tokenizers
-    module = loss_artefact(name, pair)
+    module = loss_map(name, pair)
     options = {"top_k": None} if row.config is PKLConfig else {}
     strict, all_chunks = (
-        make_loss(name, module=module, config=row.config(exact_token_match_only=only, **options))
+        make_loss(name, map=module, config=row.config(exact_token_match_only=only, **options))
         for only in (True, False)
     )
     texts = ["The keeper lit 201 lamps, día tras día.", "High water at 6:12.", "Fog and ashes"]
@@ -108,7 +91,8 @@ def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> N
     ]
 
     def total(rows: slice) -> tuple[float, int]:
-        part = type(aligned)(**{name: value[rows] for name, value in vars(aligned).items()})
+        of_rows = {f.name: getattr(aligned, f.name)[rows] for f in fields(ShiftedAlignment)}
+        part = ShiftedAlignment(**of_rows)
         of_side = {"targets": side["targets"][rows], "shifted": part}
         args = {"targets": batch["targets"][rows]}, of_side
         count = strict.count(*args)
@@ -128,7 +112,7 @@ def test_padding_on_the_left_is_as_on_the_right(name: LossName, prompt: int, pai
     """Chunks, loss and gradients are the same; what padding predicts is never read."""
     student, teacher = pair.tokenizers
     collate = DistillationCollator(student, teacher, bos=False)
-    loss = make_loss(name, module=loss_artefact(name, pair))
+    loss = make_loss(name, map=loss_map(name, pair))
     texts = ["The keeper lit 201 lamps, día tras día.", "at 6:12.", "Fog"]
     rows = [student.segment(text.encode()) for text in texts]
     width = 4 + max(map(len, rows))
@@ -191,8 +175,8 @@ def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path:
         untyped.p_kl(*logits, m, side["shifted"])
     with pytest.raises(ValueError, match=r"ExactPairs is due: give exact_pairs\("):
         untyped.gold(*logits, ProjectionModule(m), side["shifted"])
-    with pytest.raises(ValueError, match=r"EventIndex is due: give event_index\("):
-        make_loss("event-kl", module=events)
+    with pytest.raises(XtokError, match="event-kl needs an event map"):
+        make_loss("event-kl", map=m)
 
 
 def test_both_spellings_of_a_name(pair: Pair) -> None:

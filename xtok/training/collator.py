@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
+from xtok.training.losses.chunks import Chunks, NumberedAlignment
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
 from xtok.training.topk_collator import StoredTopK
 
@@ -463,8 +465,12 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
     """Move a batch, and everything in it, to a device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
+    if isinstance(batch, Chunks):
+        return batch.to(device)
     if isinstance(batch, AlignmentBatch | StoredTopK):
-        return type(batch)(**to_device(vars(batch), device))
+        moved = copy(batch)
+        vars(moved).update(to_device(vars(batch), device))
+        return moved
     if isinstance(batch, dict):
         return {name: to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, list):
@@ -476,9 +482,9 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     """Add what losses take, shifted to the predicting positions, and move a batch to a device.
 
     Each side has `targets`, its labels of the next position, -100 where padding would predict it;
-    each teacher also `shifted`, its alignment as `shift_to_predictions` gives it; one with
-    `realized_logprob` also `teacher_logprobs`, of the tokens that positions predict. What is
-    `stored` stays as it is.
+    each teacher also `shifted`, its alignment as `shift_to_predictions` gives it, with its chunks
+    numbered; one with `realized_logprob` also `teacher_logprobs`, of the tokens that positions
+    predict. What is `stored` stays as it is.
     """
     whole, *teachers = ({**side} for side in (batch, *batch["teachers"]))
     for side in (whole, *teachers):
@@ -486,7 +492,8 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
             targets = predicted(side["labels"])
             side["targets"] = targets.masked_fill(side["attention_mask"] == 0, IGNORED)
         if "alignment" in side:
-            side["shifted"] = shift_to_predictions(side["alignment"])
+            shifted = shift_to_predictions(side["alignment"])
+            side["shifted"] = NumberedAlignment(**vars(shifted))
         if "realized_logprob" in side:
             side["teacher_logprobs"] = predicted(side["realized_logprob"], torch.nan)
     moved: dict[str, Any] = to_device({**whole, "teachers": teachers}, device)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.given import admitted
@@ -27,6 +26,7 @@ from xtok.training.heads import (
     router_loss,
     run,
 )
+from xtok.training.losses.chunks import chunks_in
 from xtok.training.losses.combine import teacher_weights, weights_of
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.cross_entropy import plan_cross_entropy
@@ -38,7 +38,7 @@ from xtok.training.losses.spelling_index import SpellingIndex
 from xtok.training.module import ProjectionModule
 
 Loss = LossName | BatchLoss
-Projection = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathLike[str]
+AnyMap = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathLike[str]
 
 
 class LossTerms(NamedTuple):
@@ -127,45 +127,42 @@ class Objective:
         """Return the weighted sum, and detached its parts: distillation and cross-entropy."""
         of_distillation, of_cross_entropy = weights
         of_teachers = teacher_weights(self.teacher_weights, len(sides))
-        total = cross_entropy = distillation = torch.zeros_like(shares[0])
-        planned: list[tuple[Plan, Tensor, Tensor | float]] = []  # with a share, and its weight
+        plans: list[Plan] = []
+        of_plans: list[Tensor] = []  # the share of each
+        weighted: list[Tensor] = []
         if of_cross_entropy:
-            own_plan = plan_cross_entropy(student_logits, batch["targets"])
-            planned.append((own_plan, shares[0], of_cross_entropy))
+            plans.append(plan_cross_entropy(student_logits, batch["targets"]))
+            of_plans.append(shares[0])
+            weighted.append(of_cross_entropy * shares[0])
         for (loss, logits, side), share, weight in zip(sides, shares[1:], of_teachers, strict=True):
-            plan = loss.plan(student_logits, logits, batch, side)
-            if plan is not None:
-                planned.append((plan, share * weight, of_distillation))
-            else:
-                part = loss(student_logits, logits, batch, side) * (share * weight)
-                total, distillation = total + of_distillation * part, distillation + part.detach()
-        if planned:
-            plans, of_plans, factors = zip(*planned, strict=True)
-            weighted = [factor * share for factor, share in zip(factors, of_plans, strict=True)]
-            in_blocks, means = one_pass(student_logits, plans, weighted)
-            parts = [mean * share for mean, share in zip(means, of_plans, strict=True)]
-            cross_entropy = parts.pop(0) if of_cross_entropy else cross_entropy
-            total, distillation = total + in_blocks, sum(parts, distillation)
-        return total, distillation, cross_entropy
+            plans.append(loss.plan(student_logits, logits, batch, side))
+            of_plans.append(share * weight)
+            weighted.append(of_distillation * of_plans[-1])
+        zero = torch.zeros_like(shares[0])
+        if not plans:
+            return zero, zero, zero
+        total, means = one_pass(student_logits, plans, weighted)
+        parts = [mean * share for mean, share in zip(means, of_plans, strict=True)]
+        cross_entropy = parts.pop(0) if of_cross_entropy else zero
+        return total, sum(parts, zero), cross_entropy
 
 
 def _covered(side: Mapping[str, Any]) -> Tensor:
     """Return which of the student's positions predict what the loss compares, bool `[B, T]`."""
     if "stored" in side:
         return torch.nn.functional.pad(side["stored"].valid[:, 1:], (0, 1))
-    shifted: AlignmentBatch = side["shifted"]
-    ids, valid = torch.as_tensor(shifted.student_chunk_id), torch.as_tensor(shifted.pair_valid)
-    return (ids >= 0) & valid.gather(1, ids.clamp(min=0))
+    chunks = chunks_in(side, (False, False))
+    return chunks.student < chunks.total
 
 
 def make_objective(
     pairs: Sequence[Pair | None],
     losses: Loss | Sequence[Loss],
-    projection: Projection | Sequence[Projection | None] | None = None,
+    map: AnyMap | Sequence[AnyMap | None] | None = None,
     *,
+    config: Any = None,
     teacher_weights: Sequence[float] | None = None,
     combine: CombineConfig | None = None,
-    temperature: float = 1.0,
     device: torch.device | str = "cpu",
 ) -> Objective:
     """Return the objective of a student and its teachers.
@@ -174,12 +171,13 @@ def make_objective(
         pairs: for each teacher, the pair of the student and this teacher, which its map must be
             of; None for stored predictions. A collator has them as `pairs`.
         losses: a name or a `BatchLoss`, for all teachers or one for each.
-        projection: a map, its file or its module, for all teachers or one for each; for
-            `event-kl` an event map or its file, for `csd` a spelling map or its file; None for
-            losses without a map.
+        map: a map, its file or its module, for all teachers or one for each; for `event-kl` an
+            event map or its file, for `csd` a spelling map or its file; None for losses without a
+            map.
+        config: the options of losses given by name, for all teachers or one for each, as
+            `make_loss` takes them.
         teacher_weights: of the teachers' losses; each is 1 if None.
         combine: the defaults if None.
-        temperature: of the losses given by name.
         device: where the maps go.
 
     Raises:
@@ -188,12 +186,12 @@ def make_objective(
         ValueError: if numbers of losses, maps and teachers do not fit.
     """
     names = _one_each("losses", losses, len(pairs))
-    maps = _one_each("maps", projection, len(pairs))
+    maps = _one_each("maps", map, len(pairs))
+    configs = _one_each("configs", config, len(pairs))
     of_teachers = []
-    for pair, loss, source in zip(pairs, names, maps, strict=True):
+    for pair, loss, given, options in zip(pairs, names, maps, configs, strict=True):
         if not isinstance(loss, BatchLoss):
-            module = _artefact(loss, source, pair, device)
-            loss = make_loss(loss, module=module, temperature=temperature)
+            loss = make_loss(loss, map=_bound(loss, given, pair, device), config=options)
         of_teachers.append(loss)
     return Objective(
         losses=of_teachers, teacher_weights=teacher_weights, combine=combine or CombineConfig()
@@ -207,10 +205,10 @@ def _one_each(what: str, values: Any, count: int) -> list[Any]:
     return one_each
 
 
-def _artefact(
-    name: LossName, source: Any, pair: Pair | None, device: torch.device | str
+def _bound(
+    name: LossName, given: Any, pair: Pair | None, device: torch.device | str
 ) -> ProjectionModule | EventIndex | SpellingIndex | None:
-    """Return what a loss takes, on its device, if it is of these tokenizers."""
+    """Return the map that a loss takes, on its device, if it is of these tokenizers."""
     row = loss_named(name)
     if row.is_stored is not (pair is None):
         what = "stored predictions" if row.is_stored else "a model as its teacher"
@@ -222,24 +220,22 @@ def _artefact(
             f"same-tokenizer needs one tokenizer, and those of {student} and {teacher} differ",
             hint="use event-kl, which takes what `xtok events STUDENT TEACHER` writes",
         )
-    if row.artefact is None or pair is None:
+    if row.map is None or pair is None:
         return None
-    if isinstance(source, ProjectionModule) and source.learnable:
+    if isinstance(given, ProjectionModule) and given.learnable:
         raise XtokError(
             "the map is learnable, and a trainer optimizes only its model",
             hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
             "map that `to_map` returns",
         )
-    if isinstance(source, str | PathLike):
-        source = row.artefact.of_file.load(source)
-    any_map = source.map if isinstance(source, ProjectionModule) else source
-    if not isinstance(any_map, row.artefact.of_file):
+    if isinstance(given, str | PathLike):
+        given = row.map.of_file.load(given)
+    any_map = given.map if isinstance(given, ProjectionModule) else given
+    if not isinstance(any_map, row.map.of_file):
         return None
     admitted(pair, any_map)
-    artefact: ProjectionModule | EventIndex | SpellingIndex = (
-        row.artefact.to_torch(source) if source is any_map else source
-    )
-    return artefact.to(device)
+    on_device: ProjectionModule | EventIndex | SpellingIndex = row.map.on_device(given).to(device)
+    return on_device
 
 
 class DistillationMixin:

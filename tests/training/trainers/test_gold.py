@@ -99,7 +99,7 @@ def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
             tiny_model(widths[1], seed=1, sharp=0.5),
             gold.GOLDConfig(**(given | options)),
             loss=loss,
-            projection=make(sides[0], sides[1]),
+            map=make(sides[0], sides[1]),
             teacher_template=template,
             train_dataset=dataset,
             eval_dataset=dataset,

@@ -91,8 +91,8 @@ def trainer(collator: Collator, projection: ProjectionMap, tmp_path: Path) -> Ma
         teacher, collate = tiny_model(widths[1], seed=1, sharp=0.5), cast("Any", collator)
         if loss == "topk-kl":
             teacher, collate, rows = None, TopKCollator(), stored(rows, collator.student)
-        if "projection" not in options:
-            options["projection"] = artefact(loss, collator, projection)
+        if "map" not in options:
+            options["map"] = map_of(loss, collator, projection)
         given = (
             args if isinstance(args, TrainingArguments) else arguments(tmp_path / at, **args or {})
         )
@@ -148,13 +148,13 @@ def test_the_loss_is_the_library_s(
     assert float(found) == pytest.approx(float(own + kd), rel=1e-6)
 
 
-def artefact(loss: LossName, collator: Collator, projection: Any) -> Any:
+def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
     """The map of the student and the teacher, or what another loss takes."""
     [teacher] = collator.teachers
     row = LOSSES[loss]
-    if row.artefact is EVENTS:
+    if row.map is EVENTS:
         return xtok.events(collator.student, teacher)
-    if row.artefact is SPELLINGS:
+    if row.map is SPELLINGS:
         return xtok.events(collator.pairs[0], for_loss="csd")
     return projection
 
@@ -275,7 +275,7 @@ def test_workers_and_several_teachers(
         collate,
         teachers=teachers,
         loss=["p-kl", "gold"],
-        projection=[projection, built(digits, sentencepiece)],
+        map=[projection, built(digits, sentencepiece)],
         teacher_weights=[0.5, 2],
         train_dataset=ROWS,
     )
@@ -335,18 +335,19 @@ def test_heads_are_of_the_model_that_trains(
 
 
 def test_a_loss_that_needs_whole_logits(trainer: Make) -> None:
+    own = BatchLoss(lambda student, *_: student.square().mean())
     with pytest.raises(XtokError, match="whole"):
-        trainer("p-kl", hidden_states=True).train()
+        trainer(own, map=None, hidden_states=True).train()
 
 
 def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: ProjectionMap) -> None:
     with pytest.warns(UserWarning, match="exact row"):
-        losses.make_loss("p-kl", module=ProjectionModule(projection))
+        losses.make_loss("p-kl", map=ProjectionModule(projection))
     for_p_kl = xtok.build(collator.student, collator.teachers[0], xtok.BuildConfig.for_loss("p-kl"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        losses.make_loss("p-kl", module=ProjectionModule(for_p_kl))
-        losses.make_loss("h-kl", module=ProjectionModule(projection))
+        losses.make_loss("p-kl", map=ProjectionModule(for_p_kl))
+        losses.make_loss("h-kl", map=ProjectionModule(projection))
 
 
 # The objective
@@ -355,7 +356,9 @@ def test_a_map_of_the_recipe_is_not_for_p_kl(collator: Collator, projection: Pro
 def test_shares_sum_to_the_whole(collator: Collator, projection: ProjectionMap) -> None:
     torch.manual_seed(0)
     module = ProjectionModule(projection)
-    exact = make_loss("p-kl", module=module, top_k=None, temperature=2, reverse_kl=True)
+    exact = make_loss(
+        "p-kl", map=module, config=PKLConfig(top_k=None, temperature=2, reverse_kl=True)
+    )
     correct = PKLConfig(exact_token_match_only=True)
     strict = BatchLoss(
         lambda s, t, batch, side: losses.p_kl(s, t, module, side["shifted"], correct),
@@ -401,9 +404,9 @@ def test_what_does_not_fit_is_refused(
         ("event-kl", projection, "needs an event map"),
     ):
         with pytest.raises(XtokError, match=says):
-            trainer(loss, projection=given)
+            trainer(loss, map=given)
     with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
-        trainer(["gold", "gold"], projection=None)
+        trainer(["gold", "gold"], map=None)
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
     with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
         XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), several, loss="gold")

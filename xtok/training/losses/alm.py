@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, tokens_in
-from xtok.training.losses.chunks import chunks_of
+from xtok.training.losses.chunk_tokens import Targets, both_tokens, check_ids
+from xtok.training.losses.chunks import Chunks, number_chunks, require_fit
 from xtok.training.losses.config import ALMConfig
-from xtok.training.losses.gathered import (
-    PositionTokens,
+from xtok.training.losses.in_chunks import (
+    Chunked,
     check_stored,
-    gather_logprobs,
-    gradient_part,
+    chunk_part,
+    picked,
     stored_logprobs,
+    to_logits,
 )
-from xtok.training.losses.logits import AnyLogits, as_logits
-from xtok.training.losses.one_pass import Plan, Side, one_pass
+from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Plan, one_pass, sides_of
 from xtok.training.sparse import work_dtype
 
 MARGIN = 1e-6
@@ -75,57 +76,55 @@ def alm(
         ValueError: for shapes that do not fit, chunk ids that fall, targets in a chunk that are no
             ids, logits of NaN or +∞, and log-probabilities that are missing or above 0.
     """
-    plan = plan_alm(
-        student_logits, teacher_logits, targets, alignment, config,
-        teacher_logprobs=teacher_logprobs, sample_mask=sample_mask,
-    )  # fmt: skip
+    config = config or ALMConfig()
+    kind = config.exact_token_match_only, True
+    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
+    plan = plan_alm(student_logits, teacher_logits, chunks, config, targets, teacher_logprobs)
     return one_pass(student_logits, [plan])[0]
 
 
 def plan_alm(
     student_logits: AnyLogits,
     teacher_logits: AnyLogits | None,
+    chunks: Chunks,
+    config: ALMConfig,
     targets: Targets,
-    alignment: Any,
-    config: ALMConfig | None = None,
-    *,
     teacher_logprobs: Tensor | None = None,
-    sample_mask: Tensor | None = None,
 ) -> Plan:
-    """Return the loss of `alm`, and what hands its gradient on."""
-    config = config or ALMConfig()
+    """Return what `alm` compares, chunk by chunk."""
     if teacher_logits is None and teacher_logprobs is None:
         raise ValueError("give teacher_logits, or teacher_logprobs")
-    student = as_logits(student_logits)
     stored = None if teacher_logits is not None else torch.as_tensor(teacher_logprobs)
+    student = as_logits(student_logits)
     teacher = as_logits(teacher_logits if stored is None else stored[..., None])
     widths, dtype = (student.shape[2], teacher.shape[2]), work_dtype(student, teacher)
-    chunks = chunks_of(alignment, student, teacher, (0, 0), config, sample_mask, starts_only=True)
+    require_fit(chunks, (student, teacher), (0, 0))
     if not chunks.total:
         return Plan((), 0, dtype)
-    ours, theirs = (
-        tokens_in(side, numbers, sizes, count, of_side, width)
-        for side, numbers, sizes, count, of_side, width in zip(
-            ("student", "teacher"), chunks[:2], chunks[2:4], chunks.positions,
-            (targets[0], targets[1] if stored is None else None), widths, strict=True,
-        )
-    )  # fmt: skip
-    at = _entries(ours)
-    of_student = gather_logprobs(student, at, widths[0], dtype)
-    if stored is None:
-        of_teacher = gather_logprobs(teacher, _entries(theirs), widths[1], dtype)
-    else:
-        of_teacher = stored_logprobs(stored, theirs.positions, dtype)
-    a, b = torch.zeros((2, chunks.total), dtype=dtype, device=of_student.device)
-    a.index_add_(0, ours.chunk, of_student)
-    b.index_add_(0, theirs.chunk, of_teacher)
-    with torch.enable_grad():
-        a.requires_grad_()
-        log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
-        if config.reverse_kl:
-            log_x, log_y = log_y, log_x
-        lost = _binary_kl(log_x, log_y).sum() * config.temperature
-        (to_a,) = torch.autograd.grad(lost, a)
+    of_teacher = targets[1] if stored is None else None
+    ours, theirs = both_tokens(chunks, (targets[0], of_teacher), widths)
+
+    def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
+        (of_ours, ids, *_), (of_theirs, their_ids, _, at) = inside.ours, inside.theirs
+        rows = torch.arange(len(ids), device=ids.device)
+        of_student = picked(block.log_probabilities(widths[0]), rows, ids)
+        if stored is None:
+            log_q = log_probabilities(teacher.at(at, dtype), 1.0)
+            of_teacher = picked(log_q, torch.arange(len(log_q), device=ids.device), their_ids)
+        else:
+            of_teacher = stored_logprobs(stored, at, dtype)
+        a, b = (of_student.new_zeros(inside.num_chunks) for _ in range(2))
+        a.index_add_(0, of_ours, of_student)
+        b.index_add_(0, of_theirs, of_teacher)
+        with torch.enable_grad():
+            a.requires_grad_()
+            log_x, log_y = (side / config.temperature - MARGIN for side in (a, b))
+            if config.reverse_kl:
+                log_x, log_y = log_y, log_x
+            lost = _binary_kl(log_x, log_y).sum() * config.temperature
+            (to_a,) = torch.autograd.grad(lost, a)
+        tokens = rows, ids, of_student, to_a[of_ours]
+        return lost.detach(), to_logits(block.probabilities(widths[0]), [tokens])
 
     def explain() -> None:
         for side, tokens, width in (("student", ours, widths[0]), ("teacher", theirs, widths[1])):
@@ -133,17 +132,9 @@ def plan_alm(
         if stored is not None:
             check_stored(stored, theirs.positions)
 
-    parts = [gradient_part(at, of_student, to_a[ours.chunk], widths[0])]
-    known = lost.detach().double()
-    sides = [Side("student", student, ours.positions, widths[0])]
-    if stored is None:
-        sides.append(Side("teacher", teacher, theirs.positions, widths[1]))
-    return Plan(parts, chunks.total, dtype, known=known, sides=sides, explain=explain)
-
-
-def _entries(tokens: ChunkTokens) -> PositionTokens:
-    place = torch.arange(len(tokens.ids), device=tokens.ids.device)
-    return PositionTokens(tokens.positions, place, tokens.ids)
+    part = chunk_part(ours, theirs, compare, widths[1])
+    sides = sides_of((student, teacher), (ours.positions, theirs.positions), widths)
+    return Plan([part], chunks.total, dtype, sides=sides[: 1 + (stored is None)], explain=explain)
 
 
 def _binary_kl(log_x: Tensor, log_y: Tensor) -> Tensor:

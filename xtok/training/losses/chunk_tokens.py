@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from xtok.training.losses.chunks import Chunks
 from xtok.training.losses.logits import Positions
 
 Targets = tuple[Tensor, Tensor]
@@ -31,9 +33,18 @@ class ChunkTokens(NamedTuple):
         """Return the places of some chunks' last tokens."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
-    def at(self, places: Tensor) -> Positions:
+    def at(self, places: Tensor | slice) -> Positions:
         """Return the positions of the tokens at some places."""
         return self.positions[0][places], self.positions[1][places]
+
+    def only(self, chunks: Tensor, total: int) -> ChunkTokens:
+        """Return the tokens of some chunks, rising, which are `total`."""
+        sizes = self.sizes[chunks]
+        ends, numbers = sizes.cumsum(0), torch.arange(len(chunks), device=chunks.device)
+        number = numbers.repeat_interleave(sizes, output_size=total)
+        shift = (self.starts[chunks] - ends + sizes)[number]
+        places = torch.arange(total, device=chunks.device) + shift
+        return ChunkTokens(self.at(places), number, self.ids[places], ends - sizes, sizes)
 
 
 def tokens_in(
@@ -70,6 +81,20 @@ def tokens_in(
     if ids.device.type == "cpu":
         check_ids(side, ids, wrong, width)
     return ChunkTokens(positions, chunk, ids.masked_fill(wrong, -1), starts, sizes)
+
+
+def both_tokens(
+    chunks: Chunks, targets: Sequence[Tensor | None] = (None, None), widths: Sequence[int] = (0, 0)
+) -> tuple[ChunkTokens, ChunkTokens]:
+    """Return both sides' tokens in chunks."""
+    ours, theirs = (
+        tokens_in(side, numbers, sizes, count, of_side, width)
+        for side, numbers, sizes, count, of_side, width in zip(
+            ("student", "teacher"), chunks[:2], chunks[2:4], chunks.positions, targets, widths,
+            strict=True,
+        )
+    )  # fmt: skip
+    return ours, theirs
 
 
 def check_ids(side: str, ids: Tensor, wrong: Tensor, width: int) -> None:

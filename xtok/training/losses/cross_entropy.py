@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.logits import AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
 from xtok.training.sparse import work_dtype
 
 
@@ -56,5 +56,5 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
 
     at = positions[0], positions[1]
     parts = [Part(at, compare)] if len(ids) else []
-    sides = [Side("student", student, at, width)]
+    sides = sides_of([student], [at], [width])
     return Plan(parts, len(ids), work_dtype(student), sides=sides, explain=explain)

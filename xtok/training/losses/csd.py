@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log, log1p
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, check_ids, places_of, tokens_in
-from xtok.training.losses.chunks import Chunks, chunks_of, kept_with, number_chunks, require_type
+from xtok.training.losses.chunk_tokens import ChunkTokens, Targets, both_tokens, check_ids
+from xtok.training.losses.chunks import Chunks, number_chunks, require_fit, require_type
 from xtok.training.losses.config import CSDConfig
-from xtok.training.losses.gathered import PositionTokens, gather_logprobs, gradient_part
+from xtok.training.losses.in_chunks import (
+    BlockTokens,
+    Chunked,
+    TokenGradients,
+    chunk_part,
+    picked,
+    to_logits,
+)
 from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 from xtok.training.sparse import work_dtype
 
@@ -76,9 +84,10 @@ def csd(
         ValueError: for shapes that do not fit, chunk ids that fall, targets in a chunk that are no
             ids, and logits of NaN or +∞.
     """
-    plan = plan_csd(
-        student_logits, teacher_logits, index, targets, alignment, config, sample_mask=sample_mask
-    )
+    config = config or CSDConfig()
+    kind = config.exact_token_match_only, True
+    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
+    plan = plan_csd(student_logits, teacher_logits, index, chunks, config, targets)
     return one_pass(student_logits, [plan])[0]
 
 
@@ -86,31 +95,28 @@ def plan_csd(
     student_logits: AnyLogits,
     teacher_logits: AnyLogits,
     index: SpellingIndex,
+    chunks: Chunks,
+    config: CSDConfig,
     targets: Targets,
-    alignment: Any,
-    config: CSDConfig | None = None,
-    *,
-    sample_mask: Tensor | None = None,
 ) -> Plan:
-    """Return what `csd` compares: shared tokens in a pass, completions at once.
+    """Return what `csd` compares: shared tokens where chunks begin, and completions of chunks.
 
     Sums of losses are of chunks, without τ²; gradients are to the logits over τ.
     """
-    config = config or CSDConfig()
     require_type(index, SpellingIndex, "spelling_index(spellings)")
     both = as_logits(student_logits), as_logits(teacher_logits)
     dtype = work_dtype(*both)
-    chunks = chunks_of(alignment, *both, index.widths, config, sample_mask, starts_only=True)
+    require_fit(chunks, both, index.widths)
     if not chunks.total:
         return Plan((), 0, dtype)
-    ours, theirs, events = _events(index, chunks, targets, alignment)
-    step = _CSDStep(both[0], both[1], index, config, dtype, ours, theirs, events)
-    parts, known = [], torch.zeros((), dtype=torch.float64, device=both[0].device)
+    ours, theirs = both_tokens(chunks, targets, index.widths)
+    events = index.events(ours, theirs)
+    step = _CSDStep(both[1], index, config, dtype, ours, theirs, events)
+    parts = []
     if len(events.singles):
         parts.append(step.shared_part(events.singles))
     if len(events.others):
-        known, part = step.completed()
-        parts.append(part)
+        parts.append(step.completed_part())
         if weight := config.alpha * config.beta:
             parts.append(step.shared_part(events.others, step.excluded(), weight))
 
@@ -119,52 +125,20 @@ def plan_csd(
                                        strict=True):  # fmt: skip
             check_ids(side, tokens.ids, tokens.ids < 0, width)
 
-    sides = [
-        Side(name, logits, tokens.positions, width)
-        for name, logits, tokens, width in zip(
-            ("student", "teacher"), both, (ours, theirs), index.widths, strict=True
-        )
-    ]
-    return Plan(parts, events.num_chunks, dtype, config.temperature, known, sides, explain)
+    sides = sides_of(both, (ours.positions, theirs.positions), index.widths)
+    return Plan(parts, events.num_chunks, dtype, config.temperature, sides, explain)
 
 
-def count_completed(
-    index: SpellingIndex,
-    targets: Targets,
-    alignment: Any,
-    *,
-    exact_token_match_only: bool = False,
-) -> int:
+def count_completed(index: SpellingIndex, targets: Targets, chunks: Chunks) -> int:
     """Return how many chunks `csd` is the mean of."""
-    chunks = number_chunks(
-        alignment, exact_token_match_only, starts_only=True, device=targets[0].device
-    )
-    return _events(index, chunks, targets, alignment)[2].num_chunks if chunks.total else 0
-
-
-def _events(
-    index: SpellingIndex, chunks: Chunks, targets: Targets, alignment: Any
-) -> tuple[ChunkTokens, ChunkTokens, Events]:
-    def make() -> tuple[ChunkTokens, ChunkTokens, Events]:
-        ours, theirs = (
-            tokens_in(side, numbers, sizes, count, ids, width)
-            for side, numbers, sizes, count, ids, width in zip(
-                ("student", "teacher"), chunks[:2], chunks[2:4], chunks.positions, targets,
-                index.widths, strict=True,
-            )
-        )  # fmt: skip
-        return ours, theirs, index.events(ours, theirs)
-
-    found: tuple[ChunkTokens, ChunkTokens, Events] = kept_with(
-        alignment, "events", (index, chunks, *targets), make
-    )
-    return found
+    if not chunks.total:
+        return 0
+    return index.events(*both_tokens(chunks, targets, index.widths)).num_chunks
 
 
 class _CSDStep(NamedTuple):
     """What one computation of the loss compares."""
 
-    student: Logits
     teacher: Logits
     spellings: SpellingIndex
     config: CSDConfig
@@ -174,7 +148,7 @@ class _CSDStep(NamedTuple):
     events: Events
 
     def shared_part(
-        self, chunks: Tensor, excluded: PositionTokens | None = None, weight: float = 1.0
+        self, chunks: Tensor, excluded: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> Part:
         """Compare all shared tokens but the `excluded` where some chunks begin."""
         theirs = self.theirs.at(self.theirs.starts[chunks])
@@ -183,19 +157,17 @@ class _CSDStep(NamedTuple):
             cells = None
             if excluded is not None:
                 [entries] = rows.entries
-                row, is_there = rows.entries_at(excluded.place, entries)
-                cells = row, excluded.ids[entries], is_there
+                row, is_there = rows.entries_at(excluded[0], entries)
+                cells = row, excluded[1][entries], is_there
             positions = theirs[0][rows.numbers], theirs[1][rows.numbers]
             lost, back = self._compare_shared(block, positions, cells)
             return lost * weight, back if weight == 1 else back.mul_(weight)
 
         ours = self.ours.at(self.ours.starts[chunks])
-        return Part(
-            ours, compare, self.teacher.shape[2], [] if excluded is None else [excluded.place]
-        )
+        return Part(ours, compare, self.teacher.shape[2], [] if excluded is None else excluded[:1])
 
-    def excluded(self) -> PositionTokens:
-        """Return what is in the rest at other chunks' first places: rows and shared tokens.
+    def excluded(self) -> tuple[Tensor, Tensor]:
+        """Return what is in the rest at other chunks' first places: which of these, and tokens.
 
         A cell that is none, or occurs twice, is in a row that is none.
         """
@@ -210,7 +182,7 @@ class _CSDStep(NamedTuple):
         is_twice = torch.zeros_like(cells, dtype=torch.bool)
         is_twice[1:] = cells[1:] == cells[:-1]
         cells = cells.masked_fill(is_twice, len(chunks) * width).sort().values
-        return PositionTokens(self.ours.at(self.ours.starts[chunks]), cells // width, cells % width)
+        return cells // width, cells % width
 
     def _compare_shared(
         self, block: LogitBlock, positions: Positions, excluded: tuple[Tensor, ...] | None
@@ -256,76 +228,64 @@ class _CSDStep(NamedTuple):
             back.index_put_((row, token), of_cells, accumulate=True)
         return lost, back
 
-    def completed(self) -> tuple[Tensor, Part]:
-        """Compare G chunks that are not 1:1 by their completions, and the rest."""
-        events, config = self.events, self.config
-        size, place = len(events.others), events.place
+    def completed_part(self) -> Part:
+        """Compare the G chunks that are not 1:1 by their completions, and the rest."""
+        events, config, widths = self.events, self.config, self.spellings.widths
         ours, theirs = (
-            _chunk_entries(tokens, events.others, events.sizes[n], place, last)
-            for n, (tokens, last) in enumerate(
-                ((self.ours, events.student), (self.theirs, events.teacher))
-            )
+            tokens.only(events.others, size)
+            for tokens, size in zip((self.ours, self.theirs), events.sizes, strict=True)
         )
-        logprobs = [
-            gather_logprobs(logits, one.at, width, self.dtype, config.temperature)
-            for logits, one, width in zip(
-                (self.student, self.teacher), (ours, theirs), self.spellings.widths, strict=True
-            )
-        ]
-        is_one = (self.ours.sizes == 1) & (self.theirs.sizes == 1)
-        weights = torch.where(is_one[events.others], 1.0, config.beta).to(self.dtype)
-        with torch.enable_grad():
-            of_student = logprobs[0].requires_grad_()
-            log_p, log_q = (
-                one.completed(values, place, size)
-                for one, values in ((ours, of_student), (theirs, logprobs[1]))
-            )
-            p_rest, q_rest = (
-                1 - log_p.new_zeros(size).index_add(0, place, side.exp()) for side in (log_p, log_q)
-            )
-            rests = p_rest.clamp(min=LEAST).log(), q_rest.clamp(min=LEAST).log()
-            of_rest, _ = _divergence(*rests, config)
-            of_each, _ = _divergence(log_p, log_q, config)
-            lost = of_rest.index_add(0, place, of_each).dot(weights)
-            (to_student,) = torch.autograd.grad(lost, of_student)
-        part = gradient_part(
-            ours.at, of_student.detach(), to_student, self.spellings.widths[0], config.temperature
-        )
-        return lost.detach().double(), part
+        is_one = (ours.sizes == 1) & (theirs.sizes == 1)
+        weights = torch.where(is_one, 1.0, config.beta).to(self.dtype)
+
+        def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
+            logits = self.teacher.at(inside.theirs.positions, self.dtype)[:, : widths[1]]
+            log_q = log_probabilities(logits, config.temperature)
+            [which] = inside.others
+            place = events.place[which] - inside.chunks.start
+            student, of_tokens = _completed(
+                block.log_probabilities(widths[0], config.temperature), inside.ours, place,
+                events.student[which],
+            )  # fmt: skip
+            teacher, _ = _completed(log_q, inside.theirs, place, events.teacher[which])
+            with torch.enable_grad():
+                log_p = student.requires_grad_()
+                rests = [
+                    (1 - side.new_zeros(inside.num_chunks).index_add(0, place, side.exp()))
+                    .clamp(min=LEAST).log()
+                    for side in (log_p, teacher)
+                ]  # fmt: skip
+                of_rest, _ = _divergence(rests[0], rests[1], config)
+                of_each, _ = _divergence(log_p, teacher, config)
+                lost = of_rest.index_add(0, place, of_each).dot(weights[inside.chunks])
+                (to_each,) = torch.autograd.grad(lost, log_p)
+            p = block.probabilities(widths[0], config.temperature)
+            return lost.detach(), to_logits(p, of_tokens(to_each))
+
+        return chunk_part(ours, theirs, compare, widths[1], [events.place])
 
 
-class _ChunkEntries(NamedTuple):
-    """One side's tokens in G chunks: the text's own but the last, then what completes a chunk."""
+def _completed(
+    log_p: Tensor, inside: BlockTokens, place: Tensor, ends: Tensor
+) -> tuple[Tensor, Callable[[Tensor], list[TokenGradients]]]:
+    """Return the log-probabilities of completions, with those of the paths to them, `[e]`.
 
-    at: PositionTokens  # both, by position
-    order: Tensor  # int64, where these were
-    path: Tensor  # int64, which chunk each of the text's own tokens is of
+    And what hands their gradient on, as `to_logits` takes it. `place` is the chunk of each
+    completion, `ends` what it has in place of the chunk's last token.
+    """
+    rows, sizes = torch.arange(len(inside.ids), device=place.device), inside.sizes
+    last = sizes.cumsum(0) - 1
+    is_path = rows != last[inside.chunk]
+    path, at = picked(log_p, rows, inside.ids), last[place]
+    of_ends = picked(log_p, at, ends)
+    sums = path.new_zeros(len(sizes)).index_add(0, inside.chunk, path.where(is_path, 0))
 
-    def completed(self, logprobs: Tensor, place: Tensor, size: int) -> Tensor:
-        """Return the log-probabilities of completions, with those of the paths to them."""
-        values = torch.zeros_like(logprobs).index_put((self.order,), logprobs)
-        before, last = values.split([len(self.path), len(place)])
-        of_path: Tensor = logprobs.new_zeros(size).index_add(0, self.path, before)
-        completed: Tensor = last + of_path[place]
-        return completed
+    def of_tokens(to_each: Tensor) -> list[TokenGradients]:
+        to_chunk = to_each.new_zeros(len(sizes)).index_add(0, place, to_each)
+        to_path = to_chunk[inside.chunk] * is_path
+        return [(rows, inside.ids, path, to_path), (at, ends, of_ends, to_each)]
 
-
-def _chunk_entries(
-    tokens: ChunkTokens, chunks: Tensor, total: int, place: Tensor, last: Tensor
-) -> _ChunkEntries:
-    """Return the text's own tokens of G chunks, `total`, with completions of place and id."""
-    sizes = tokens.sizes[chunks]
-    numbers = torch.arange(len(chunks), device=chunks.device)
-    number, ends = numbers.repeat_interleave(sizes, output_size=total), sizes.cumsum(0)
-    member = torch.arange(total, device=chunks.device)
-    places = member + (tokens.starts[chunks] - ends + sizes)[number]
-    path = places_of(member != ends[number] - 1, total - len(chunks))
-    members = torch.cat([path, (ends - 1)[place]])
-    ids = torch.cat([tokens.ids[places[path]], last])
-    order = members.argsort(stable=True)
-    return _ChunkEntries(
-        PositionTokens(tokens.at(places), members[order], ids[order]), order, number[path]
-    )
+    return of_ends + sums[place], of_tokens
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:

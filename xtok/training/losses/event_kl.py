@@ -11,10 +11,16 @@ from torch import Tensor
 
 from xtok.maps.events import EventMap
 from xtok.training.losses.boundaries import first_positions, kl
-from xtok.training.losses.chunks import chunks_of, require_type
+from xtok.training.losses.chunks import (
+    Chunks,
+    number_chunks,
+    require_fit,
+    require_type,
+    top_columns,
+)
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
+from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
@@ -108,47 +114,75 @@ def event_kl(
         XtokError: if logits are narrower than the events.
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
-    plan = plan_event_kl(
-        student_logits, teacher_logits, index, alignment, config, sample_mask=sample_mask
-    )
-    return one_pass(student_logits, [plan])[0]
+    config = config or ChunkLossConfig()
+    kind = config.exact_token_match_only, True
+    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
+    return one_pass(
+        student_logits, [plan_event_kl(student_logits, teacher_logits, index, chunks, config)]
+    )[0]
 
 
 def plan_event_kl(
     student_logits: AnyLogits,
     teacher_logits: AnyLogits,
     index: EventIndex,
-    alignment: Any,
-    config: ChunkLossConfig | None = None,
-    *,
-    sample_mask: Tensor | None = None,
+    chunks: Chunks,
+    config: ChunkLossConfig,
 ) -> Plan:
     """Return what `event_kl` compares where chunks begin."""
-    config = config or ChunkLossConfig()
     require_type(index, EventIndex, "event_index(events)")
-    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
-    dtype, (width, of_teacher) = work_dtype(student, teacher), index.widths
-    chunks = chunks_of(
-        alignment, student, teacher, index.widths, config, sample_mask, starts_only=True
-    )
-    ours, theirs = (
-        first_positions(numbers, chunks.total) for numbers in (chunks.student, chunks.teacher)
-    )
+    both = as_logits(student_logits), as_logits(teacher_logits)
+    require_fit(chunks, both, index.widths)
+    return plan_kl(*both, starts_of(chunks), config, index)
+
+
+def starts_of(chunks: Chunks) -> tuple[Positions, Positions]:
+    """Return where chunks begin on both sides."""
+    ours, theirs = (first_positions(numbers, chunks.total) for numbers in chunks[:2])
+    return ours, theirs
+
+
+def plan_kl(
+    student: Logits,
+    teacher: Logits,
+    positions: tuple[Positions, Positions],
+    config: Any,
+    index: EventIndex | None = None,
+    top_k: int | None = None,
+) -> Plan:
+    """Return the KL at n positions of each side, over events or over tokens of the same id.
+
+    With `top_k` over those k that have the largest logits of the teacher.
+    """
+    ours, theirs = positions
+    count, dtype, temperature = len(ours[0]), work_dtype(student, teacher), config.temperature
+    same = min(student.shape[-1], teacher.shape[-1])
+    width, of_teacher = (same, same) if index is None else index.widths
+    columns, compared = None, teacher
+    if top_k is not None and top_k < of_teacher and count:
+        columns = top_columns(teacher.largest()[:of_teacher], top_k)
+        compared = teacher.only(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         """Compare, by sharing each event's teacher mass among its student tokens as they are: t.
 
         Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
         """
-        log_p = block.log_probabilities(width, config.temperature)
         at = theirs[0][rows.numbers], theirs[1][rows.numbers]
-        log_q = log_probabilities(teacher.at(at, dtype)[:, :of_teacher], config.temperature)
-        p, log_t = block.probabilities(width, config.temperature), _shared_out(log_p, log_q, index)
+        log_q = log_probabilities(compared.at(at, dtype)[:, :of_teacher], temperature)
+        if columns is not None:
+            log_p = log_probabilities(block.logits.index_select(1, columns), temperature)
+            lost, of_columns = kl(log_p, log_p.exp(), log_q, reverse=config.reverse_kl)
+            back = of_columns.new_zeros(len(of_columns), width)
+            return lost, back.index_copy_(1, columns, of_columns)
+        log_p = block.log_probabilities(width, temperature)
+        p = block.probabilities(width, temperature)
+        log_t = log_q if index is None else _shared_out(log_p, log_q, index)
         return kl(log_p, p, log_t, reverse=config.reverse_kl)
 
-    parts = [Part(ours, compare, teacher.shape[2])] if chunks.total else []
-    sides = Side("student", student, ours, width), Side("teacher", teacher, theirs, of_teacher)
-    return Plan(parts, chunks.total, dtype, config.temperature, sides=sides)
+    parts = [Part(ours, compare, teacher.shape[2])] if count else []
+    sides = sides_of((student, teacher), positions, (width, of_teacher))
+    return Plan(parts, count, dtype, temperature, sides)
 
 
 def _log_sums(log_p: Tensor, numbers: Tensor, count: int) -> Tensor:

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.training.losses.chunks import EPSILON, Chunks, divergence, loss_over_chunks, require_type
+from xtok.training.losses.chunk_tokens import both_tokens
+from xtok.training.losses.chunks import Chunks, number_chunks, require_fit, require_type
 from xtok.training.losses.config import GoldConfig
-from xtok.training.losses.logits import log_probabilities, require_whole
+from xtok.training.losses.in_chunks import Chunked, chunk_part, mean_over, to_values
+from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Plan, one_pass, sides_of
 from xtok.training.sparse import work_dtype
 
 
@@ -69,8 +72,8 @@ def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) ->
 
 
 def gold(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
     pairs: ExactPairs,
     alignment: Any,
     config: GoldConfig | None = None,
@@ -96,46 +99,53 @@ def gold(
     The other arguments, the result and the errors are those of `p_kl`.
     """
     config = config or GoldConfig()
-    require_whole("gold", student_logits, teacher_logits)
+    kind = config.exact_token_match_only, False
+    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
+    return one_pass(
+        student_logits, [plan_gold(student_logits, teacher_logits, pairs, chunks, config)]
+    )[0]
+
+
+def plan_gold(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    pairs: ExactPairs,
+    chunks: Chunks,
+    config: GoldConfig,
+) -> Plan:
+    """Return what `gold` compares, chunk by chunk."""
     require_type(pairs, ExactPairs, "exact_pairs(projection)")
+    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
+    (width, of_teacher), dtype = pairs.widths, work_dtype(student, teacher)
+    require_fit(chunks, (student, teacher), pairs.widths)
+    if not chunks.total:
+        return Plan((), 0, dtype)
+    ours, theirs = both_tokens(chunks)
 
-    def compare(chunks: Chunks) -> Tensor:
-        means = [
-            _mean_log_probabilities(*side, chunks.total, config.temperature)
-            for side in (
-                (student_logits, chunks.student, chunks.student_sizes, pairs.widths[0]),
-                (teacher_logits.detach(), chunks.teacher, chunks.teacher_sizes, pairs.widths[1]),
-            )
-        ]
-        log_s, log_r = (mean.to(work_dtype(*means)) for mean in means)
-        loss = divergence(
-            log_s[:, pairs.student_ids], log_r[:, pairs.teacher_ids], reverse=config.reverse_kl
-        )
-        loss = loss + _sorted_distance(
-            log_s[:, pairs.other_student_ids].exp(),
-            log_r[:, pairs.other_teacher_ids].exp(),
-            config.uncommon_topk,
-        )
-        return loss * (config.temperature**2 / chunks.total)
+    def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
+        log_p = block.log_probabilities(width, config.temperature)
+        logits = teacher.at(inside.theirs.positions, dtype)[:, :of_teacher]
+        log_q = log_probabilities(logits, config.temperature)
+        log_r = mean_over(inside.theirs, log_q)
+        with torch.enable_grad():
+            log_s = mean_over(inside.ours, log_p).requires_grad_()
+            lost = _divergence(log_s, log_r, pairs, config)
+            (to_means,) = torch.autograd.grad(lost, log_s)
+        back = to_values(inside.ours, to_means)
+        p = block.probabilities(width, config.temperature)
+        return lost.detach(), back.addcmul_(p, back.sum(1, keepdim=True), value=-1)
 
-    return loss_over_chunks(
-        compare, student_logits, teacher_logits, alignment, config, sample_mask, pairs.widths
-    )
-
-
-def _mean_log_probabilities(
-    logits: Tensor, chunk: Tensor, sizes: Tensor, width: int, total: int, temperature: float
-) -> Tensor:
-    """Return the means over the positions of each chunk, `[N, width]`."""
-    inside = chunk < total
-    rows = logits[inside][:, :width]
-    log_probs = log_probabilities(rows.to(work_dtype(logits)), temperature)
-    sums = torch.zeros((total, width), dtype=log_probs.dtype, device=logits.device)
-    return sums.index_add(0, chunk[inside], log_probs) / (sizes[:, None] + EPSILON)
+    part = chunk_part(ours, theirs, compare, 2 * of_teacher)
+    sides = sides_of((student, teacher), (ours.positions, theirs.positions), pairs.widths)
+    return Plan([part], chunks.total, dtype, config.temperature, sides)
 
 
-def _sorted_distance(student: Tensor, teacher: Tensor, top_k: int) -> Tensor:
-    """Return the sum of |s↓ − r↓| over the largest probabilities that both sides have."""
-    length = min(student.shape[1], teacher.shape[1], top_k)
-    largest = [side.topk(length, dim=1).values for side in (student, teacher)]
-    return (largest[0] - largest[1]).abs().sum()
+def _divergence(log_s: Tensor, log_r: Tensor, pairs: ExactPairs, config: GoldConfig) -> Tensor:
+    """Return the sum of losses of c chunks with these mean log-probabilities, `[c, V]`."""
+    towards, away = log_r[:, pairs.teacher_ids], log_s[:, pairs.student_ids]
+    if config.reverse_kl:
+        towards, away = away, towards
+    others = log_s[:, pairs.other_student_ids].exp(), log_r[:, pairs.other_teacher_ids].exp()
+    length = min(others[0].shape[1], others[1].shape[1], config.uncommon_topk)
+    largest = [side.topk(length, dim=1).values for side in others]
+    return (towards.exp() * (towards - away)).sum() + (largest[0] - largest[1]).abs().sum()

@@ -108,6 +108,16 @@ class HiddenLogits:
             torch.maximum(largest, block.amax(0), out=largest)
         return largest
 
+    def only(self, columns: Tensor) -> HiddenLogits:
+        """Return the logits of k tokens alone, `[B, T, k]`, without a gradient."""
+        bias = None if self.bias is None else self.bias.detach()[columns]
+        part = HiddenLogits(
+            self.hidden.detach(), self.weight.detach()[columns], bias,
+            scale=self.scale, softcap=self.softcap,
+        )  # fmt: skip
+        part.dtype = self.dtype
+        return part
+
     def gradients(self) -> Gradients:
         """Return zeros for the gradients that are wanted."""
         dtype = work_dtype(self)
@@ -181,15 +191,22 @@ class WholeLogits:
 
     may_be_masked = True
 
-    def __init__(self, logits: Tensor) -> None:
-        self.logits, self.inputs = logits, (logits,)
+    def __init__(self, logits: Tensor, columns: Tensor | None = None) -> None:
+        self.logits, self.inputs, self.columns = logits, (logits,), columns
         self.shape, self.dtype, self.device = logits.shape, logits.dtype, logits.device
         self.ndim = logits.ndim
 
     @torch.no_grad()
     def at(self, positions: Positions, dtype: torch.dtype | None = None) -> Tensor:
         """Return the logits of n positions, `[n, V]`."""
-        return self.logits[positions].to(dtype or work_dtype(self))
+        at = positions
+        if self.columns is not None:
+            at = (*(side[:, None] for side in positions), self.columns)  # type: ignore[assignment]
+        return self.logits[at].to(dtype or work_dtype(self))
+
+    def only(self, columns: Tensor) -> WholeLogits:
+        """Return the logits of k tokens alone, `[B, T, k]`, without a gradient."""
+        return WholeLogits(self.logits.detach(), columns)
 
     def largest(self) -> Tensor:
         """Return the largest logit of each token in the batch, `[V]`."""
@@ -235,12 +252,6 @@ def as_logits(given: Any) -> Logits:
         raise ValueError(f"{type(given).__name__} is given where logits are due: a tensor, or "
                          "HiddenLogits")  # fmt: skip
     return WholeLogits(given)
-
-
-def require_whole(loss: str, *given: Any) -> None:
-    """Raise a `ValueError` for hidden states where a loss needs all logits at once."""
-    if any(isinstance(logits, HiddenLogits) for logits in given):
-        raise ValueError(f"{loss} needs tensors of logits: for HiddenLogits use event_kl or csd")
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:

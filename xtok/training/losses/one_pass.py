@@ -77,16 +77,23 @@ class Part(NamedTuple):
     width: int = 0  # of the teacher's side, for the size of blocks
     places: Sequence[Tensor] = ()  # int64 [e], rising: at which of the positions entries are
     chunk: Tensor | None = None  # int64 [n], rising: what has one number comes in one block
-    only_gradient: bool = False  # whether its losses are known, so that only a gradient needs it
 
 
-class Side(NamedTuple):
+class ReadLogits(NamedTuple):
     """Which logits a loss reads, for errors that name one of them."""
 
     name: str
     logits: Logits
     positions: Positions
     width: int
+
+
+def sides_of(
+    both: Sequence[Logits], positions: Sequence[Positions], widths: Sequence[int]
+) -> list[ReadLogits]:
+    """Return the student's side, and the teacher's if there is one."""
+    names = ("student", "teacher")[: len(both)]
+    return [ReadLogits(*side) for side in zip(names, both, positions, widths, strict=True)]
 
 
 class Plan(NamedTuple):
@@ -96,9 +103,11 @@ class Plan(NamedTuple):
     num_terms: int  # 0 where nothing is compared; the loss is 0 then
     dtype: torch.dtype
     temperature: float = 1.0
-    known: Tensor | float = 0.0  # the part of the sum of losses that needs no pass
-    sides: Sequence[Side] = ()
+    sides: Sequence[ReadLogits] = ()
     explain: Callable[[], None] = lambda: None  # raises an error for what made a loss NaN
+    # Other tensors that want a gradient, and sums of it, which comparisons add up.
+    learned: Sequence[tuple[Tensor, Tensor]] = ()
+    by_autograd: Tensor | None = None  # the loss itself, of somebody's who compares whole logits
 
 
 def one_pass(
@@ -118,17 +127,19 @@ def one_pass(
         ValueError: if a loss is not finite, naming the logits or what else is at fault.
     """
     logits = as_logits(student)
-    to = logits.gradients()
+    is_theirs = [plan.by_autograd is not None for plan in plans]
+    to: Gradients = (None,) if all(is_theirs) else logits.gradients()
     dtype = torch.float64 if torch.float64 in [p.dtype for p in plans] else torch.float32
     weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
     has_gradient = any(x is not None for x in to)
-    parts, factors, owners = [], [], []
+    parts: list[Part] = []
+    factors: list[Tensor | float] = []
+    owners: list[int] = []
     for number, (plan, weight) in enumerate(zip(plans, weights, strict=True)):
-        kept = [part for part in plan.parts if has_gradient or not part.only_gradient]
-        parts += kept
-        factors += [weight * (plan.temperature / max(1, plan.num_terms))] * len(kept)
-        owners += [number] * len(kept)
-    sums = [torch.zeros((), dtype=torch.float64, device=logits.device) + p.known for p in plans]
+        parts += plan.parts
+        factors += [weight * (plan.temperature / max(1, plan.num_terms))] * len(plan.parts)
+        owners += [number] * len(plan.parts)
+    sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         for positions, in_block in _blocks(logits, parts):
             block, back = LogitBlock(logits.at(positions, dtype)), None
@@ -142,13 +153,23 @@ def one_pass(
                 if logits.may_be_masked:
                     back.masked_fill_(torch.isneginf(block.logits), 0)
                 logits.add(to, positions, block.logits, back)
+        scales = [plan.temperature**2 / max(1, plan.num_terms) for plan in plans]
         losses = [
-            total * (plan.temperature**2 / max(1, plan.num_terms))
-            for total, plan in zip(sums, plans, strict=True)
+            total * scale if plan.by_autograd is None else plan.by_autograd.detach().double()
+            for total, scale, plan in zip(sums, scales, plans, strict=True)
         ]
         _require_finite(losses, plans)
         total = torch.stack([x * w for x, w in zip(losses, weights, strict=True)]).sum()
-    return with_gradient(logits, total.to(dtype), to), [x.to(dtype) for x in losses]
+    inputs, gradients = [*logits.inputs[: len(to)]], [*to]
+    connected = []
+    for plan, weight, scale in zip(plans, weights, scales, strict=True):
+        inputs += [tensor for tensor, _ in plan.learned]
+        gradients += [gradient.mul_(weight * scale) for _, gradient in plan.learned]
+        if plan.by_autograd is not None:
+            own = plan.by_autograd.double() * weight
+            connected.append((own - own.detach()).to(dtype))
+    result = with_gradient(inputs, total.to(dtype), gradients)
+    return sum(connected, result), [x.to(dtype) for x in losses]
 
 
 def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | None) -> Tensor:
@@ -247,17 +268,19 @@ def _slices(
             yield [*islice(rest, 2 + 2 * len(part.places))]
 
 
-def with_gradient(logits: Logits, loss: Tensor, gradients: Gradients) -> Tensor:
-    """Return a loss whose gradients to the inputs of logits are known."""
+def with_gradient(
+    inputs: Sequence[Tensor | None], loss: Tensor, gradients: Sequence[Tensor | None]
+) -> Tensor:
+    """Return a loss whose gradients to some inputs are known."""
     if all(one is None for one in gradients):
         return loss
-    connected: Tensor = _WithGradient.apply(loss, gradients, *logits.inputs)  # type: ignore[no-untyped-call]
+    connected: Tensor = _WithGradient.apply(loss, gradients, *inputs)  # type: ignore[no-untyped-call]
     return connected
 
 
 class _WithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: Gradients, *inputs: Tensor | None) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, gradients: Any, *inputs: Tensor | None) -> Tensor:
         ctx.gradients = gradients
         ctx.dtypes = [None if x is None else x.dtype for x in inputs]
         return loss.clone()
@@ -290,7 +313,12 @@ def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan]) -> None:
     is_finite = torch.isfinite(torch.stack(list(losses)))
     if bool(is_finite.all()):
         return
-    wrong = [plan for plan, fine in zip(plans, is_finite.tolist(), strict=True) if not fine]
+    wrong = [
+        plan for plan, fine in zip(plans, is_finite.tolist(), strict=True)
+        if not fine and plan.by_autograd is None
+    ]  # fmt: skip
+    if not wrong:
+        return
     for plan in wrong:
         plan.explain()
     for plan in wrong:

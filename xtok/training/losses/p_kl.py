@@ -1,39 +1,32 @@
-"""P-KL: the student's probabilities projected by a map, against the teacher's, chunk by chunk.
-
-Neither a `[B, T, V_teacher]` tensor nor one of probabilities `[B, T, V_student]` is ever made: the
-work is done in blocks of positions, and the gradient is the only large allocation.
-"""
+"""P-KL: the student's probabilities projected by a map, against the teacher's, chunk by chunk."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from xtok._lib.threads import one_thread_each
-from xtok.training.losses.chunks import EPSILON, Chunks, loss_over_chunks, require_type, top_columns
-from xtok.training.losses.config import PKLConfig
-from xtok.training.losses.logits import log_probabilities, require_whole
-from xtok.training.module import ProjectionModule
-from xtok.training.sparse import (
-    Restricted,
-    block_length,
-    entry_gradient,
-    multiply,
-    restrict,
-    sparse_pair,
-    work_dtype,
+from xtok.training.losses.chunk_tokens import both_tokens
+from xtok.training.losses.chunks import (
+    EPSILON,
+    Chunks,
+    number_chunks,
+    require_fit,
+    require_type,
+    top_columns,
 )
-
-Result = TypeVar("Result")
+from xtok.training.losses.config import PKLConfig
+from xtok.training.losses.in_chunks import Chunked, chunk_part, mean_over, to_values
+from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Plan, one_pass, sides_of
+from xtok.training.module import ProjectionModule
+from xtok.training.sparse import entry_gradient, multiply, restrict, sparse_pair, work_dtype
 
 
 def p_kl(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
     module: ProjectionModule,
     alignment: Any,
     config: PKLConfig | None = None,
@@ -52,9 +45,9 @@ def p_kl(
     Reversed, Σ q (log q − log r). 1e-10 is added to sizes, sums, and q before its logarithm.
 
     Args:
-        student_logits: `[B, T_s, V_s]`, any floating type; computed in float32 under any autocast
-            (in float64 if they are). Columns beyond the map's width are ignored.
-        teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
+        student_logits: `[B, T_s, V_s]`, a tensor or `HiddenLogits`; computed in float32 under any
+            autocast (float64 if they are). Columns beyond the map's width are ignored.
+        teacher_logits: `[B, T_t, V_t]`, either; no gradient.
         module: the map; a learnable one gets gradients too.
         alignment: an `AlignmentBatch` with the chunk ids of the *predicted* tokens, from
             `xtok.shift_to_predictions`.
@@ -69,200 +62,69 @@ def p_kl(
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
     config = config or PKLConfig()
-    require_whole("p_kl", student_logits, teacher_logits)
+    kind = config.exact_token_match_only, False
+    chunks = number_chunks(alignment, kind, sample_mask, student_logits.device)
+    return one_pass(
+        student_logits, [plan_p_kl(student_logits, teacher_logits, module, chunks, config)]
+    )[0]
+
+
+def plan_p_kl(
+    student_logits: AnyLogits,
+    teacher_logits: AnyLogits,
+    module: ProjectionModule,
+    chunks: Chunks,
+    config: PKLConfig,
+) -> Plan:
+    """Return what `p_kl` compares, chunk by chunk."""
     require_type(module, ProjectionModule, "xtok.ProjectionModule(projection)")
-    num_rows, num_columns = module.shape
+    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
+    (width, of_teacher), dtype = module.shape, work_dtype(student, teacher)
+    require_fit(chunks, (student, teacher), module.shape)
+    if not chunks.total:
+        return Plan((), 0, dtype)
+    ours, theirs = both_tokens(chunks)
+    temperature, columns, compared = config.temperature, torch.arange(of_teacher), teacher
+    if config.top_k is not None and config.top_k < of_teacher:
+        columns = top_columns(teacher.largest()[:of_teacher], config.top_k)
+        compared = teacher.only(columns)
+    entries = restrict(module.student_ids, module.offsets, columns.to(student.device))
+    weights = module.entry_weights()[entries.picked]
+    forward, backward = sparse_pair(entries, weights.detach().to(dtype))
+    to_weights = torch.zeros_like(weights, dtype=dtype) if weights.requires_grad else None
 
-    def compare(chunks: Chunks) -> Tensor:
-        target_logits = teacher_logits.detach()[..., :num_columns]
-        largest = target_logits.amax((0, 1)) if config.top_k else target_logits[0, 0]
-        columns = top_columns(largest, config.top_k)
-        entries = restrict(module.student_ids, module.offsets, columns)
-        weights = module.entry_weights()[entries.picked]
-        job = _PKLInputs(target_logits, columns, entries, chunks, num_rows, config)
-        loss: Tensor = _PKL.apply(student_logits, weights, job)  # type: ignore[no-untyped-call]
-        return loss
-
-    return loss_over_chunks(
-        compare, student_logits, teacher_logits, alignment, config, sample_mask, module.shape
-    )
-
-
-class _PKLInputs(NamedTuple):
-    """What forward and backward need besides the student's logits and the weights."""
-
-    teacher_logits: Tensor
-    columns: Tensor
-    entries: Restricted
-    chunks: Chunks
-    width: int
-    config: PKLConfig
-
-
-class _PKL(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, weights: Tensor, job: _PKLInputs) -> Tensor:
-        with torch.autocast(logits.device.type, enabled=False):
-            dtype = work_dtype(logits, job.teacher_logits)
-            matrices = sparse_pair(job.entries, weights.detach().to(dtype))
-            projected = _projected_chunks(logits, matrices[0], job)
-            target = _teacher_chunks(job, dtype)
-            loss = _compare(projected, target, job.config)
-        ctx.save_for_backward(logits, projected)
-        ctx.job, ctx.matrix, ctx.weights_dtype = job, matrices[1], weights.dtype
-        return loss
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        logits, grad_chunks = ctx.saved_tensors
-        with torch.autocast(logits.device.type, enabled=False):
-            scale = grad_loss.to(grad_chunks.dtype) / (ctx.job.chunks.student_sizes + EPSILON)
-            grad_logits, grad_weights = _differentiate(
-                logits,
-                grad_chunks * scale[:, None],
-                ctx.matrix,
-                ctx.job,
-                learnable=ctx.needs_input_grad[1],
-            )
-        to_weights = grad_weights.to(ctx.weights_dtype) if ctx.needs_input_grad[1] else None
-        return grad_logits if ctx.needs_input_grad[0] else None, to_weights, None
-
-
-Block = tuple[int, slice]
-"""A block of positions of one row of a batch."""
-
-
-def _blocks(logits: Tensor, width: int) -> list[Block]:
-    """Cut `[B, T, V]` into blocks of positions, of which `width` numbers each are computed."""
-    step = max(1, block_length(logits, width, cached=True) // _num_threads(logits))
-    starts = range(0, logits.shape[1], step)
-    return [(row, slice(start, start + step)) for row in range(len(logits)) for start in starts]
-
-
-def _num_threads(like: Tensor) -> int:
-    return torch.get_num_threads() if like.device.type == "cpu" else 1
-
-
-def _each(work: Callable[[Any], Result], parts: Sequence[Any], like: Tensor) -> Iterator[Result]:
-    """Work on parts without gradients, and yield the results in order.
-
-    On a CPU one thread computes a part alone. Threads that share every small step wait for one
-    another at each step, which on a busy machine costs many times the work itself.
-    """
-
-    def one(part: Any) -> Result:
-        with torch.no_grad():
-            return work(part)
-
-    if len(parts) == 1 or _num_threads(like) == 1:
-        yield from map(one, parts)
-    else:
-        with one_thread_each() as pool:
-            yield from pool.map(one, parts)
-
-
-def _projected_chunks(logits: Tensor, matrix: Tensor, job: _PKLInputs) -> Tensor:
-    """Return the chunks' mean projected probabilities, `[N, k]`."""
-
-    def project(block: Block) -> Tensor:
-        probs = _softmax(logits[block], job, matrix.dtype).index_select(1, job.entries.used)
-        return multiply(matrix, probs.t()).t()
-
-    chunks = job.chunks
-    return _means(project, logits, job.width, job, chunks.student, chunks.student_sizes)
-
-
-def _teacher_chunks(job: _PKLInputs, dtype: torch.dtype) -> Tensor:
-    """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
-    chunks, logits = job.chunks, job.teacher_logits
-
-    def pick(block: Block) -> Tensor:
-        picked = logits[block].index_select(1, job.columns).to(dtype)
-        return log_probabilities(picked, job.config.temperature)
-
-    return _means(pick, logits, len(job.columns), job, chunks.teacher, chunks.teacher_sizes)
-
-
-def _means(
-    values: Callable[[Block], Tensor],
-    logits: Tensor,
-    width: int,
-    job: _PKLInputs,
-    chunk: Tensor,
-    sizes: Tensor,
-) -> Tensor:
-    """Return the means over the positions of each chunk of `[positions, k]` values, `[N, k]`."""
-    blocks = _blocks(logits, width)
-    shape = (len(sizes) + 1, len(job.columns))
-    total = torch.zeros(shape, dtype=sizes.dtype, device=logits.device)
-    for block, part in zip(blocks, _each(values, blocks, logits), strict=True):
-        total.index_add_(0, chunk[block], part)
-    return total[:-1].div_(sizes[:, None] + EPSILON)
-
-
-def _softmax(rows: Tensor, job: _PKLInputs, dtype: torch.dtype) -> Tensor:
-    return torch.softmax(rows[:, : job.width].to(dtype) / job.config.temperature, -1)
-
-
-def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
-    """Return the loss; `projected`, `[N, k]`, is overwritten with its gradient, in blocks."""
-    scale = config.temperature**2 / len(projected)
-    losses = projected.new_empty(len(projected))
-    step = max(
-        1, block_length(projected, 4 * projected.shape[1], cached=True) // _num_threads(projected)
-    )
-
-    def compare(part: slice) -> None:
-        sums = projected[part].sum(1, keepdim=True) + EPSILON
-        q, log_r = projected[part] / sums, target[part]
-        log_q = (q + EPSILON).log()
-        if config.reverse_kl:
-            difference = log_q - log_r
-            losses[part] = ((q + EPSILON) * difference).sum(1)
-            to_q = difference.add_(1)
-        else:
-            r = log_r.exp()
-            losses[part] = (r * (log_r - log_q)).sum(1)
-            to_q = r.div_(q + EPSILON).neg_()
-        to_q -= (to_q * q).sum(1, keepdim=True)
-        projected[part] = to_q.div_(sums).mul_(scale)
-
-    parts = [slice(start, start + step) for start in range(0, len(projected), step)]
-    deque(_each(compare, parts, projected), maxlen=0)
-    return losses.sum() * scale
-
-
-def _differentiate(
-    logits: Tensor, grad_chunks: Tensor, matrix: Tensor, job: _PKLInputs, *, learnable: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients to the logits and to the entries, from that to the chunks' sums."""
-    chunks, entries = job.chunks, job.entries
-    grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    if grad.shape[-1] > job.width:
-        grad[..., job.width :] = 0
-
-    def differentiate(block: Block) -> Tensor | None:
-        ids = chunks.student[block]
-        back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
-        probs = _softmax(logits[block], job, matrix.dtype)
-        used = probs.index_select(1, entries.used)
-        to_probs = multiply(matrix, back).t()
+    def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
+        p = block.probabilities(width, temperature)
+        used = p.index_select(1, entries.used)
+        projected = mean_over(inside.ours, multiply(forward, used.t()).t())
+        logits = compared.at(inside.theirs.positions, dtype)[:, : len(columns)]
+        log_r = mean_over(inside.theirs, log_probabilities(logits, temperature))
+        lost, to_means = _compare(projected, log_r, reverse=config.reverse_kl)
+        back = to_values(inside.ours, to_means).t().contiguous()
+        to_probs = multiply(backward, back).t()
         mean = (used * to_probs).sum(1, keepdim=True)
-        target = grad[block][:, : job.width]
-        torch.mul(probs, -mean, out=target)
-        target[:, entries.used] = (used * (to_probs - mean)).to(target.dtype)
-        target /= job.config.temperature
-        outside = (ids == chunks.total)[:, None]
-        if bool(outside.any()):
-            target.masked_fill_(outside, 0)
-        if not learnable:
-            return None
-        part = used.masked_fill(outside, 0).t().contiguous()
-        return entry_gradient(entries, part, back)
+        if to_weights is not None:
+            to_weights.add_(entry_gradient(entries, used.t().contiguous(), back))
+        return lost, (p * -mean).index_add_(1, entries.used, used.mul_(to_probs))
 
-    grad_entries = torch.zeros(len(entries.rows), dtype=matrix.dtype, device=logits.device)
-    for part in _each(differentiate, _blocks(logits, job.width), logits):
-        if part is not None:
-            grad_entries += part
-    return grad, grad_entries
+    part = chunk_part(ours, theirs, compare, max(len(columns), len(entries.used)))
+    sides = sides_of((student, teacher), (ours.positions, theirs.positions), module.shape)
+    learned = [] if to_weights is None else [(weights, to_weights)]
+    return Plan([part], chunks.total, dtype, temperature, sides, learned=learned)
+
+
+def _compare(projected: Tensor, log_r: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
+    """Return the sum of losses of c chunks, and its gradient to what is projected, `[c, k]`."""
+    sums = projected.sum(1, keepdim=True) + EPSILON
+    q = projected / sums
+    log_q = (q + EPSILON).log()
+    if reverse:
+        difference = log_q - log_r
+        lost = ((q + EPSILON) * difference).sum()
+        to_q = difference.add_(1)
+    else:
+        r = log_r.exp()
+        lost = (r * (log_r - log_q)).sum()
+        to_q = r.div_(q + EPSILON).neg_()
+    to_q -= (to_q * q).sum(1, keepdim=True)
+    return lost, to_q.div_(sums)

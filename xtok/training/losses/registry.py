@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ from xtok.maps.loss_fit import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import plan_alm
-from xtok.training.losses.chunks import count_chunks, require_type
+from xtok.training.losses.chunks import Chunks, chunks_in, count_chunks
 from xtok.training.losses.config import (
     ALMConfig,
     ChunkLossConfig,
@@ -29,13 +29,14 @@ from xtok.training.losses.config import (
 )
 from xtok.training.losses.csd import count_completed, plan_csd
 from xtok.training.losses.event_kl import EventIndex, event_index, plan_event_kl
-from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
+from xtok.training.losses.gold import ExactPairs, exact_pairs, plan_gold
 from xtok.training.losses.one_pass import Plan, one_pass
-from xtok.training.losses.p_kl import p_kl
+from xtok.training.losses.p_kl import plan_p_kl
 from xtok.training.losses.same_tokenizer import plan_same_tokenizer_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.topk_kl import plan_topk_kl
 from xtok.training.module import ProjectionModule
+from xtok.training.sparse import work_dtype
 
 LossName = Literal[
     "p-kl", "event-kl", "csd", "alm", "gold", "h-kl", "same-tokenizer", "topk-kl"
@@ -48,29 +49,8 @@ def count_targets(batch: Batch, *_: Any) -> int:
     return int((batch["targets"] >= 0).sum())
 
 
-def _count_chunks(batch: Batch, side: Batch, _: Any, exact_only: bool) -> int:
-    return count_chunks(side["shifted"], exact_token_match_only=exact_only)
-
-
-def _count_starts(batch: Batch, side: Batch, _: Any, exact_only: bool) -> int:
-    return count_chunks(side["shifted"], exact_token_match_only=exact_only, starts_only=True)
-
-
-def _count_completed(batch: Batch, side: Batch, index: SpellingIndex, exact_only: bool) -> int:
-    targets = batch["targets"], side["targets"]
-    return count_completed(index, targets, side["shifted"], exact_token_match_only=exact_only)
-
-
-def _count_stored(batch: Batch, side: Batch, *_: Any) -> int:
-    return int(side["stored"].valid[:, 1:].sum())
-
-
-def _alignment_only(batch: Batch, side: Batch) -> dict[str, Any]:
-    return {"alignment": side["shifted"]}
-
-
-def _alignment_and_targets(batch: Batch, side: Batch) -> dict[str, Any]:
-    return {"alignment": side["shifted"], "targets": (batch["targets"], side["targets"])}
+def _targets(batch: Batch, side: Batch) -> dict[str, Any]:
+    return {"targets": (batch["targets"], side["targets"])}
 
 
 class BatchLoss:
@@ -95,87 +75,83 @@ class BatchLoss:
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
     ) -> Tensor:
         """Return the mean."""
-        return self._mean(student_logits, teacher_logits, batch, side)
+        plan = self.plan(student_logits, teacher_logits, batch, side)
+        return one_pass(student_logits, [plan])[0]
 
     def count(self, batch: Batch, side: Batch) -> int:
         """Return how many terms it is the mean of."""
         return self._count(batch, side)
 
-    def plan(
-        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
-    ) -> Plan | None:
-        """Return what it compares, for `one_pass` of several losses; None if it has no blocks."""
-        return None
+    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
+        """Return what it compares, for `one_pass` of several losses."""
+        mean = self._mean(student_logits, teacher_logits, batch, side)
+        return Plan((), 1, work_dtype(mean), by_autograd=mean)
 
 
-class Artefact(NamedTuple):
-    """What a loss takes that belongs to two vocabularies."""
+class MapKind(NamedTuple):
+    """A kind of map that a loss takes: it belongs to two vocabularies."""
 
     name: str
     of_file: type[ProjectionMap] | type[EventMap] | type[SpellingMap]
     of_device: type[ProjectionModule] | type[EventIndex] | type[SpellingIndex]
     to_torch: Callable[[Any], Any]  # from the one to the other
 
+    def on_device(self, given: Any) -> Any:
+        """Return a map, its path or what it is on a device as the last; None for another."""
+        if isinstance(given, str | PathLike):
+            given = self.of_file.load(given)
+        if isinstance(given, self.of_file):
+            given = self.to_torch(given)
+        return given if isinstance(given, self.of_device) else None
 
-MAP = Artefact("a map", ProjectionMap, ProjectionModule, ProjectionModule)
-EVENTS = Artefact("an event map", EventMap, EventIndex, event_index)
-SPELLINGS = Artefact("a spelling map", SpellingMap, SpellingIndex, spelling_index)
+
+MAP = MapKind("a map", ProjectionMap, ProjectionModule, ProjectionModule)
+EVENTS = MapKind("an event map", EventMap, EventIndex, event_index)
+SPELLINGS = MapKind("a spelling map", SpellingMap, SpellingIndex, spelling_index)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedLoss:
     """A row of the table."""
 
-    # Takes the student's logits, the teacher's unless they are stored, what `prepared` returned if
-    # there is an artefact, then `arguments` and `config` by name.
-    plan: Callable[..., Plan] | None = None  # what `one_pass` takes; None if it has no blocks
-    function: Any = None  # the loss itself, where there is no plan
+    # Takes the student's logits, the teacher's, the map if there is one, the chunks and the config;
+    # of stored predictions the student's logits alone; and `arguments` by name.
+    plan: Callable[..., Plan]
     config: Any = None  # a dataclass; its fields are the options that the loss has
-    artefact: Artefact | None = None
+    map: MapKind | None = None
     is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
-    arguments: Callable[[Batch, Batch], dict[str, Any]] = _alignment_only
-    # Also takes what `prepared` returned, and whether the loss is of exact chunks alone.
-    count: Callable[[Batch, Batch, Any, bool], int] = _count_chunks
-    prepared: Callable[[Any], Any] = lambda module: module
+    starts_only: bool = True  # whether only chunks count whose first token both sides predict
+    arguments: Callable[[Batch, Batch], dict[str, Any]] = lambda batch, side: {}
+    count: Callable[[Any, Batch, Batch, Chunks], int] | None = None  # the chunks if None
+    prepared: Callable[[Any], Any] = lambda given: given
 
 
 class _TableLoss(BatchLoss):
     """A row of the table with what it takes."""
 
-    def __init__(self, row: NamedLoss, artefact: Any, config: Any) -> None:
-        self.row, self.artefact, self.takes_hidden = row, artefact, row.plan is not None
-        self.exact_only = getattr(config, "exact_token_match_only", False)
-        self.config_argument = {} if row.config is None else {"config": config}
+    takes_hidden = True
 
-    def __call__(
-        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
-    ) -> Tensor:
-        args, kwargs = self._arguments(student_logits, teacher_logits, batch, side)
-        if self.row.plan is not None:
-            return one_pass(student_logits, [self.row.plan(*args, **kwargs)])[0]
-        mean: Tensor = self.row.function(*args, **kwargs)
-        return mean
+    def __init__(self, row: NamedLoss, given: Any, config: Any) -> None:
+        self.row, self.map, self.config = row, given, config
+        self.kind = getattr(config, "exact_token_match_only", False), row.starts_only
 
     def count(self, batch: Batch, side: Batch) -> int:
-        return self.row.count(batch, side, self.artefact, self.exact_only)
+        if self.row.is_stored:
+            return int(side["stored"].valid[:, 1:].sum())
+        chunks = chunks_in(side, self.kind, batch["targets"].device)
+        count = self.row.count
+        return chunks.total if count is None else count(self.map, batch, side, chunks)
 
-    def plan(
-        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
-    ) -> Plan | None:
-        args, kwargs = self._arguments(student_logits, teacher_logits, batch, side)
-        return None if self.row.plan is None else self.row.plan(*args, **kwargs)
-
-    def _arguments(
-        self, student: Any, teacher: Any, batch: Batch, side: Batch
-    ) -> tuple[list[Any], dict[str, Any]]:
-        kwargs = self.row.arguments(batch, side) | self.config_argument
-        if self.row.plan is plan_alm and teacher is None:
-            kwargs["teacher_logprobs"] = side.get("teacher_logprobs")
-        if teacher is None and not self.row.is_stored and kwargs.get("teacher_logprobs") is None:
+    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
+        options = self.row.arguments(batch, side)
+        if self.row.is_stored:
+            return self.row.plan(student_logits, **options)
+        if teacher_logits is None and options.get("teacher_logprobs") is None:
             hint = "give a model as the teacher; for alm, its log-probabilities are enough"
             raise XtokError("neither a teacher nor its predictions are given", hint=hint)
-        args = [student] if self.row.is_stored else [student, teacher]
-        return [*args, *([self.artefact] if self.row.artefact else [])], kwargs
+        given = [] if self.map is None else [self.map]
+        chunks = chunks_in(side, self.kind, student_logits.device)
+        return self.row.plan(student_logits, teacher_logits, *given, chunks, self.config, **options)
 
 
 def _warn_if_unfit(module: ProjectionModule) -> ProjectionModule:
@@ -192,30 +168,35 @@ def _exact_pairs(module: ProjectionModule, threshold: float | None = None) -> Ex
     return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
 
 
+def _completed(index: SpellingIndex, batch: Batch, side: Batch, chunks: Chunks) -> int:
+    return count_completed(index, (batch["targets"], side["targets"]), chunks)
+
+
 LOSSES: dict[LossName, NamedLoss] = {
-    "p-kl": NamedLoss(function=p_kl, config=PKLConfig, artefact=MAP, prepared=_warn_if_unfit),
-    "event-kl": NamedLoss(
-        plan=plan_event_kl, config=ChunkLossConfig, artefact=EVENTS,
-        count=_count_starts,
+    "p-kl": NamedLoss(
+        plan=plan_p_kl, config=PKLConfig, map=MAP, prepared=_warn_if_unfit, starts_only=False
     ),
+    "event-kl": NamedLoss(plan=plan_event_kl, config=ChunkLossConfig, map=EVENTS),
     "csd": NamedLoss(
-        plan=plan_csd, config=CSDConfig, artefact=SPELLINGS,
-        arguments=_alignment_and_targets, count=_count_completed,
+        plan=plan_csd, config=CSDConfig, map=SPELLINGS, arguments=_targets, count=_completed
     ),
     "alm": NamedLoss(
-        plan=plan_alm, config=ALMConfig, arguments=_alignment_and_targets, count=_count_starts
+        plan=plan_alm, config=ALMConfig,
+        arguments=lambda batch, side: {
+            **_targets(batch, side), "teacher_logprobs": side.get("teacher_logprobs"),
+        },
     ),
-    "gold": NamedLoss(function=gold, config=GoldConfig, artefact=MAP, prepared=_exact_pairs),
+    "gold": NamedLoss(
+        plan=plan_gold, config=GoldConfig, map=MAP, prepared=_exact_pairs, starts_only=False
+    ),
     "h-kl": NamedLoss(
-        function=gold, config=GoldConfig, artefact=MAP,
+        plan=plan_gold, config=GoldConfig, map=MAP, starts_only=False,
         prepared=partial(_exact_pairs, threshold=H_KL_THRESHOLD),
     ),
-    "same-tokenizer": NamedLoss(
-        plan=plan_same_tokenizer_kl, config=SameTokenizerConfig, count=_count_starts,
-    ),
+    "same-tokenizer": NamedLoss(plan=plan_same_tokenizer_kl, config=SameTokenizerConfig),
     "topk-kl": NamedLoss(
         plan=plan_topk_kl, is_stored=True,
-        arguments=lambda batch, side: {**vars(side["stored"])}, count=_count_stored,
+        arguments=lambda batch, side: {**vars(side["stored"])},
     ),
 }  # fmt: skip
 
@@ -229,49 +210,35 @@ def loss_named(name: LossName) -> NamedLoss:
     return LOSSES[loss_name(name, LossName)]
 
 
-def make_loss(
-    name: LossName,
-    *,
-    module: ProjectionModule | EventIndex | SpellingIndex | None = None,
-    temperature: float = 1.0,
-    reverse_kl: bool = False,
-    top_k: int | None = None,
-    config: Any = None,
-) -> BatchLoss:
+def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLoss:
     """Return a loss that takes a batch as `prepare` of the collator leaves it.
+
+    >>> xtok.losses.make_loss("alm", config=xtok.losses.ALMConfig(temperature=100)).takes_hidden
+    True
 
     Args:
         name: which one.
-        module: the map, for `p-kl`, `gold` and `h-kl`; the `event_index` of an event map, for
-            `event-kl`; the `spelling_index` of a spelling map, for `csd`. Already on its device.
-        temperature: as in the configurations; `topk-kl` has none. For `alm` that of likelihoods.
-        reverse_kl: the reverse KL; `topk-kl` has none.
-        top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
-        config: all options of the loss, as a `CSDConfig`, in place of the three.
+        map: a map, its path, or what it is on a device: a `ProjectionModule` for `p-kl`, `gold` and
+            `h-kl`, the `event_index` of an event map for `event-kl`, the `spelling_index` of a
+            spelling map for `csd`.
+        config: the options: a `PKLConfig`, `GoldConfig` (of `h-kl`, too), `ChunkLossConfig` (of
+            `event-kl`), `CSDConfig`, `ALMConfig` or `SameTokenizerConfig`; the defaults if None.
 
     Raises:
         XtokError: if the loss needs a map, or an event map, and there is none.
-        ValueError: if there is no such loss, or it does not take a given option.
+        ValueError: if there is no such loss, or the config is of another one.
     """
     row, name = loss_named(name), loss_name(name, LossName)
-    options: dict[str, Any] = {}
-    if temperature != 1:
-        options["temperature"] = temperature
-    if reverse_kl:
-        options["reverse_kl"] = reverse_kl
-    if top_k is not None:
-        options["top_k"] = top_k
-    known = {field.name for field in fields(row.config)} if row.config else set()
-    if unknown := options.keys() - known:
-        raise ValueError(f"{name} has no {', '.join(sorted(unknown))}")
-    if config is None:
-        config = row.config(**options) if row.config else None
-    elif options or row.config is None or not isinstance(config, row.config):
+    if config is not None and (row.config is None or not isinstance(config, row.config)):
         what = row.config.__name__ if row.config else "no config"
-        raise ValueError(f"{name} takes {what}, without other options")
-    if row.artefact and not isinstance(module, row.artefact.of_device):
-        if isinstance(module, row.artefact.of_file | str | PathLike):
-            require_type(module, row.artefact.of_device, f"{row.artefact.to_torch.__name__}(…)")
-        hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
-        raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
-    return _TableLoss(row, row.prepared(module), config)
+        raise ValueError(f"{name} takes {what}, and {type(config).__name__} is given")
+    if config is None and row.config:
+        config = row.config()
+    given = None
+    if row.map:
+        given = row.map.on_device(map)
+        if given is None:
+            hint = "give one for each teacher, as map= of a trainer or of make_loss"
+            raise XtokError(f"{name} needs {row.map.name}", hint=hint)
+        given = row.prepared(given)
+    return _TableLoss(row, given, config)

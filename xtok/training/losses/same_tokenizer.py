@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from xtok.training.losses.boundaries import first_positions, kl
-from xtok.training.losses.chunks import chunks_of, top_columns
-from xtok.training.losses.config import ChunkLossConfig, SameTokenizerConfig
-from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
-from xtok.training.sparse import work_dtype
+from xtok.training.losses.chunks import Chunks, require_fit
+from xtok.training.losses.config import SameTokenizerConfig
+from xtok.training.losses.event_kl import plan_kl, starts_of
+from xtok.training.losses.logits import AnyLogits, as_logits
+from xtok.training.losses.one_pass import Plan, one_pass
 
 
 def same_tokenizer_kl(
@@ -52,57 +49,19 @@ def same_tokenizer_kl(
             f"student's logits {list(student.shape)}, teacher's "
             f"{list(teacher.shape)} and mask {list(mask.shape)} do not fit"
         )
+    config = config or SameTokenizerConfig()
     rows, places = (mask != 0).nonzero(as_tuple=True)
-    plan = _plan(student, teacher, ((rows, places), (rows, places)), config)
-    return one_pass(student_logits, [plan])[0]
+    at = (rows, places), (rows, places)
+    return one_pass(student_logits, [plan_kl(student, teacher, at, config, top_k=config.top_k)])[0]
 
 
 def plan_same_tokenizer_kl(
     student_logits: AnyLogits,
     teacher_logits: AnyLogits,
-    alignment: Any,
-    config: SameTokenizerConfig | None = None,
+    chunks: Chunks,
+    config: SameTokenizerConfig,
 ) -> Plan:
     """Return what `same_tokenizer_kl` compares where chunks begin, as `event_kl` does."""
-    student, teacher = as_logits(student_logits), as_logits(teacher_logits)
-    chunks = chunks_of(
-        alignment, student, teacher, (0, 0), ChunkLossConfig(), None, starts_only=True
-    )
-    ours, theirs = (
-        first_positions(numbers, chunks.total) for numbers in (chunks.student, chunks.teacher)
-    )
-    return _plan(student, teacher, (ours, theirs), config)
-
-
-def _plan(
-    student: Logits,
-    teacher: Logits,
-    positions: tuple[Positions, Positions],
-    config: SameTokenizerConfig | None,
-) -> Plan:
-    """Return the KL between both sides' logits at n positions of each."""
-    config = config or SameTokenizerConfig()
-    ours, (rows, places) = positions
-    dtype, width = work_dtype(student, teacher), min(student.shape[-1], teacher.shape[-1])
-    columns = None
-    if config.top_k is not None and config.top_k < width and len(rows):
-        columns = top_columns(teacher.largest()[:width], config.top_k)
-
-    def compare(block: LogitBlock, entries: Rows) -> tuple[Tensor, Tensor]:
-        theirs = teacher.at((rows[entries.numbers], places[entries.numbers]), dtype)[:, :width]
-        if columns is None:
-            shared = width, config.temperature
-            log_s, s = block.log_probabilities(*shared), block.probabilities(*shared)
-            log_r = log_probabilities(theirs, config.temperature)
-            return kl(log_s, s, log_r, reverse=config.reverse_kl)
-        log_s, log_r = (
-            log_probabilities(logits.index_select(1, columns), config.temperature)
-            for logits in (block.logits, theirs)
-        )
-        lost, of_columns = kl(log_s, log_s.exp(), log_r, reverse=config.reverse_kl)
-        back = of_columns.new_zeros(len(of_columns), width)
-        return lost, back.index_copy_(1, columns, of_columns)
-
-    parts = [Part(ours, compare, teacher.shape[-1])] if len(rows) else []
-    sides = Side("student", student, ours, width), Side("teacher", teacher, positions[1], width)
-    return Plan(parts, len(rows), dtype, config.temperature, sides=sides)
+    both = as_logits(student_logits), as_logits(teacher_logits)
+    require_fit(chunks, both, (0, 0))
+    return plan_kl(*both, starts_of(chunks), config, top_k=config.top_k)

@@ -8,7 +8,7 @@ from torch import Tensor
 from xtok._lib.known_logprobs import STORED_ROUNDING
 from xtok.training.losses.boundaries import candidates, check_candidates
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, Side, one_pass
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
 from xtok.training.sparse import work_dtype
 
 
@@ -103,5 +103,5 @@ def plan_topk_kl(
             check_candidates(top_ids[tokens], top_logprobs[tokens], rest_logprob[tokens], width)
 
     parts = [Part((batch, places), compare)] if len(batch) else []
-    sides = [Side("student", student, (batch, places), width)]
+    sides = sides_of([student], [(batch, places)], [width])
     return Plan(parts, len(batch), dtype, sides=sides, explain=explain)

@@ -10,9 +10,9 @@ from transformers import Trainer, TrainingArguments
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import (
+    AnyMap,
     DistillationMixin,
     Loss,
-    Projection,
     keep_batches,
     make_objective,
     on_device,
@@ -41,7 +41,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         teachers: causal language models, one for each of the collator's; they are put on the
             model's device, and run in evaluation mode. None for stored predictions.
         loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
-        projection: a map, its file or its module, for all teachers or one for each; None for
+        map: a map, its file or its module, for all teachers or one for each; None for
             losses without a map.
         teacher_weights: of the teachers' losses; each is 1 if None.
         combine: the weights of distillation and cross-entropy; 1 and 1 if None.
@@ -64,7 +64,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         *,
         teachers: Any = None,
         loss: Loss | Sequence[Loss] = "p-kl",
-        projection: Projection | Sequence[Projection | None] | None = None,
+        map: AnyMap | Sequence[AnyMap | None] | None = None,
         teacher_weights: Sequence[float] | None = None,
         combine: CombineConfig | None = None,
         hidden_states: bool | None = None,
@@ -88,7 +88,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         self.objective = make_objective(
             data_collator.pairs,
             loss,
-            projection,
+            map,
             teacher_weights=teacher_weights,
             combine=combine,
             device=device,

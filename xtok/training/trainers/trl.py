@@ -19,10 +19,11 @@ from xtok.errors import XtokError
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.registry import BatchLoss, loss_named
 from xtok.training.objective import (
+    AnyMap,
     DistillationMixin,
     Loss,
-    Projection,
     make_objective,
     require_one_device,
     require_own_loss,
@@ -90,7 +91,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         teacher_model: the teacher.
         args: a `GOLDConfig`; `use_uld_loss` is set to True, `use_extended_uld` to False.
         loss: the name of a loss, or a `losses.BatchLoss`.
-        projection: a map, its file or its module; None for losses without a map.
+        map: a map, its file or its module; None for losses without a map.
         teacher_template: the teacher's chat template, if not its tokenizer's own: a file, the name
             of a format, or Jinja.
         hidden_states: as of a `XTokTrainer`.
@@ -109,7 +110,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         args: Any = None,
         *,
         loss: Loss = "p-kl",
-        projection: Projection | None = None,
+        map: AnyMap | None = None,
         teacher_template: str | Path | None = None,
         hidden_states: bool | None = None,
         **kwargs: Any,
@@ -148,12 +149,12 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         self.objective = make_objective(
             self.distillation_collator.pairs,
             loss,
-            projection,
+            map,
             combine=CombineConfig(
                 distillation_weight=args.uld_distillation_weight,
                 cross_entropy_weight=args.uld_crossentropy_weight,
             ),
-            temperature=args.uld_student_temperature,
+            config=_options(loss, args.uld_student_temperature),
             device=self.accelerator.device,
         )
         self.data_collator: Any = _WithTeacherSide(self.data_collator)
@@ -187,6 +188,14 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
             **{name: values or None for name, values in given.items()},
         )
         return prepare(batch, self.accelerator.device)
+
+
+def _options(loss: Loss, temperature: float) -> Any:
+    """Return the options of a loss given by name, with a temperature."""
+    if isinstance(loss, BatchLoss):
+        return None
+    row = loss_named(loss)
+    return row.config and row.config(temperature=temperature)
 
 
 _TEACHER_SIDE = "xtok_teacher_side"
