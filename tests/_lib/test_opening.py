@@ -79,6 +79,16 @@ def test_what_is_not_read_is_named(kind: str, suffix: str, tmp_path: Path) -> No
     assert ".gz and .zst are read" in caught.value.hint
 
 
+@pytest.mark.parametrize("kind", ["gzip", "bzip2"])
+def test_compressed_parquet_is_named(kind: str, tmp_path: Path) -> None:
+    """It is no damaged file, which pyarrow says."""
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), sink)
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes({"gzip": gzip, "bzip2": bz2}[kind].compress(sink.getvalue()))
+    assert kind in error_of(lambda: check_texts(path, "text"))
+
+
 def test_bytes_of_no_text_are_not_converted(tmp_path: Path) -> None:
     """As latin1 they would be garbage that is taken as text."""
     path = tmp_path / "a.txt"

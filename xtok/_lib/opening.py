@@ -126,6 +126,12 @@ def decompressed(raw: Any, path: Path) -> Any:
 def parquet_file(path: Path, buffer_size: int = 0) -> Any:
     """Return an opened Parquet file; a buffer reads a column of a row group piece by piece."""
     parquet, arrow = need("pyarrow.parquet", path), need("pyarrow", path)
+    with path.open("rb") as raw:
+        if compression := compression_of(raw, path):
+            raise XtokError(
+                f"{path} is compressed with {compression}, and Parquet is read as it is",
+                hint="decompress it first: its pages are compressed already",
+            )
     file = arrow.OSFile(os.fsencode(path))  # of a str, pyarrow takes UTF-8 alone
     return parquet.ParquetFile(file, buffer_size=buffer_size, page_checksum_verification=True)
 

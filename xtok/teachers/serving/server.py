@@ -233,8 +233,7 @@ class Proxy:
                 scoring("/inference/v1/generate", inference),
             ]
         )
-        app.add_middleware(GzipForOthers)
-        app.add_middleware(Closing, is_stopping=lambda: self.is_stopping())
+        app.add_middleware(AtTheDoor, is_stopping=lambda: self.is_stopping())
         return app
 
     async def warm_up(self) -> None:
@@ -383,24 +382,15 @@ class Proxy:
         return int((length - 1) / self.translator.pieces_per_token)
 
 
-class GzipForOthers:
-    """Compresses answers for clients on other machines; here it would only cost time."""
+class AtTheDoor:
+    """Compresses answers for clients on other machines; here it would only cost time.
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self._zipped = GZipMiddleware(app, minimum_size=4096, compresslevel=1)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        host = (scope.get("client") or ("",))[0]
-        await (self._app if is_here(host) else self._zipped)(scope, receive, send)
-
-
-class Closing:
-    """Says, once the server stops, that a connection ends with its answer."""
+    Once the server stops, answers say that they end their connection.
+    """
 
     def __init__(self, app: Any, is_stopping: Callable[[], bool]) -> None:
         self._app, self._is_stopping = app, is_stopping
+        self._zipped = GZipMiddleware(app, minimum_size=4096, compresslevel=1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -410,7 +400,8 @@ class Closing:
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
-        await self._app(scope, receive, telling)
+        host = (scope.get("client") or ("",))[0]
+        await (self._app if is_here(host) else self._zipped)(scope, receive, telling)
 
 
 def is_here(host: str) -> bool:
