@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from checks import error_of
+from checks import error_of, works
 from conftest import Cli
 
-from xtok.conversation import files
+from xtok.conversation import files, render_file
 from xtok.conversation.files import ChatRecord, read_conversations
-from xtok.errors import XtokError
+from xtok.errors import OutputError, XtokError
 
 CHAT = [{"role": "user", "content": "Wie hoch? 🌊"}, {"role": "assistant", "content": "201"}]
 PLAIN = ["--model", "bytes", "--chat-template", "plain"]
@@ -168,6 +168,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         assert done.stdout == f"{name}\n"
     return folder
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_python_writes_what_the_command_does(cli: Cli, tmp_path: Path, name: str) -> None:
+    (tmp_path / "chats.jsonl").write_text(lines(SHORT, CHAT))
+    works(cli("render", "chats.jsonl", *PLAIN, "-o", f"ours/{name}"))
+    done = render_file("bytes", tmp_path / "chats.jsonl", tmp_path / name, template="plain")
+    assert (tmp_path / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
+    assert (done.conversations, done.targets) == (2, 9)
+    with pytest.raises(OutputError, match="is the input"):
+        render_file("bytes", tmp_path / "chats.jsonl", tmp_path / "chats.jsonl")
 
 
 def test_parquet_has_the_same_rows(written: Path) -> None:

@@ -17,3 +17,5 @@ from xtok.conversation.rendering import find_template as find_template
 from xtok.conversation.rendering import is_prefix_preserving as is_prefix_preserving
 from xtok.conversation.rendering import render as render
 from xtok.conversation.rendering import tool_suffix as tool_suffix
+from xtok.conversation.writing import RenderedFile as RenderedFile
+from xtok.conversation.writing import render_file as render_file

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +63,7 @@ class ChatRecord(NamedTuple):
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
-    """Read the conversations of a file one after another, at least one.
+    """Read the conversations of a file one after another, the first one at once.
 
     A conversation is a list of messages, or an object with `messages`, and `tools`, `documents`, a
     `system` text and `chat_template_kwargs` if there are any. A file is Parquet with columns of
@@ -73,12 +74,15 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
         XtokError: if the file cannot be read or has no conversation, and for what is none, with the
             line or the row.
     """
-    record = None
-    with reading(path):
-        for record in _records(path):
-            yield record
-    if record is None:
+    records = _read(path)
+    if (first := next(records, None)) is None:
         raise _error(str(path), "it has no conversations")
+    return chain([first], records)
+
+
+def _read(path: Path) -> Iterator[ChatRecord]:
+    with reading(path):
+        yield from _records(path)
 
 
 def _records(path: Path) -> Iterator[ChatRecord]:

@@ -253,11 +253,11 @@ class Vocabulary:
             )
         ids = self.table.ids_of(token)
         if not ids:
-            is_number = isinstance(token, str) and token.isdecimal()
+            number = token if isinstance(token, str) and token.isdecimal() else ""
             raise XtokError(
                 f"{self.model_id} has no token {token!r}",
                 hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'"
-                + f"; the token of id {token} is --id {token}, in Python a number" * is_number,
+                + f"; the token of id {number} is --id {number}, in Python a number" * bool(number),
             )
         return ids
 
