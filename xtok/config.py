@@ -104,7 +104,7 @@ def _types(config: Any) -> dict[str, Any]:
 class Config:
     """What all configs have in common: their values are checked against their fields."""
 
-    panel = MAKING  # the part of the help that its options stand in, if they do not say
+    panel = MAKING  # the part of the help that its options stand in, if they name none
 
     @classmethod
     def or_default(cls: type[C], config: C | None) -> C:

@@ -20,7 +20,7 @@ class XtokError(Exception):
     'the width is unknown (give vocab_size=)'
 
     Attributes:
-        message: names the file, token or parameter, and says what is wrong with it.
+        message: names the file, token or parameter, and the problem.
         hint: what to do about it, worded for Python.
         parameter: the parameter that fixes it, as the function of `xtok` spells it; "" for none.
     """

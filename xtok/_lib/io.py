@@ -171,7 +171,7 @@ def _like(path: Path, about: os.stat_result) -> None:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Turn what the system says of a file that is written into an `OutputError`."""
+    """Turn a system error of a file that is written into an `OutputError`."""
     try:
         yield
     except OSError as error:

@@ -296,7 +296,7 @@ def _is_unknown(stream):  # type: ignore[no-untyped-def]
 def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
     """Return how many symbols to skip to the first run that both sides have once; −1 for none.
 
-    A run that is in a text twice tells nothing, where any text may be missing: "the" would pair
+    A run that is in a text twice proves nothing, where any text may be missing: "the" would pair
     with a later "the". Two runs of one hash count as one that is there twice.
     """
     size_x = min(LAST_WINDOW, len(x) - p - RUN + 1)

@@ -114,7 +114,7 @@ class Sequences:
         symbols: of the side.
         ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences; NumPy arrays,
             torch tensors or lists.
-        mask: of a padded batch, 0 where a token is padding; None tells by the pad tokens.
+        mask: of a padded batch, 0 where a token is padding; None infers it from the pad tokens.
 
     Raises:
         ValueError: for another shape or type, and ids that the vocabulary does not have.

@@ -102,7 +102,7 @@ def build(
 
 
 class _Made(NamedTuple):
-    """A map and what is to say of how it was made."""
+    """A map, and what its report has of how it was made."""
 
     map: ProjectionMap
     failures: Sequence[str]

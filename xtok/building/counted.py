@@ -125,7 +125,7 @@ def _edges_of_counts(
 ) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
     """Return edges, their alpha, and the student ids that were counted.
 
-    Chunks are shared as `predicted` says, equally without.
+    Chunks are shared by `predicted`, or equally without it.
     """
     unit = unit_of(config.target)
     pairs, held = (

@@ -32,7 +32,7 @@ _MATCHING = (
 """The options of how tokens are matched."""
 
 _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalization",)}
-"""By stage, the options of which it says nothing where they are at their defaults."""
+"""By stage, the options that its history leaves out at their defaults."""
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:
@@ -56,18 +56,18 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
 
 
 def options_after(projection: ProjectionMap, config: MultitokenConfig) -> MultitokenConfig:
-    """Return how tokens match where a map is made of another: as there, or as a config says.
+    """Return how tokens match where a map is made of another: as there, or as in a config.
 
-    What is at its default in the config says nothing.
+    Options at their defaults in the config do not count.
     """
     defaults = MultitokenConfig()
-    said = {name: getattr(config, name) for name in _MATCHING}
-    changed = {name: value for name, value in said.items() if value != getattr(defaults, name)}
+    given = {name: getattr(config, name) for name in _MATCHING}
+    changed = {name: value for name, value in given.items() if value != getattr(defaults, name)}
     return replace(used_options(projection), **changed)
 
 
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return those of how tokens match, for a map's history, that its history does not say yet."""
+    """Return those of how tokens match that a map's history does not have yet."""
     known = used_options(projection).options
     return {
         name: value

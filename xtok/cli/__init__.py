@@ -20,7 +20,7 @@ from xtok.cli.nemo_options import Command
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
-    """Return the command line with these commands, or with what `xtok --help` says of them."""
+    """Return the command line with these commands, or with their descriptions alone."""
     app = typer.Typer(
         name="xtok",
         help="Distil between models with different tokenizers: build the event maps and projection "

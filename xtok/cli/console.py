@@ -27,7 +27,7 @@ EVERY = 10.0
 def progress_bar(label: str, total: int = 0, unit: str = "") -> Iterator[Callable[..., object]]:
     """Show a bar on stderr, or only the label of a step without a total.
 
-    Where there is no room for one, the step tells a line every ten seconds how far it is.
+    Where there is no room for one, the step prints its progress on a line every ten seconds.
     """
     if _columns():
         with _new_bar(label, total, unit) as bar:
@@ -38,17 +38,17 @@ def progress_bar(label: str, total: int = 0, unit: str = "") -> Iterator[Callabl
 
 def _new_lines(label: str, total: int) -> Callable[..., object]:
     start, done = time.monotonic(), 0
-    told = start
+    printed = start
 
     def advance(size: int, tokens: int = 0) -> None:
-        nonlocal done, told
+        nonlocal done, printed
         done += size
         now = time.monotonic()
-        if total and now - told >= EVERY:
-            told = now
+        if total and now - printed >= EVERY:
+            printed = now
             left = (now - start) * max(total - done, 0) / max(done, 1)
             share = f"{min(done / total, 1):.0%}"
-            if done >= total / 100:  # before that, nothing can be said: "about 10769 min left"
+            if done >= total / 100:  # before that, an estimate is noise: "about 10769 min left"
                 share += f", about {_duration(left)} left"
             with suppress(OSError, ValueError):  # nobody reads it
                 print(f"{printable(label)}: {share}", file=sys.stderr, flush=True)  # noqa: T201

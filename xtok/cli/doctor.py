@@ -31,7 +31,7 @@ def doctor(
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:
-    """Check tokenizers, and tell which loss suits a pair.
+    """Check tokenizers, and recommend a loss for a pair.
 
     Exits with 3 if a check fails. For two models it also shows what they share, and the next
     command.

@@ -37,7 +37,7 @@ ALL = "--help-all"
 
 @functools.cache
 def described(name: str) -> tuple[str, str]:
-    """Return what a command's docstring says, and its example.
+    """Return a command's description, and its example.
 
     The module is not imported: to import all takes three times as long as to show the help.
     """
@@ -120,8 +120,8 @@ class _Page:
         """Add a part: names, each with what it is."""
         self.line(f"{part}:", "bold")
         left = 2 + widest + 2
-        for name, says in rows:
-            glued = re.sub(r"\[default: .*\]$", lambda m: m[0].replace(" ", "\xa0"), says)
+        for name, text in rows:
+            glued = re.sub(r"\[default: .*\]$", lambda m: m[0].replace(" ", "\xa0"), text)
             lines = wrap(glued, max(self._width - left, 20), break_on_hyphens=False) or [""]
             first, *more = (line.replace("\xa0", " ") for line in lines)
             self._lines.append(Text.assemble("  ", (name.ljust(widest), "cyan"), "  ", first))
@@ -140,12 +140,12 @@ def _parts(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]
         record = parameter.get_help_record(ctx)
         if record is None:  # hidden
             continue
-        name, says = record
+        name, text = record
         if parameter.param_type_name == "argument":
-            rows[ARGUMENTS].append((name.partition(" <")[0], says.replace("  [required]", "")))
+            rows[ARGUMENTS].append((name.partition(" <")[0], text.replace("  [required]", "")))
         else:
             panel = getattr(parameter, "rich_help_panel", None) or MAIN
-            rows.setdefault(panel, []).append((_flags(name), says))
+            rows.setdefault(panel, []).append((_flags(name), text))
     yield from ((panel, lines) for panel, lines in rows.items() if lines)
 
 

@@ -156,7 +156,7 @@ class Command(TyperCommand):
                         _set(ctx, target, value if fixed is ... else fixed, name)
 
     def _set_output(self, ctx: Any, theirs: Mapping[str, Any]) -> None:
-        """Set `output` by what NeMo-RL says in two options, or leaves to its default."""
+        """Set `output`, which NeMo-RL has in two options, or leaves to its default."""
         name = next((name for name in _PLACES if name in theirs), "")
         stem = theirs.get("output_filename", "")
         folder = theirs.get("data_dir", theirs.get("output_dir"))

@@ -114,14 +114,14 @@ class Widths(Config):
 
 PRESERVE_LAST = option(
     None,
-    "Whether the last column holds scale slots. Default: as the file says.",
+    "Whether the last column holds scale slots. Default: as in the file.",
     panel=RARE,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions(Widths):
-    """How a map's file is read, where it does not say."""
+    """How a map's file is read, where it has no metadata."""
 
     preserve_last: bool | None = PRESERVE_LAST
 
@@ -206,7 +206,7 @@ class Models(Loading):
     def pair_of_map(
         self, path: Path | None, options: MapOptions
     ) -> tuple[Pair, ProjectionMap | None]:
-        """Load both tokenizers, and the map to begin with, if any, which tells their widths."""
+        """Load both tokenizers, and the map to begin with, if any, which has their widths."""
         if path is None:
             return self.pair(options), None
         self.both()
@@ -365,7 +365,7 @@ class Output(Config):
         print_written(projection.reports, path, json=self.json)
 
     def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
-        """Write a map that NeMo-RL's users may train on next, and say what is better for that."""
+        """Write a map that NeMo-RL's users may train on, and recommend a better one for that."""
         from xtok.maps.loss_fit import is_counted
 
         self.write(projection, name)

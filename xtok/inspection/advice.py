@@ -1,7 +1,7 @@
 """The one place that recommends a loss, an artefact, and the next command.
 
-docs/guides/choosing.md says the same, and why: added to cross-entropy, no loss did better than
-event KL. The share of the vocabularies that is the same decides nothing.
+docs/guides/choosing.md gives the same advice, and the reason: added to cross-entropy, no loss did
+better than event KL. The share of the vocabularies that is the same does not matter.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
         return "care", f"{of_all} have no exact counterpart: they are compared by rank."
     if pair.text is None:
         rows = plural(exact, "row")
-        return "note", f"It compares {rows} of equal bytes; text tells how often that goes wrong."
+        return "note", f"It compares {rows} of equal bytes; text shows how often that goes wrong."
     leak = pair.text.leak
     why = f"It confuses shared tokens with others at {percent(leak)} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "care", why

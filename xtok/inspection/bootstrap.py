@@ -71,7 +71,7 @@ def rank(
         counts: how many losses each document has, int64 `[documents]`.
     """
     loss = loss_name(loss)
-    measured = counts > 0  # documents without losses tell nothing of the spread
+    measured = counts > 0  # documents without losses do not count for the spread
     sums, counts = sums[:, measured], counts[measured]
     measure, where = "cross_entropy", "at the first tokens it compares"
     if loss == "p-kl":

@@ -62,7 +62,7 @@ class ChatTrial:
 
     @property
     def shown_end(self) -> str:
-        """What ends an answer, to show; eos, where no template says so."""
+        """What ends an answer, to show; eos, without a template."""
         shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
         if self.turn_ends or not self.ends:
             return shown
@@ -148,7 +148,7 @@ class ChatTrial:
 
     def _turn_checks(self) -> Iterator[Check]:
         """Do the same with a further user turn, after an answer with thinking in it too."""
-        if self._error(_USER, _ANSWER):  # the check of roles says so
+        if self._error(_USER, _ANSWER):  # the check of roles reports it
             return
         result = self._keeps(_USER, _ANSWER, then=_FURTHER)
         yield Check("prefix, user turn", "ok" if result == "kept" else "warning", result)

@@ -83,7 +83,7 @@ def comparison_of(
     token_counts: NDArray[np.int64] | None = None,
     num_examples: int = 10,
 ) -> Comparison:
-    """Return what `compare` says of two maps of one pair.
+    """Return the result of `compare` for two maps of one pair.
 
     The distance of two rows is half the sum of the differences of their weights: the share of the
     row that has to move. An empty row is at distance 1 from one that is not.

@@ -55,7 +55,7 @@ class NotRoundTripping:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerDiagnosis:
-    """What `doctor` says of one tokenizer."""
+    """What `doctor` found of one tokenizer."""
 
     model_id: str
     backend: str  # the reader of its files
@@ -205,7 +205,7 @@ def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
 def _diagnose(
     tokenizer: Tokenizer, chat: ChatTrial, tools: bool, advance: Callable[[int], object]
 ) -> TokenizerDiagnosis:
-    """Return what is said of a tokenizer."""
+    """Check a tokenizer."""
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     lost = _round_trips(tokenizer, advance)
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]

@@ -156,7 +156,7 @@ class Evaluation:
 
 
 def _missing(value: float, where: str, bound: float) -> str:
-    """Say on which side of a bound a number is, with as many digits as tell it from the bound."""
+    """Say on which side of a bound a number is, with enough digits to differ from the bound."""
     differ = (n for n in range(4, 17) if f"{value:.{n}f}" != f"{bound:.{n}f}")
     return f"{value:.{next(differ, 17)}f} is {where} {bound:g}"
 
@@ -228,7 +228,7 @@ def evaluation_of(
     num_worst: int = 5,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Return what `evaluate` says of maps, by name, on text that was counted per document."""
+    """Return the result of `evaluate` for maps, by name, on text counted per document."""
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
     if for_loss is not None:
@@ -453,7 +453,7 @@ def _measures(
         sums: figures of `MapMeasures`, added up over each document, float64 `[documents]`.
         chosen: the group's documents, bool `[documents]`.
     """
-    measured = chosen & (sums["chunks"] > 0)  # others tell nothing of the spread
+    measured = chosen & (sums["chunks"] > 0)  # others do not count for the spread
     table = np.stack(list(sums.values()), axis=1)[measured]
     totals = dict(zip(sums, table.sum(axis=0), strict=True))
     whole = _figures(totals)

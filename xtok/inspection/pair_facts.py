@@ -1,4 +1,4 @@
-"""All that is said of two tokenizers: what their vocabularies share, and what a text adds."""
+"""Facts of two tokenizers: what their vocabularies share, and what a text adds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SharedCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFacts:
-    """What a text says of a pair."""
+    """Measures of a pair on a text."""
 
     files: tuple[str, ...]
     num_bytes: int
@@ -100,7 +100,7 @@ class SpellingFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """What two vocabularies have in common, and what a text says of it."""
+    """What two vocabularies have in common, and their measures on a text."""
 
     student: str
     teacher: str

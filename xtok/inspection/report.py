@@ -1,4 +1,4 @@
-"""`report`: what `inspect`, `verify`, `evaluate` and `doctor` say of a map, or of two."""
+"""`report`: the results of `inspect`, `verify`, `evaluate` and `doctor` for a map, or two."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _examine(
     evaluation: Evaluation | None,
     text: PairText | None,
 ) -> tuple[MapReport, list[Finding]]:
-    """Return what is said of one map, and what stands out of it."""
+    """Return the results for one map, and what stands out."""
     measures, empty_text = None, 0.0
     if evaluation is not None and text is not None:
         measures = [one for one in evaluation.measures if one.name == name][-1]

@@ -55,7 +55,7 @@ def verify(
     Args:
         projection: a map, an event map or a spelling map, or the path of its file.
         pair: the models that the map should be of; a side without a tokenizer is not compared.
-        student_vocab_size: the width of the rows, for a `.pt` file that does not tell it.
+        student_vocab_size: the width of the rows, for a `.pt` file without it.
         teacher_vocab_size: the width of the columns.
 
     Raises:
@@ -143,13 +143,13 @@ def _contents(m: AnyMap) -> str:
 
 def _invariants(m: AnyMap) -> Iterator[Check]:
     """Check one after another, up to the first that fails."""
-    for name, (check, says) in m.INVARIANTS.items():
+    for name, (check, holds) in m.INVARIANTS.items():
         try:
             check(m)
         except ValueError as error:
             yield Check(name, "failed", str(error))
             return
-        yield Check(name, "ok", says)
+        yield Check(name, "ok", holds)
 
 
 Found: TypeAlias = tuple[Level, str]

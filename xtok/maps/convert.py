@@ -27,7 +27,7 @@ def convert(
     pair: Pair | None = None,
     **options: Any,
 ) -> Path:
-    """Write a map in the format that the output's suffix tells, and return the output's path.
+    """Write a map in the format of the output's suffix, and return the output's path.
 
     Args:
         projection: a projection map or a spelling map, or the path of its file.
@@ -61,7 +61,7 @@ def convert(
 def nemo_overrides(any_map: AnyMap, path: Path, loss: Loss | None = None) -> list[str]:
     """Return what NeMo-RL's training script takes for a map, and for the loss that it is for.
 
-    A counted map tells its loss by itself: P-KL, or gold where it has exact rows. A spelling map is
+    A counted map is for P-KL, or for gold where it has exact rows. A spelling map is
     for its draft "v6" alone, which has had two forms.
     """
     if not isinstance(any_map, ProjectionMap):

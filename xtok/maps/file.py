@@ -50,8 +50,8 @@ class StoredMap:
     NAME: ClassVar[str]  # as in a message, with an article
     MADE_BY: ClassVar[str]  # the command, as in a hint
     INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
-    """What holds for every map of the class: a check that raises a `ValueError`, and what it says
-    if it does not. A check may rely on those before it."""
+    """What holds for every map of the class: a check that raises a `ValueError`, and the
+    sentence for one that passes. A check may rely on those before it."""
 
     student: Vocabulary
     teacher: Vocabulary
@@ -184,7 +184,7 @@ def read(
     """Return the fields of the map in a file, of whatever kind, for `map_of_fields`.
 
     Args:
-        path: the kind of file is told from its contents.
+        path: the kind of file is detected from its contents.
         preserve_last: whether the last column of a file by another program holds scale slots.
         normalize: put weights that were trained in order.
 
@@ -207,8 +207,8 @@ def read(
             return unpack(tensors, header["xtok"])
         if {"indices", "likelihoods"} & tensors.keys():
             slots = header.get("enable_scale_trick", "").lower() == "true"
-            says = {**header, "enable_scale_trick": slots}
-            entries = nemo.read_padded(tensors["indices"], tensors["likelihoods"], says)
+            stated = {**header, "enable_scale_trick": slots}
+            entries = nemo.read_padded(tensors["indices"], tensors["likelihoods"], stated)
             return _imported(entries, preserve_last)
     raise MapFileError(
         f"{source} is a safetensors file, but not an xtok map: it holds "
@@ -376,10 +376,10 @@ def assemble(
 ) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Return the fields of a map's class from a file's tensors and JSON text.
 
-    Its invariants and digests are not yet checked; `kind_of` tells the class.
+    Its invariants and digests are not yet checked; `kind_of` detects the class.
 
     Returns:
-        the fields, and what the file says of each side's `table_sha256` and of `tensors`.
+        the fields, and the digests in the file: `table_sha256` of each side, and of `tensors`.
 
     Raises:
         ValueError: if they are not a map; or any other of `MALFORMED`.

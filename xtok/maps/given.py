@@ -139,7 +139,7 @@ def at_map_widths(pair: Pair, any_map: AnyMap | None) -> Pair:
 def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
     """Return the width that a tokenizer should have to be used with a side of a map.
 
-    A map with the tokenizer's tokens tells it, and so does one whose width a person gave. Else it
+    It is the map's if that has the tokenizer's tokens, or a width that a person gave. Else it
     is the tokenizer's; one that is not from a model's config is a lower bound, like a map's ids.
     """
     if of_pair.width_source == "option":
@@ -233,7 +233,7 @@ def name_notes(pair: Pair, any_map: AnyMap) -> list[str]:
 def can_grow(of_map: Vocabulary, other: Vocabulary) -> bool:
     """Whether a side of a map may be made as wide as another vocabulary.
 
-    That is where its file tells its ids, and not the width: rows and columns beyond are empty. The
+    That is where its file has its ids, and not the width: rows and columns beyond are empty. The
     rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
     """
     if not of_map.is_lower_bound or of_map.vocab_size > other.vocab_size:

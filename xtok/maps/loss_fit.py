@@ -1,4 +1,4 @@
-"""What a map says by itself about the losses that it suits."""
+"""Which losses a map suits, by the map alone."""
 
 from __future__ import annotations
 

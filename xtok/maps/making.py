@@ -55,7 +55,7 @@ def map_of_rows(
 ) -> ProjectionMap:
     """Add up edges, normalize and cut the rows, and give them slots if they have any.
 
-    `kind` is that of the rows, uint8 `[V_student]`; one without edges is empty whatever it says.
+    `kind` is that of the rows, uint8 `[V_student]`; one without edges is empty in any case.
     """
     edges = sum_duplicates(edges).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0

@@ -46,7 +46,7 @@ def name_of_map(
 
 
 def map_name(projection: ProjectionMap, stage: str) -> str:
-    """Return a file name that tells the pair, the stage, and what differs from the defaults."""
+    """Return a file name of the pair, the stage, and what differs from the defaults."""
     stages = projection.stages
     has_exact = "reapply-exact" in stages
     exact = ""

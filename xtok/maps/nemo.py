@@ -117,14 +117,14 @@ def to_nemo(
 
 
 class PtEntries(NamedTuple):
-    """The entries of a file, and what it says of them."""
+    """The entries of a file, and its metadata."""
 
     edges: Edges  # in arrays of their own, sorted by student id; ids int32, weights not integers
     is_last: NDArray[np.bool_]  # [nnz], the entries that are slots if their row has one
     top_k: int  # the number of columns of a padded layout, else the longest row
     has_order: bool = False  # whether a row's entries are in an order, as in a padded layout
-    shape: tuple[int | None, int | None] = (None, None)  # None: the file does not say it
-    says: Mapping[str, Any] = MappingProxyType({})  # names of models, whether slots
+    shape: tuple[int | None, int | None] = (None, None)  # None: not in the file
+    stated: Mapping[str, Any] = MappingProxyType({})  # names of models, whether slots
     without_id: int = 0  # how many weights have no teacher id
     own: tuple[Tensors, str] | None = None  # the tensors and the JSON text of a map that xtok wrote
 
@@ -136,8 +136,8 @@ def read_pt(loaded: Any, size: int) -> PtEntries:
         ValueError: if it is something else; or a `RuntimeError`, or what its shape provokes.
     """
     entries = _read_entries(loaded, size)
-    said = entries.says.get("xtok")
-    return entries._replace(own=own_tensors(said, size)) if isinstance(said, dict) else entries
+    own = entries.stated.get("xtok")
+    return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
 
 
 def read_trained(tensors: Tensors, metadata: str) -> PtEntries:
@@ -215,11 +215,11 @@ def _edges_of_counts(counts: Mapping[Any, Any]) -> Edges:
 
 
 def read_padded(
-    indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]
+    indices: NDArray[Any], likelihoods: NDArray[Any], stated: Mapping[str, Any]
 ) -> PtEntries:
     """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
 
-    `says` is what the file says besides: names of models, and whether there are scale slots.
+    `stated` is the rest of the file: names of models, and whether there are scale slots.
     """
     require_valid(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require_valid(indices.dtype.kind == "i", "the type of indices")
@@ -235,7 +235,7 @@ def read_padded(
         top_k=top_k,
         has_order=True,
         shape=(num_rows, None),
-        says=says,
+        stated=stated,
         without_id=int(np.count_nonzero(padding)),
     )
 
@@ -289,7 +289,7 @@ def foreign_fields(
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
     """Return the fields of another program's map and of its sides, counts of changes, and notes."""
     student, teacher = sides = [_side(place, entries) for place in (0, 1)]
-    scale_trick = bool(entries.says.get("enable_scale_trick") or preserve_last)
+    scale_trick = bool(entries.stated.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
     starts = row_starts(s)
     is_single = np.diff(starts, append=len(s)) == 1
@@ -327,21 +327,21 @@ def foreign_fields(
 
 
 def _side(place: int, entries: PtEntries) -> dict[str, Any]:
-    """Return a side as far as a file tells: a width that it does not is at least its ids."""
+    """Return a side as far as a file has it; a width that is missing is at least its ids."""
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
-    told, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
-    size = highest + 1 if told is None else told
+    width, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
+    size = highest + 1 if width is None else width
     require_valid(highest < size, f"the {side} id {highest} of {size}")
     require_valid(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
-    says = entries.says
-    model_id = str(says.get(f"{side}_model_id") or says.get(f"{old}_id") or "unknown")
+    stated = entries.stated
+    model_id = str(stated.get(f"{side}_model_id") or stated.get(f"{old}_id") or "unknown")
     model_id.encode()  # no lone surrogates
     return {
         "model_id": model_id,
         "revision": None,
         "backend": None,
         "vocab_size": size,
-        "width_source": "ids" if told is None else "map",
+        "width_source": "ids" if width is None else "map",
         "tokenizer_vocab_size": None,
         "table": None,
     }

@@ -110,7 +110,7 @@ def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArra
 
     Args:
         loaded: what the student's file holds.
-        other: what the teacher's holds, next to it as `reverse_of` says; None if it is missing.
+        other: the contents of the teacher's file, `reverse_of` this one; None if it is missing.
         source: the path of the student's.
 
     Returns:
@@ -145,11 +145,11 @@ def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArra
 
 
 def _read(loaded: Any, source: Path) -> _Table:
-    said = loaded.get("xtok") if are_tables(loaded) else None
-    if not isinstance(said, dict):
+    stored = loaded.get("xtok") if are_tables(loaded) else None
+    if not isinstance(stored, dict):
         raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN_HINT)
-    tensors, metadata = own_tensors(said, source.stat().st_size)
-    side = said["side"]
+    tensors, metadata = own_tensors(stored, source.stat().st_size)
+    side = stored["side"]
     require_valid(isinstance(side, str) and side in SIDES, "the side")
     pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
     for name, values in ("pieces", pieces), ("counts", counts):
@@ -159,11 +159,11 @@ def _read(loaded: Any, source: Path) -> _Table:
     src, dst = (header[name] for name in (SIDES if side == "student" else SIDES[::-1]))
     sizes = [v["tokenizer_vocab_size"] or v["vocab_size"] for v in (src, dst)]
     require_valid(all(type(size) is int for size in sizes), "the metadata")
-    says = {
+    expected = {
         "src": src["model_id"], "dst": dst["model_id"],
         "N_max": N_MAX, "V_src": sizes[0], "V_dst": sizes[1],
     }  # fmt: skip
-    same = all(type(loaded.get(k)) is type(v) and loaded[k] == v for k, v in says.items())
+    same = all(type(loaded.get(k)) is type(v) and loaded[k] == v for k, v in expected.items())
     if not (
         same
         and _equals(loaded["lengths"], counts[: sizes[0]].astype(np.int64))

@@ -51,7 +51,7 @@ def naming(source: Path) -> Iterator[None]:
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """Give the path of a map's contents, and whether it is a `.pt`.
 
-    The kind of file is told from its first bytes; the suffix decides where these tell nothing.
+    The kind of file is detected from its first bytes, else from the suffix.
     """
     if "\0" in str(source):
         raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
@@ -141,7 +141,7 @@ def load_pt(path: Path, source: Path) -> Any:
         # Sparse tensors are checked when it is known that they are no larger than the file.
         unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
         with unchecked, warnings.catch_warnings():
-            # CSR is said to be beta; newer versions say that their check of it takes time.
+            # It warns that CSR is beta; newer versions, that checking it takes time.
             warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
             return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except UnpicklingError as error:

@@ -299,11 +299,11 @@ class ProjectionMap(StoredMap):
         """Read a map from `.safetensors`, or from any `.pt` that NeMo-RL's tools write.
 
         Args:
-            path: the kind of file is told from its contents.
-            student_vocab_size: the width of the rows, for a file that does not tell it; else it is
+            path: the kind of file is detected from its contents.
+            student_vocab_size: the width of the rows, for a file without it; else it is
                 at least the largest id + 1.
             teacher_vocab_size: the width of the columns.
-            preserve_last: whether the last column holds scale slots, whatever the file says.
+            preserve_last: whether the last column holds scale slots; overrides the file.
             normalize: divide rows of learned weights by their sums, slots included. Those of a
                 `.pt` always are; a `.safetensors` is else taken only as it is.
 

@@ -87,5 +87,5 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
     for name in new if isinstance(old, dict) else ():
         if old.get(name) != new[name]:
             return f"its {name} is {old.get(name)}, not {new[name]}"
-    words = (says for name, says in _IN_WORDS.items() if made.get(name) != recipe.get(name))
+    words = (why for name, why in _IN_WORDS.items() if made.get(name) != recipe.get(name))
     return next(words, "it was made in another way")

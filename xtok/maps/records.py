@@ -49,5 +49,5 @@ class InvariantError(ValueError):
 
 
 def history_step(stage: str, options: Mapping[str, Any], **details: Any) -> dict[str, Any]:
-    """Return what the history says of a stage: its name, its options, this version, and more."""
+    """Return the entry of a stage in the history: its name, its options, this version, and more."""
     return {"stage": stage, "options": options, **details, "xtok_version": __version__}

@@ -50,7 +50,7 @@ def report_of_pair(
     failures: Sequence[str] = (),
     counts: Mapping[str, float] | None = None,
 ) -> StageReport:
-    """Return the report of a stage with all that is to say of the pair's tokenizers."""
+    """Return the report of a stage with all notes on the pair's tokenizers."""
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
     notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0]), *notes]
     failures = [*undecodable_tokens(pair, ignored), *failures]

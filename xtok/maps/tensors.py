@@ -29,9 +29,9 @@ def strided(tensor: Any, size: int) -> torch.Tensor:
     return plain.float() if plain.dtype == torch.bfloat16 else plain
 
 
-def own_tensors(said: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
+def own_tensors(stored: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
     """Return the tensors and the JSON text that xtok put into a `.pt` of `size` bytes."""
-    named, metadata = said["tensors"], said["metadata"]
+    named, metadata = stored["tensors"], stored["metadata"]
     require_valid(isinstance(metadata, str), "the metadata")
     require_valid(
         isinstance(named, dict) and all(isinstance(name, str) for name in named), "the tensors"

@@ -87,7 +87,7 @@ class LeftOut:
 
     @property
     def sentence(self) -> str:
-        """What every command that reads text says of it."""
+        """The notes of every command that reads text."""
         return f"{self.num_bytes:,} {self.words}"
 
 
@@ -103,7 +103,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerDocument:
-    """The chunks of each document: entry e says that one has a chunk, and how often."""
+    """The chunks of each document: entry e is one's count of a chunk."""
 
     groups: tuple[str, ...]  # of each document: its file's name, or what `group_by` names
     documents: NDArray[np.int32]  # of each entry

@@ -1,6 +1,6 @@
 """Vocabularies as a corpus: synthetic text from two vocabularies' tokens, and pairs counted on it.
 
-A vocabulary tells much about the text that it was trained on: its tokens are what occurs often, in
+A vocabulary reflects the text that it was trained on: its tokens are what occurs often, in
 order of frequency (byte-pair encoding merges the most frequent pair first; Sennrich et al., ACL
 2016). In the synthetic text, the kinds of tokens (a word, the continuation of one, a number, white
 space, …) are a Markov chain, and tokens of one kind are drawn by Zipf's law over their order. A
@@ -403,7 +403,7 @@ class SyntheticSource:
     def _draw_tokens(
         self, kind: NDArray[np.int64], script: NDArray[np.int64], last: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw tokens of the given kinds; `last` says which token each stands after."""
+        """Draw tokens of the given kinds; `last` is the token that each follows."""
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
@@ -490,7 +490,7 @@ def _block(token: bytes) -> int:
 
 
 def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
-    """Weigh tokens by rank; single ASCII characters, whose rank says nothing, by their use."""
+    """Weigh tokens by rank; single ASCII characters, whose rank is arbitrary, by their use."""
     shift, exponent = _ZIPF[kind]
     lengths = np.array([len(token) for token in tokens], np.int64)
     single = lengths == 1

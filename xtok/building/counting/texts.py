@@ -28,7 +28,7 @@ BATCH_CHARACTERS = 1 << 20
 """Documents that have this many characters together are worked on at a time."""
 
 LITTLE_TEXT = 1_000_000
-"""Bytes of text below which figures, and maps counted on it, say little."""
+"""Bytes of text below which figures, and maps counted on it, are unreliable."""
 
 _BLOCK_BYTES = 1 << 17
 _ROWS_AT_ONCE = 16  # of Parquet, which may hold one long text a million times

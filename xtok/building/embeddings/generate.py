@@ -66,7 +66,7 @@ def generate(
             tokens that both have; `spelling`, byte n-grams, without a model; `sentence:MODEL`, a
             model that sentence-transformers runs; `input:MODEL`, the mean of a language model's
             input embeddings over the token's pieces. None is `own` if both models have
-            safetensors weights, else `spelling`; a note says which.
+            safetensors weights, else `spelling`; a note names it.
         config: the options; the defaults if None.
         offline: take models from the local cache only, as with `HF_HUB_OFFLINE=1`.
         cache_dir: where sentence embeddings are kept; xtok's cache folder if None.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def overlap(shared: SharedCounts, label: str) -> Markup:
     """Draw two circles whose areas, and that of what they share, are in proportion.
 
-    Next to them, what each colour stands for is said in words.
+    Next to them, the meaning of each colour is written.
     """
     totals = shared.student, shared.teacher
     largest = max(*totals, 1)
