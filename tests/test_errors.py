@@ -34,7 +34,7 @@ import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
 from xtok._lib.shards import shards
 from xtok.building.counting.texts import TextColumns, find_texts, read_batches
-from xtok.building.embeddings.checkpoint import Model, input_layer
+from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
 from xtok.conversation import render, tool_suffix

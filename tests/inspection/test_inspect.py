@@ -19,8 +19,7 @@ from xtok.cli.tables.maps import print_comparison
 from xtok.config import BuildConfig, SortCutConfig
 from xtok.inspection.compare import compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
-from xtok.inspection.explain import explain
-from xtok.inspection.rows import ExplainedRow
+from xtok.inspection.explain import ExplainedRow, explain
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, pairs
 from xtok.tokenizers.table import TokenEntry, TokenType, decode_vocabulary

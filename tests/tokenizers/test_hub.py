@@ -21,7 +21,7 @@ from checks import fails, works
 from conftest import Cli
 from make import copied, run_python
 
-from xtok.building.embeddings.checkpoint import Model
+from xtok.building.embeddings.input_layer import Model
 from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer

@@ -28,8 +28,8 @@ from xtok._lib.io import cache_folder
 from xtok._lib.progress import silent
 from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings import sources
-from xtok.building.embeddings.checkpoint import Model, input_layer
 from xtok.building.embeddings.generate import generate
+from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.building.embeddings.similarity import TILE, Cosine
 from xtok.building.embeddings.spelling import most_similar
 from xtok.config import GenerateConfig

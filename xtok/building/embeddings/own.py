@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
-from xtok.building.embeddings.checkpoint import Model, input_layer
+from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.building.embeddings.similarity import Vectors
 from xtok.building.embeddings.sources import require_finite, require_rows
 from xtok.errors import EmbeddingError

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xtok._lib.io import cache_folder, read_sealed, write_sealed
 from xtok._lib.progress import Progress
 from xtok._lib.threads import one_thread_each
-from xtok.building.embeddings.checkpoint import Model, input_layer
+from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.building.embeddings.similarity import Vectors
 from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError, OutputError, install_hint

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
         Description,
         SideDescription,
     )
-    from xtok.inspection.explain import Explanation
-    from xtok.inspection.rows import ExplainedEntry, ExplainedRow, SpelledPiece
+    from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
     from xtok.inspection.verify import Verification
 
 
