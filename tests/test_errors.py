@@ -417,8 +417,6 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: load_tokenizer(folder("tokenizer", decoder=CTC)),
      "model has a CTC decoder of each token: its text is not the concatenation of its tokens",
      "use a byte-level, SentencePiece-style or WordPiece tokenizer"),
-    (lambda: load_tokenizer(folder("config", "{}")),
-     "the config.json of model has no vocabulary size: …", WIDTH),
     (lambda: load_tokenizer(folder("config", vocab_size=798)).encode("a <think> b"),
      "the text 'a <think> b' has the token '<think>' (id 799), and model only 798 rows",
      "take it out of the text, which the model cannot read"),

@@ -62,6 +62,12 @@ def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
     assert check(found, "width").message == (
         "1,280 (from the config), largest id 1,199, 80 ids without a token"
     )
+    assert check(found, "special tokens").message == (
+        "5, 0 of them reserved\n"
+        "by its name: turn_start 1196 <|im_start|>, turn_end 1197 <|im_end|>\n"
+        "by the tokenizer: eos 1195 <|end_of_text|>, bos 1194 <|begin_of_text|>, pad 1198 <|pad|>\n"
+        "by generation_config.json: eos 1197 <|im_end|>"
+    )
     assert found.turn_ends == ("<|im_end|>",)
     ids = {name: i for i, name in byte_level.table.control_names.items()}
     suffix = known(found.tool_suffix_ids)

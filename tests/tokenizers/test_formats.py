@@ -72,6 +72,13 @@ def test_a_tekken_file_that_lists_its_special_tokens(small: Path, tmp_path: Path
     assert table.control_names[2] == "<SPECIAL_2>"
 
 
+@pytest.mark.parametrize("flag", ["false", 0, None])
+def test_a_flag_is_true_or_false(small: Path, tmp_path: Path, flag: object) -> None:
+    listed = [{"rank": 1, "token_str": "[THINK]", "is_control": flag}]
+    path = tekken_file(tmp_path / "t.json", small, special_tokens=listed)
+    assert f"is_control is {flag!r}" in not_loaded(path)
+
+
 def config(**values: object) -> dict[str, Any]:
     return {"config": values}
 
@@ -217,9 +224,20 @@ def test_a_folder_with_only_a_tiktoken_file(folder: Path, ranks: Tokenizer) -> N
 
 def test_added_tokens_of_a_folder_that_are_none(folder: Path) -> None:
     content = '{"5": {"content": "\\ud800"}}'
-    for tokens in ("[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}', content):
+    flag = '{"5": {"content": "a", "special": "false"}}'
+    for tokens in ("[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}', content, flag):
         (folder / "tokenizer_config.json").write_text(f'{{"added_tokens_decoder": {tokens}}}')
         assert "added_tokens_decoder" in not_loaded(f"{folder}{AT}")
+
+
+def test_more_chat_templates_of_a_folder(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "config"}')
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    assert load_tokenizer(f"{folder}{AT}").chat_templates == {"tool_use": "tools"}
+    (folder / "chat_template.jinja").write_text("plain")
+    templates = load_tokenizer(f"{folder}{AT}").chat_templates
+    assert templates == {"default": "plain", "tool_use": "tools"}
 
 
 def test_added_tokens_of_a_tiktoken_folder(folder: Path) -> None:

@@ -119,6 +119,9 @@ def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     assert ours.table.sha256() == theirs.table.sha256()
     assert ours.table.types.tolist() == theirs.table.types.tolist()
     assert ours.table.roles == theirs.table.roles
+    for role in ("bos", "eos", "pad", "sep", "cls", "mask"):
+        own = (i for i, who in ours.declared[role].items() if who == "the tokenizer")
+        assert next(own, None) == getattr(auto, f"{role}_token_id")
     assert ours.definition_sha256 == theirs.definition_sha256
     assert ours.table.preferred_ids == theirs.table.preferred_ids
     assert ours.text_changes == theirs.text_changes
@@ -151,6 +154,7 @@ DIGITS: dict[bool, dict[str, list[Edit]]] = {
             tokenizer_class="TokenizersBackend", backend="tokenizers", is_local=True,
             extra_special_tokens=["<|im_end|>"])],
         "a chat template": [tokens(chat_template="{{ messages }}")],
+        "more chat templates": [adds("additional_chat_templates/rag.jinja", "{{ messages }}")],
         "chat templates": [tokens(chat_template=[
             {"name": "default", "template": "{{ a }}"}, {"name": "rag", "template": "{{ b }}"}])],
         "chat_template.jinja": [
@@ -172,7 +176,6 @@ DIGITS: dict[bool, dict[str, list[Edit]]] = {
         "another flag": [lists(special=True)],
         "old lists": [adds("special_tokens_map.json", '{"unk_token": "<|pad|>"}')],
         "old added tokens": [adds("added_tokens.json", '{"<|new|>": 800}')],
-        "more chat templates": [adds("additional_chat_templates/rag.jinja", "{{ messages }}")],
         "padding": [lambda folder: edit(folder / "tokenizer.json", padding={
             "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None,
             "pad_id": 795, "pad_type_id": 0, "pad_token": "<|im_end|>"})],

@@ -23,19 +23,34 @@ LLAMA = table_of(
     *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>"),
     *("<|eom_id|>", "<|eot_id|>"),
 )
-QWEN = table_of("<|endoftext|>", "<|im_start|>", "<|im_end|>", eos=[2], pad=[0])
+QWEN = table_of("<|endoftext|>", "<|im_start|>", "<|im_end|>", eos=[2, 0], pad=[0], bos=[])
 MISTRAL = table_of("<s>", "</s>", "[INST]", "[control_8]", "[control_9]")
 
 
 def test_roles_come_from_the_declaration_and_from_known_names() -> None:
     assert LLAMA.roles == {"turn_end": (4,), "bos": (0,), "eos": (1,), "reserved": (2,)}
-    assert QWEN.roles == {"turn_start": (1,), "turn_end": (2,), "eos": (0, 2), "pad": (0,)}
+    assert QWEN.roles == {"turn_start": (1,), "turn_end": (2,), "eos": (2, 0), "pad": (0,)}
 
 
-def test_only_a_token_of_type_unknown_is_unk() -> None:
-    assert "unk" not in table_of("<|endoftext|>", unk=[0]).roles
+def test_what_is_declared_is_all_that_a_role_has() -> None:
+    """A leftover of another family has no role, a role that is declared as none has no token."""
+    yi = table_of("<s>", "<|startoftext|>", "<|endoftext|>", "<|im_end|>", bos=[1], eos=[3])
+    assert yi.roles == {"turn_end": (3,), "eos": (3,), "bos": (1,)}
+    smollm3 = table_of("<|begin_of_text|>", "<|im_end|>", bos=[], eos=[1], pad=[1])
+    assert smollm3.roles == {"turn_end": (1,), "eos": (1,), "pad": (1,)}
+    assert find_roles(yi, {"bos": []}) == {"turn_end": (3,), "eos": (2,)}
+
+
+def test_text_has_no_role() -> None:
+    gemma = table_of("<eos>", "<bos>", text=("<s>", "</s>", "<think>"), bos=[1], eos=[0, 3])
+    assert gemma.roles == {"eos": (0,), "bos": (1,)}
+
+
+def test_unknown_tokens_are_unk_where_nobody_declares_one() -> None:
+    assert table_of("<|endoftext|>", unk=[0]).roles["unk"] == (0,)
     unknown, _ = decode_vocabulary([TokenEntry(0, TokenType.UNKNOWN, b"oov")], width=1)
     assert find_roles(unknown, {}) == {"unk": (0,)}
+    assert find_roles(unknown, {"unk": []}) == {}
 
 
 def test_declared_ids_without_a_control_token_are_ignored() -> None:
@@ -57,8 +72,19 @@ def test_declared_ids_without_a_control_token_are_ignored() -> None:
          {0: 1, 1: 1, 2: 1}),
         # Tokens without a role pair by name.
         (table_of("<|a|>", "<|b|>"), table_of("<|x|>", "<|b|>"), {1: 1}),
-        # A control token may pair with text of the same role, and no text with it.
-        (table_of("<think>"), table_of(text=("<think>",)), {0: 0}),
+        # A token without a role pairs with the role that its name is known for, if that is free.
+        (table_of("<SOS>", eos=[]), MISTRAL, {0: 0}),
+        (table_of("<s>", "<|startoftext|>", bos=[1]), MISTRAL, {1: 0}),
+        # A role that is declared as none has no counterpart, whatever is called so.
+        (MISTRAL, table_of("<s>", "</s>", bos=[], eos=[1]), {1: 1}),
+        # Mistral's beside Gemma's, whose tags <s> and </s> are text.
+        (table_of("<s>", "</s>"), table_of("<eos>", "<bos>", text=("<s>", "</s>")), {0: 1, 1: 0}),
+        (table_of("<eos>", "<bos>", text=("<s>", "</s>")), table_of("<s>", "</s>"), {0: 1, 1: 0}),
+        # What begins and ends texts, as GPT-2's, ends them.
+        (table_of("<|endoftext|>", bos=[0], eos=[0], unk=[0]), MISTRAL, {0: 1}),
+        (MISTRAL, table_of("<|endoftext|>", bos=[0], eos=[0], unk=[0]), {0: 0, 1: 0}),
+        # A control token never pairs with text.
+        (table_of("<think>"), table_of(text=("<think>",)), {}),
         (table_of(text=("<think>",)), table_of("<think>"), {}),
     ],
 )  # fmt: skip

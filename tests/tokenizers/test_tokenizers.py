@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import shutil
 import sys
@@ -345,11 +346,36 @@ def test_two_tokens_of_one_id(copy: Copy, small: Path) -> None:
     assert "have the same id" in wrong or "out of vocabulary" in wrong
 
 
-def test_a_config_without_a_width(copy: Copy) -> None:
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        ({}, 1200),
+        ({"llm_config": {"vocab_size": 1300}}, 1300),  # InternVL
+        ({"language_config": {"vocab_size": 1300}}, 1300),  # DeepSeek-VL2
+        ({"padded_vocab_size": 1300, "vocab_size": 1250}, 1300),  # ChatGLM
+        ({"text_config": {"vocab_size": True}, "vocab_size": 1300}, 1300),
+    ],
+)
+def test_widths_of_unknown_types(copy: Copy, config: dict[str, Any], width: int) -> None:
+    """Aligning and rendering need no width, so a config without one is no reason to fail."""
     folder = copy()
-    (folder / "config.json").write_text('{"model_type": "nobody-knows"}')
-    assert "has no vocabulary size" in not_loaded(folder)
-    assert load_tokenizer(str(folder), vocab_size=1300).vocabulary.vocab_size == 1300
+    (folder / "config.json").write_text(json.dumps({"model_type": "nobody-knows", **config}))
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.vocabulary.vocab_size == width
+    assert ["has no vocabulary size" in note for note in tokenizer.notes] == [True] * (not config)
+    assert load_tokenizer(str(folder), vocab_size=1400).vocabulary.vocab_size == 1400
+
+
+def test_a_folder_whose_name_is_not_utf_8(copy: Copy, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff\xfe")
+    try:
+        copy().rename(folder)
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.vocabulary.model_id == "\\xff\\xfe"
+    assert tokenizer.encode("x").ids.tolist() == [87]
+    assert tokenizer.library is None  # Transformers cannot read it
 
 
 def test_a_damaged_generation_config(copy: Copy) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -128,6 +128,27 @@ class AlignedPair:
     is_correct: bool  # both sides have equal bytes, or are special tokens of one role
 
 
+def _symbols(
+    roles: Mapping[int, int], tables: tuple[TokenTable, TokenTable]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the symbols of both sides' control tokens: counterparts have the same one.
+
+    So have both sides' own bos, and own eos, which may have another counterpart: an eos that ends
+    turns as well has the other side's end of a turn.
+    """
+    theirs = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
+    if len(theirs) > FIRST_UNKNOWN - CONTROL:
+        raise ValueError(f"{len(theirs)} control tokens with a counterpart are too many")
+    ours = {s: theirs[t] for s, t in roles.items()}
+    for role in ("bos", "eos"):
+        s, t = (next(iter(table.roles.get(role, ())), -1) for table in tables)
+        if s in ours and t >= 0:
+            same = {theirs.get(t): ours[s]}
+            ours = {i: same.get(symbol, symbol) for i, symbol in ours.items()}
+            theirs = {i: same.get(symbol, symbol) for i, symbol in theirs.items()} | {t: ours[s]}
+    return ours, theirs
+
+
 class TokenAligner:
     """Aligns token ids of a student and a teacher on one text; nothing is decoded again.
 
@@ -161,16 +182,11 @@ class TokenAligner:
             for table in pair.tables
         ]
         roles = {
-            s: t
-            for s, t in pair.equal_roles.items()
-            if t in columns.control_names and s not in unknown[0] and t not in unknown[1]
+            s: t for s, t in pair.equal_roles.items() if s not in unknown[0] and t not in unknown[1]
         }
-        symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
-        if len(symbols) > FIRST_UNKNOWN - CONTROL:
-            raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
-        control = {s: symbols[t] for s, t in roles.items()}
-        self.student = SymbolTable("student", rows, control, FIRST_UNKNOWN)
-        self.teacher = SymbolTable("teacher", columns, symbols, FIRST_UNKNOWN + 1)
+        ours, theirs = _symbols(roles, pair.tables)
+        self.student = SymbolTable("student", rows, ours, FIRST_UNKNOWN)
+        self.teacher = SymbolTable("teacher", columns, theirs, FIRST_UNKNOWN + 1)
         # Libraries that drop text shift the offsets of what follows, so `align_spans` is no help.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
         self.is_lossy = any(one is not None and one.drops_text for one in tokenizers)

@@ -34,8 +34,15 @@ class Retokenizer:
         same = pair.is_same and self.student.definition_sha256 == self.teacher.definition_sha256
         self._is_same = same and not exact
 
-    def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    def __call__(
+        self, rows: Sequence[Sequence[int]], *, begins: Sequence[bool] | None = None
+    ) -> list[list[int]]:
         """Return the teacher's ids of each row.
+
+        Args:
+            rows: ids of the student.
+            begins: whether each row begins a sequence, so that a bos in front of it is one even
+                where the same token ends texts, as GPT-2's; all if None.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
@@ -43,7 +50,8 @@ class Retokenizer:
         """
         if self._is_same:
             return [self._same(row) for row in rows]
-        split = [self._parts(row) for row in rows]
+        flags = [True] * len(rows) if begins is None else begins
+        split = [self._parts(*row) for row in zip(rows, flags, strict=True)]
         ids_of = self._spelled({part for parts in split for part in parts})
         return [[token_id for part in parts for token_id in ids_of[part]] for parts in split]
 
@@ -57,14 +65,17 @@ class Retokenizer:
             TokenizerError: if the teacher's vocabulary cannot spell a part.
             ValueError: for an id that the student does not have.
         """
-        ids = [token_id for part in self(parts) for token_id in part]
-        begin = self.teacher.table.roles.get("bos", ())
-        return ids if not begin or ids[:1] in [[i] for i in begin] else [begin[0], *ids]
+        begins = [not place for place in range(len(parts))]
+        ids = [token_id for part in self(parts, begins=begins) for token_id in part]
+        begin, _ = self.teacher.table.around(ids)
+        return [*begin, *ids]
 
-    def _parts(self, row: Sequence[int]) -> list[str | bytes | int]:
+    def _parts(self, row: Sequence[int], begins: bool) -> list[str | bytes | int]:
         """Return a row as text, bytes that are none, and the teacher's ids of control tokens."""
         tokens = self.student.table.tokens()
         parts: list[str | bytes | int] = []
+        if begins and row and {"bos", "eos"} <= {*self.student.table.roles_by_id.get(row[0], ())}:
+            parts, row = [*self.teacher.table.around(())[0]], row[1:]
         pending: list[bytes] = []
 
         def end_stretch() -> None:

@@ -215,7 +215,7 @@ def _diagnose(
     checks = (
         *_vocabulary_checks(tokenizer),
         Check("round trip", "note" if lost else "ok", "\n".join(round_trip)),
-        *_role_checks(table),
+        *_role_checks(tokenizer),
         *_probe_checks(tokenizer),
         *chat.checks(tools=tools),
     )
@@ -345,11 +345,18 @@ def _first_few(table: TokenTable, ids: Sequence[int]) -> tuple[str, ...]:
     return tuple(table.shown(i) for i in ids[:_EXAMPLES])
 
 
-def _role_checks(table: TokenTable) -> Iterator[Check]:
+def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
+    """Check which token has which role, and who says so: a library, or the token's name."""
+    table = tokenizer.table
     reserved = len(table.roles.get("reserved", ()))
-    named = ", ".join(role for role in table.roles if role != "reserved") or "none"
-    message = f"{len(table.control_names):,}, {reserved:,} of them reserved; roles: {named}"
-    yield Check("special tokens", "ok", message)
+    said_by: dict[str, list[str]] = defaultdict(list)
+    for role, ids in table.roles.items():
+        for i in ids if role != "reserved" else ():
+            who = tokenizer.declared.get(role, {}).get(i, "its name")
+            said_by[who].append(f"{role} {i} {table.shown(i)}")
+    lines = [f"{len(table.control_names):,}, {reserved:,} of them reserved"]
+    lines += [f"by {who}: {', '.join(tokens)}" for who, tokens in said_by.items()]
+    yield Check("special tokens", "ok", "\n".join(lines))
     eos, pad = table.roles.get("eos", ()), table.roles.get("pad", ())
     if eos:
         yield Check("eos", "ok", f"{', '.join(map(table.shown, eos))}; documents end with eos")

@@ -215,25 +215,25 @@ class Translator:
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell the student's ids byte for byte, behind a text that the teacher alone reads.
 
-        A token without bytes and without a counterpart is spelled as its name, one whose
-        counterpart is text as that text: so it has an honest value. The teacher's sequence begins
-        with its bos; for a student's bos where it has none, with what ends its documents; else the
-        first token is spelled by itself, so that the teacher predicts all that follow.
+        A token without bytes and without a counterpart is spelled as its name, so that it has an
+        honest value. The teacher's sequence begins with its bos; for a student's bos where it has
+        none, with what ends its documents; else the first token is spelled by itself, so that the
+        teacher predicts all that follow.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
         """
         parts = [[i] if self._is_text(i) else self._text_of(i) for i in ids]
         begin: list[int] = []
-        if ids[0] in self.student.table.roles.get("bos", ()):
-            if ids[0] not in self._roles and self._begin:
-                begin, parts[0] = self._begin, []
+        roles, counterpart = self.student.table.roles_by_id.get(ids[0], ()), self._roles.get(ids[0])
+        if "bos" in roles and (counterpart in (None, *self._bos) or "eos" in roles):
+            begin, parts[0] = self._begin, [] if self._begin else parts[0]
         elif self._bos:
             begin = self._begin
         plain = [i for part in parts for i in part]
         first = 0 if begin else len(parts[0])
         begin = [*begin, *self.teacher.encode(context).ids.tolist()]
-        stretches = self._to_teacher([plain[:first], plain[first:]])
+        stretches = self._to_teacher([plain[:first], plain[first:]], begins=[False, False])
         teacher_ids = [*begin, *stretches[0], *stretches[1]]
         span = slice(0, len(plain)), slice(len(begin), len(teacher_ids))
         return SharedText(
@@ -243,17 +243,14 @@ class Translator:
 
     def _is_text(self, token_id: int) -> bool:
         """Whether the teacher reads a token as its bytes, or as a control token of its own."""
-        is_control = self._roles.get(token_id) in self.teacher.table.control_names
-        return bool(self.student.table.lengths[token_id] > 0) or is_control
+        return bool(self.student.table.lengths[token_id] > 0) or token_id in self._roles
 
     def _text_of(self, token_id: int) -> list[int]:
-        """Return the student's tokens of what stands for a token in a text."""
+        """Return the student's tokens of a token's name."""
         if token_id not in self._texts:
-            table, text = self.student.table, b""
-            if token_id in self._roles:  # a counterpart that is text, as Qwen's <tool_call>
-                text = self.teacher.table[self._roles[token_id]]
+            table = self.student.table
             name = table.control_names.get(token_id) or table.name(token_id)
-            self._texts[token_id] = self.student.segment(text or name)
+            self._texts[token_id] = self.student.segment(name)
         return self._texts[token_id]
 
     # Predictions

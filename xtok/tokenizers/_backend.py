@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
 
 
-GENERATION_CONFIG = "generation_config.json"
+GENERATION_CONFIG, MODEL = "generation_config.json", "its model"  # who declares more
 
 Roles = Mapping[str, Mapping[int, str]]
 """Role to its ids, the library's own first, each with who declares it."""
@@ -151,21 +152,25 @@ def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
 
+# Parts of a config.json that are of a model's text, and names of the width, the logits' first.
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+_WIDTHS = ("padded_vocab_size", "vocab_size")
+
+
 def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
     """Return the width of a model's logits by its config.json, and its source; None without one.
 
     Read from the file if it is there, so that a model of a new or custom type needs no code;
     else the default of its type, from transformers' `get_text_config().vocab_size`.
-
-    Raises:
-        TokenizerError: if there is none.
     """
     if files.find("config.json") is None:
         return None
     config = files.json("config.json")
-    for part in (config.get("text_config"), config):
-        if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
-            return size, "config"
+    for part in (*map(config.get, _TEXT_CONFIGS), config):
+        for size in map(part.get, _WIDTHS) if isinstance(part, dict) else ():
+            if type(size) is int:
+                return size, "config"
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
@@ -176,12 +181,24 @@ def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
             trust_remote_code=False,
         )
         return int(loaded.get_text_config().vocab_size), "model type"
-    except Exception as error:
-        raise TokenizerError(
-            f"the config.json of {files} has no vocabulary size: {error}",
-            hint="give the width of the model's logits with {option}",
-            parameter="vocab_size",
-        ) from error
+    except (
+        AttributeError,
+        ImportError,
+        LookupError,
+        OSError,
+        StrictDataclassError,
+        TypeError,
+        ValueError,
+    ):  # a type that Transformers does not know, or without a vocabulary
+        return None
+
+
+def json_flag(entry: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return a true or false of a JSON object; a `ValueError` for anything else, as "false"."""
+    value = entry.get(name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, which is neither true nor false")
+    return value
 
 
 def eos_ids(files: ModelFiles) -> list[int]:
@@ -200,27 +217,38 @@ def eos_ids(files: ModelFiles) -> list[int]:
     return ids
 
 
+_MORE_TEMPLATES = "additional_chat_templates"
+
+
 def chat_templates(files: ModelFiles) -> dict[str, str]:
-    """Return what `chat_template.jinja` or `tokenizer_config.json` of a model say.
+    """Return a model's chat templates by name: files of them, else those of its config.
 
     Raises:
         TokenizerError: if the one is not text, or the other malformed.
     """
-    path = files.find("chat_template.jinja")
-    if path is not None:
-        try:
-            return {"default": path.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerError(
-                f"{path} cannot be read as UTF-8: {error}", hint="fix it, or fetch it again"
-            ) from error
+    paths = {"default": files.find("chat_template.jinja")}
+    if files.has(_MORE_TEMPLATES):
+        more = files.folder(f"{_MORE_TEMPLATES}/*") / _MORE_TEMPLATES
+        paths |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
+    of_files = {name: _template(path) for name, path in paths.items() if path is not None}
     templates: Any = files.json("tokenizer_config.json").get("chat_template")
+    if of_files:
+        return of_files
     if isinstance(templates, list):
         try:
             return {str(one["name"]): str(one["template"]) for one in templates}
         except (LookupError, TypeError) as error:
             raise bad_config(files, "chat_template") from error
     return {"default": templates} if isinstance(templates, str) else {}
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(
+            f"{path} cannot be read as UTF-8: {error}", hint="fix it, or fetch it again"
+        ) from error
 
 
 def bad_config(files: ModelFiles, field: str) -> TokenizerError:

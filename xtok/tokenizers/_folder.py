@@ -15,6 +15,7 @@ from xtok.tokenizers._backend import (
     TextChange,
     bad_config,
     chat_templates,
+    json_flag,
     splitting_at,
 )
 from xtok.tokenizers.display import listed
@@ -61,7 +62,7 @@ class FolderBackend(Backend):
             kinds = (TokenType.USER_DEFINED, TokenType.CONTROL)
             self._added = {
                 int(i): TokenEntry(
-                    int(i), kinds[bool(t.get("special"))], str(t["content"]).encode()
+                    int(i), kinds[json_flag(t, "special", False)], str(t["content"]).encode()
                 )
                 for i, t in given.items()
             }
@@ -112,10 +113,7 @@ class FolderBackend(Backend):
         return roles
 
     def library(self) -> Any:
-        try:
-            return self.other[1]().library() if self.other else None
-        except TokenizerError:
-            return None
+        return self.other[1]().library() if self.other else None
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode with the file's backend what stands between added text tokens."""

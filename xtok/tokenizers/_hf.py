@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, Roles, TextChange, damaged
+from xtok.tokenizers._backend import MODEL, SPECIAL_NAMES, Backend, Roles, TextChange, damaged
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 
@@ -120,7 +120,10 @@ class HuggingFaceBackend(Backend):
         """Return the special-token map; a `tokenizer.json` alone has none."""
         names = {role: f"{role}_token_id" for role in SPECIAL_NAMES}
         ids = {r: getattr(self._hf, name) for r, name in names.items() if hasattr(self._hf, name)}
-        return {role: {} if i is None else {i: "the tokenizer"} for role, i in ids.items()}
+        roles = {role: {} if i is None else {i: "the tokenizer"} for role, i in ids.items()}
+        if not roles.get("unk") and (unknown := self._unknown_id()) is not None:
+            roles["unk"] = {unknown: MODEL}  # its library writes it, declared or not
+        return roles
 
     def library(self) -> Any:
         """Return what Transformers makes of the folder, loaded now if `tokenizer.json` did."""

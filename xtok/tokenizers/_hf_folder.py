@@ -9,7 +9,7 @@ change what it says; else Transformers decides. All of this must hold:
   else in `tokenizer.json` is what this class builds, by its fingerprint.
 - `tokenizer_config.json` has only keys that change neither tokens nor how text is encoded.
 - The added and special tokens that it lists are those of `tokenizer.json`, flags included.
-- No other file lists tokens or chat templates, and `tokenizer.json` neither pads nor truncates.
+- No other file lists tokens, and `tokenizer.json` neither pads nor truncates.
 
 `tests/tokenizers/test_hf_folder.py` compares the tables here with the installed Transformers.
 """
@@ -176,7 +176,8 @@ class PlainTokenizer:
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as RustTokenizer
 
-        self.backend_tokenizer = RustTokenizer.from_file(str(path))
+        # Of bytes, as the library takes no name of a file that is not UTF-8.
+        self.backend_tokenizer = RustTokenizer.from_buffer(path.read_bytes())
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
@@ -320,7 +321,6 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model: Mapping[
         all(key in _KEYS or _is_token(key, value) for key, value in config.items())
         and not config.get("split_special_tokens")
         and ("added_tokens_decoder" in config or not any(map(files.find, old)))
-        and not files.has("additional_chat_templates")
     )
 
 

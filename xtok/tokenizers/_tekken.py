@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import damaged
+from xtok.tokenizers._backend import damaged, json_flag
 from xtok.tokenizers._tiktoken import (
     TEKKEN_PATTERN,
     RankBackend,
@@ -77,7 +77,7 @@ def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[
         i, name = int(token["rank"]), token["token_str"].encode()
         if i in entries or not 0 <= i < reserved:
             raise ValueError(f"its special token {i} comes twice, or is not in 0..{reserved - 1}")
-        kind = TokenType.CONTROL if token.get("is_control", True) else TokenType.USER_DEFINED
+        kind = TokenType.CONTROL if json_flag(token, "is_control", True) else TokenType.USER_DEFINED
         entries[i] = TokenEntry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
     for i in range(reserved):
         entries.setdefault(i, TokenEntry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))

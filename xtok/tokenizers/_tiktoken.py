@@ -34,7 +34,7 @@ class Family:
     pattern: str  # splits text into pieces before merging
     control: Mapping[str, int] = field(default_factory=dict)  # special tokens, name to id
     text: Mapping[str, int] = field(default_factory=dict)  # added tokens that are not special
-    roles: Mapping[str, str] = field(default_factory=dict)  # role to name, by the family's code
+    roles: Mapping[str, str] = field(default_factory=dict)  # role to names, by the family's code
 
 
 def _numbered(start: int, names: str) -> dict[str, int]:
@@ -113,7 +113,8 @@ _QWEN = Family(
         "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> "
         "<|repo_name|> <|file_sep|> <tool_response> </tool_response> <think> </think>",
     ),
-    roles={"eos": "<|im_end|>", "pad": "<|endoftext|>"},
+    # As in the generation config of Qwen/Qwen3-8B, that of its base model first.
+    roles={"eos": "<|endoftext|> <|im_end|>", "pad": "<|endoftext|>"},
 )
 _CL100K = Family(
     pattern=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"

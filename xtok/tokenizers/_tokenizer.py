@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
@@ -107,7 +108,13 @@ class Tokenizer:
         )
 
     def _notes_on_width(self) -> Iterator[str]:
-        """Name the tokens that the model has no row for."""
+        """Name the tokens that the model has no row for; say where its config has no width."""
+        known = self.vocabulary
+        if known.width_source == "tokenizer" and self._files and self._files.find("config.json"):
+            yield (
+                f"the config.json of {known.model_id} has no vocabulary size: its width is that of "
+                f"the tokenizer, {known.vocab_size:,}, and the model's logits may be wider"
+            )
         if self._without_row:
             tokens = [*map(self._shown_without_row, self._without_row)]
             yield (
@@ -339,8 +346,10 @@ class Tokenizer:
 
     @functools.cached_property
     def library(self) -> Any:
-        """The tokenizer that Transformers makes of the same folder; None for a file alone."""
-        return self._backend.library()
+        """The tokenizer that Transformers makes of the same folder; None where it makes none."""
+        with suppress(TokenizerError):
+            return self._backend.library()
+        return None
 
     @functools.cached_property
     def bos_id(self) -> int | None:

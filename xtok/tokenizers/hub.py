@@ -82,8 +82,8 @@ class ModelFiles:
             cached = try_to_load_from_cache(self.model, name, revision=revision)
             return None if cached is None else False  # else the cache knows: no such file
 
-    def folder(self) -> Path:
-        """Return the local folder, fetched if need be, without other frameworks' weights.
+    def folder(self, part: str = "*") -> Path:
+        """Return the local folder, all of it or a part fetched if need be, but for other weights.
 
         Raises:
             XtokError: if the repo is not available.
@@ -93,7 +93,11 @@ class ModelFiles:
         from huggingface_hub import snapshot_download
 
         with self._hub():
-            return Path(snapshot_download(self.model, ignore_patterns=_LEFT_OUT, **self._options()))
+            return Path(
+                snapshot_download(
+                    self.model, allow_patterns=part, ignore_patterns=_LEFT_OUT, **self._options()
+                )
+            )
 
     def first(self, names: Sequence[str]) -> Path | None:
         """Return the first of several files that exists; in a folder, names may be patterns.

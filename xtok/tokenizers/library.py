@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from xtok.tokenizers._backend import GENERATION_CONFIG, SPECIAL_NAMES
+from xtok.tokenizers._backend import GENERATION_CONFIG, MODEL, SPECIAL_NAMES
 from xtok.tokenizers.display import escape, listed, quoted
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def _roles(tokenizer: Tokenizer) -> Iterator[str]:
     """Compare the declared roles."""
     for role in SPECIAL_NAMES:
         theirs = getattr(tokenizer.library, f"{role}_token_id", None)
-        declared = tokenizer.declared.get(role, {})
-        ours = next((i for i, who in declared.items() if who != GENERATION_CONFIG), None)
+        declared = tokenizer.declared.get(role, {}).items()
+        ours = next((i for i, who in declared if who not in (GENERATION_CONFIG, MODEL)), None)
         if theirs != ours:
             yield f"{role} is {_or_none(ours)}, and AutoTokenizer's {_or_none(theirs)}"
 

@@ -87,7 +87,12 @@ class Pair:
 
     @functools.cached_property
     def equal_roles(self) -> dict[int, int]:
-        """For each special token of the student, the teacher's of the same role or name."""
+        """For each control token of the student, the teacher's of the same role or name.
+
+        Those of one vocabulary are each other's, whatever each side declares.
+        """
+        if self.is_same:
+            return {i: i for i in self.tables[0].control_names}
         return match_roles(*self.tables)
 
     @functools.cached_property

@@ -12,7 +12,8 @@ from xtok.tokenizers.table import TokenTable, TokenType
 
 # Special tokens by role, with the names that model families give them in their published
 # tokenizer_config.json or code. In the order in which roles are paired up: a token that ends a
-# turn and ends the text is matched as the end of a turn first.
+# turn and ends the text is matched as the end of a turn first; one that begins and ends texts, as
+# GPT-2's, as their end, which models predict.
 _NAMES_OF_ROLES: dict[str, str] = {
     "turn_start": "<|im_start|> <start_of_turn> <|start|> <|START_OF_TURN_TOKEN|>",
     "turn_end": "<|im_end|> <end_of_turn> <|end|> <|eot_id|> <|eot|> <|END_OF_TURN_TOKEN|>",
@@ -40,9 +41,9 @@ _NAMES_OF_ROLES: dict[str, str] = {
     "fim_pad": "<|fim_pad|> <fim_pad>",
     "image": "<|image|> <|image_pad|> <image_soft_token> [IMG] <image> <｜image｜>",
     "audio": "<|audio|> <audio_soft_token> [AUDIO] <|AUDIO|>",
-    "bos": "<s> <bos> <|begin_of_text|> <|startoftext|> <｜begin▁of▁sentence｜> <BOS_TOKEN> <SOS>",
     "eos": "</s> <eos> <|end_of_text|> <|endoftext|> <|return|> <｜end▁of▁sentence｜> <EOS_TOKEN> "
     "<EOT>",
+    "bos": "<s> <bos> <|begin_of_text|> <|startoftext|> <｜begin▁of▁sentence｜> <BOS_TOKEN> <SOS>",
     "pad": "<pad> [PAD] <PAD> <|padding|> <|pad|> <|finetune_right_pad_id|> <|finetune_right_pad|> "
     "<｜▁pad▁｜>",
     "unk": "<unk> [UNK] <UNK>",
@@ -64,34 +65,32 @@ _SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
 def find_roles(
     table: TokenTable, declared: Mapping[str, Iterable[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return role to ids, from what the tokenizer declares and from the known names.
+    """Return role to ids: those that are declared, and by known names for roles that nobody does.
+
+    A role has what is declared and nothing else; one that is declared without ids has none. All
+    are of control tokens: a token of text has no role.
 
     Args:
-        table: names and types of the ids; only CONTROL, UNKNOWN and USER_DEFINED have roles.
-        declared: roles by the tokenizer's special-token map and the generation config.
+        table: names and types of the ids.
+        declared: roles by the tokenizer's library and the generation config, in their order.
     """
-    roles: dict[str, set[int]] = defaultdict(set)
+    names = table.control_names
+    roles: dict[str, list[int]] = defaultdict(list)
+    for i, name in names.items():
+        roles[_ROLE_OF_NAME.get(name, "reserved" if _RESERVED.fullmatch(name) else "")].append(i)
+    roles["unk"] = table.ids_of_type(TokenType.UNKNOWN).tolist()
     for role, ids in declared.items():
-        roles[role] |= {i for i in ids if i in table.control_names}
-    special = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-    for i in table.ids_of_type(*special).tolist():
-        name = table.control_names.get(i) or table[i].decode("utf-8", "replace")
-        if name in _ROLE_OF_NAME:
-            roles[_ROLE_OF_NAME[name]].add(i)
-        elif _RESERVED.fullmatch(name):
-            roles["reserved"].add(i)
-    # Byte-level tokenizers often declare their end of text as "unknown" but never emit it so.
-    roles["unk"] = set(table.ids_of_type(TokenType.UNKNOWN).tolist())
-    return {role: tuple(sorted(roles[role])) for role in ROLES if roles[role]}
+        roles[role] = [i for i in ids if i in names]
+    return {role: tuple(roles[role]) for role in ROLES if roles[role]}
 
 
 def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
 
-    Within a role, tokens of the same name pair up first, then the others by order of id, one to
-    one. The rest share the role's first teacher id if the role is bos, eos, pad or unk. If the
-    teacher has no end of turn, its end of text takes that role. Control tokens without a known role
-    pair up by name.
+    Within a role, tokens of the same name pair up first, then the others in the role's order, one
+    to one. The rest share the role's first teacher id if the role is bos, eos, pad or unk. If the
+    teacher has no end of turn, its end of text takes that role. Control tokens without a role pair
+    up by name, or with the teacher's token of the role that their name is known for.
     """
     pairs: dict[int, int] = {}
     for role in ROLES:
@@ -99,14 +98,15 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     if "turn_end" not in teacher.roles and "eos" in teacher.roles:
         # A family without an end of turn ends the assistant's turn with its end of text.
         for s in student.roles.get("turn_end", ()):
-            if s in student.control_names:
-                pairs.setdefault(s, teacher.roles["eos"][0])
-    with_role = {i for ids in teacher.roles.values() for i in ids}
-    id_of_name = {n: t for t, n in teacher.control_names.items() if t not in with_role}
-    with_role = {i for ids in student.roles.values() for i in ids}
+            pairs.setdefault(s, teacher.roles["eos"][0])
+    without_role = (t for t in teacher.control_names if t not in teacher.roles_by_id)
+    id_of_name = {teacher.control_names[t]: t for t in without_role}
     for s, name in student.control_names.items():
-        if s not in with_role and name in id_of_name:
-            pairs[s] = id_of_name[name]
+        if s not in student.roles_by_id:
+            known = teacher.roles.get(_ROLE_OF_NAME.get(name, ""), ())
+            t = id_of_name.get(name, next(iter(known), None))
+            if t is not None and t not in pairs.values():
+                pairs[s] = t
     return dict(sorted(pairs.items()))
 
 
@@ -114,10 +114,12 @@ def _match_role(
     role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
 ) -> dict[int, int]:
     """Pair the ids of one role that no earlier role has paired."""
-    rows = [
-        s for s in student.roles.get(role, ()) if s in student.control_names and s not in earlier
-    ]
-    candidates = teacher.roles.get(role, ())
+    rows, candidates = (
+        # Byte-level tokenizers often declare their end of text as "unknown", and never emit it so.
+        [i for i in ids if role != "unk" or table.types[i] == TokenType.UNKNOWN]
+        for table, ids in ((t, t.roles.get(role, ())) for t in (student, teacher))
+    )
+    rows = [s for s in rows if s not in earlier]
     taken = set(earlier.values())
     id_of_name = {teacher.name(t): t for t in reversed(candidates) if t not in taken}
     pairs = {s: id_of_name[student.name(s)] for s in rows if student.name(s) in id_of_name}

@@ -7,7 +7,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise, repeat, zip_longest
@@ -57,7 +57,7 @@ class TokenTable:
     offsets: NDArray[np.int64]  # [V + 1]; token i is data[offsets[i]:offsets[i + 1]]
     types: NDArray[np.uint8]  # [V]; CONTROL, UNKNOWN and UNUSED ids have no bytes
     control_names: Mapping[int, str] = field(default_factory=dict)  # of CONTROL and UNKNOWN ids
-    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ids rise; may have several
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the declared id first
     # Ids that the tokenizer emits for bytes that another id has too, where `canonical_ids` would
     # choose another by type and number.
     preferred_ids: tuple[int, ...] = ()
@@ -163,6 +163,16 @@ class TokenTable:
             for i in ids:
                 roles[i] = (*roles.get(i, ()), role)
         return roles
+
+    def around(
+        self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
+    ) -> tuple[list[int], list[int]]:
+        """Return the bos and eos to put around a text's ids: none where it has its own already."""
+        begins, ends = (self.roles.get(role, ()) for role in ("bos", "eos"))
+        return (
+            [*begins[:1]] if bos and not {*ids[:1]} & {*begins} else [],
+            [*ends[:1]] if eos and not {*ids[-1:]} & {*ends} else [],
+        )
 
     def name(self, token_id: int) -> str:
         """Return an id as people read it: escaped bytes, a control name, or its type."""

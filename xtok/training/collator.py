@@ -131,8 +131,8 @@ class DistillationCollator:
         student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
         teachers: one, or a list; an empty list for a student that learns alone.
         max_length: tokens of a sample that are kept, on each side; all if None.
-        bos: begin texts with the bos token, where a tokenizer has one.
-        eos: end texts with the eos token, where a tokenizer has one.
+        bos: begin texts with the bos token that a tokenizer declares, but not twice.
+        eos: end texts with the eos token that a tokenizer declares, but not twice.
         max_comb_len: as in `TokenAligner`.
         student_template: chat template of the student, if not its own.
         teacher_templates: one chat template per teacher; None is the teacher's own.
@@ -261,7 +261,7 @@ class DistillationCollator:
         ]
         sides: list[dict[str, Any]] = []
         for number, teacher in enumerate(self.teachers):
-            spelled = iter(self._retokenizers[number]([ids for row in rows for ids, _ in row]))
+            spelled = iter(_spelled(self._retokenizers[number], rows))
             theirs = []
             for n, row in enumerate(rows):
                 parts = [(next(spelled), flag) for _, flag in row]
@@ -301,14 +301,11 @@ class DistillationCollator:
         scored = [_scored_row(row) for row in rows]
         theirs = [row for row, _ in scored]
         parts = [_parts(row.ids, row.is_target) for row in theirs]
-        spelled = iter(self._to_student([ids for row in parts for ids, _ in row]))
-        begin = self.student.table.roles.get("bos", ())[:1] if self.bos else ()
+        spelled = iter(_spelled(self._to_student, parts))
         ours = []
         for of_row in parts:
             our_parts = [(next(spelled), flag) for _, flag in of_row]
-            if begin and (not our_parts or our_parts[0][0][:1] != list(begin)):
-                our_parts = [(list(begin), True), *our_parts]
-            ours.append(_row_of(our_parts))
+            ours.append(_row_of(self._with_bos(self.student, our_parts, is_target=True)))
         sides_of = self.student, teacher
         alignments = [
             self._align(aligner, sides_of, *both) for both in zip(ours, theirs, strict=True)
@@ -339,15 +336,19 @@ class DistillationCollator:
             while parts and not parts[0][1]:
                 parts = parts[1:]
             parts = [(self._prompt_ids(number, prompt), False), *parts]
-        first = next((ids[0] for ids, _ in parts if ids), None)
-        is_text = prompt is None or isinstance(prompt, str)
-        if bos and self.bos and is_text and first not in bos:
-            parts = [([bos[0]], False), *parts]
+        if prompt is None or isinstance(prompt, str):
+            parts = self._with_bos(teacher, parts, is_target=False)
         row = _row_of(parts)
         row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
         if prompt is not None:
             row = row.read_alone()
         return row.behind(teacher.encode(context).ids) if context else row
+
+    def _with_bos(self, tokenizer: Tokenizer, parts: list[Part], *, is_target: bool) -> list[Part]:
+        """Return a row that begins with its bos, if texts do."""
+        first = next((ids for ids, _ in parts if ids), [])
+        begin, _ = tokenizer.table.around(first, bos=self.bos)
+        return [(begin, is_target), *parts] if begin else parts
 
     def _prompt_ids(self, number: int, prompt: Any) -> list[int]:
         """Return what a teacher reads in place of the student's prompt."""
@@ -367,18 +368,15 @@ class DistillationCollator:
         samples: Sequence[SideText | SideChat],
     ) -> list[_SampleRow]:
         """Return texts and conversations as one side reads them, whole."""
-        roles = tokenizer.table.roles
-        begin, end = (
-            roles.get(role, ())[:1] if wanted else ()
-            for role, wanted in (("bos", self.bos), ("eos", self.eos))
-        )
         texts = [s for s in samples if isinstance(s, SideText)]
         encoded = iter(tokenizer.encode_batch([part for s in texts for part in s]))
         name = "student_template" if tokenizer is self.student else "teacher_templates"
         rows = []
         for sample in samples:
             if isinstance(sample, SideText):
-                ids = np.array([*begin, *next(encoded), *end], np.int64)
+                inner = next(encoded)
+                begin, end = tokenizer.table.around(inner, bos=self.bos, eos=self.eos)
+                ids = np.array([*begin, *inner, *end], np.int64)
                 row = _SampleRow(ids, np.ones(len(ids), np.bool_), text=sample.text)
                 rows.append(row._replace(num_before=len(begin)).behind(next(encoded)))
             else:
@@ -388,7 +386,7 @@ class DistillationCollator:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
                 row = _SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown)
                 if sample.answers is not None:
-                    bos = roles.get("bos", ())
+                    bos = tokenizer.table.roles.get("bos", ())
                     row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
                     row = row.read_alone()
                 rows.append(row)
@@ -595,6 +593,12 @@ def _align_targets(
     total = np.array([len(aligned.is_correct)])
     whole = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
     return _cut(whole, rows, (None, end))
+
+
+def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[int]]:
+    """Return the parts of all rows in the other side's tokens."""
+    parts = [(ids, not place) for row in rows for place, (ids, _) in enumerate(row)]
+    return retokenizer([ids for ids, _ in parts], begins=[begins for _, begins in parts])
 
 
 def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
