@@ -84,6 +84,11 @@ CALLS = (
          [{**ASK, "content": [{"type": "text", "text": "a"}, {"type": "image", "image": "x.png"}]}],
          ""),
         (chatml("{{ m.content[:5] }}"), [ASK], "drops the part '?' of its content"),
+        (chatml("{{ m.content | replace('oat', '') }}"), [ASK], "the part 'oat' of its content"),
+        (chatml("{{ m.content | replace('oat', 'e') }}"), [ASK, SEVEN], ""),
+        (chatml("{{ m.content[0].text }}"),
+         [{**ASK, "content": [{"type": "text", "text": "a", "thinking": "b"}]}],
+         "drops its content[0].thinking"),
         # Origins that a filter loses, and marks that a template writes in another way.
         (chatml("{{ m.content | title }}"), [ASK, SEVEN], ""),
         (chatml("{{ m.content | replace('<image>', '<|image_1|>') }}"),
@@ -171,6 +176,9 @@ def test_documents(byte_level: Tokenizer) -> None:
         make = partial(render, byte_level, record.messages, template=PLAIN)
         dropped = error_of(partial(make, variables=record.variables))
         assert "drops documents[0].title" in dropped
+        part = "{% for d in documents %}{{ d.text }}{% endfor %}" + PLAIN
+        chat = render(byte_level, record.messages, template=part, variables=record.variables)
+        assert chat.notes == ("the template leaves out the key 'title' of documents",)
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
@@ -294,16 +302,22 @@ EITHER = (
         + ANSWER % "messages[i + 1]" + "{% endfor %}",
         "{% set ns = namespace(i=0) %}{% for _ in range(4) %}{% set i = ns.i %}" + EITHER
         + "{% set ns.i = ns.i + 1 %}{% endfor %}",
+        "{% for user, said in messages | batch(2) %}" + INST % "user" + ANSWER % "said"
+        + "{% endfor %}",
+        "{% set ns = namespace(text='') %}{% for i in range(messages | length) %}{% set ns.text = "
+        "ns.text ~ messages[i].content ~ ' <|end_of_text|>' %}{% endfor %}{{ ns.text }}",
         "{% for one in range(1) %}{% for i in range(messages | length) %}" + EITHER
         + "{% endfor %}{% endfor %}",
     ],
 )  # fmt: skip
 def test_loops_over_numbers(byte_level: Tokenizer, template: str) -> None:
     chat = [ASK, {**SEVEN, "content": "Nine"}, ASK, SEVEN]
-    ends = ["Nine <|end_of_text|>", "Seven <|end_of_text|>"]
-    shown = render(byte_level, chat, template=template)
-    assert [target.strip() for target in targets(shown)] == ends
-    assert shown.notes == ()
+    for end in ("<|end_of_text|>", "<|pad|>"):  # the second is of no role that ends a turn
+        shown = render(byte_level, chat, template=template.replace("<|end_of_text|>", end))
+        written = [target.strip() for target in targets(shown)]
+        is_lost = "ns.text" in template and end == "<|pad|>"  # the places of what is kept are
+        assert written == (["Nine", "Seven"] if is_lost else [f"Nine {end}", f"Seven {end}"])
+        assert bool(shown.notes) == is_lost
 
 
 # Beside the library
@@ -350,6 +364,8 @@ def test_a_collator_says_what_nobody_reads(byte_level: Tokenizer) -> None:
     both = {**row, "text": "boats"}
     assert said(both) == [f"nobody reads the key 'messages' of texts{effect}"]
     assert said([ASK]) == [NO_ANSWERS]
+    assert said([Message("user", "boats?"), Message("assistant", "Seven")]) == []
+    assert said([ASK, {**SEVEN, "finish_reason": "stop", "id": 3}]) == []
     assert said(row, max_length=2)[0].startswith("max_length 2 cuts all targets of a sample")
 
 

@@ -20,7 +20,8 @@ def render(
     file: Path = option(
         ...,
         "Conversations: .json, .jsonl or .parquet, also as .gz or .zst. Each is a list of "
-        "messages, or an object with messages, tools and chat_template_kwargs.",
+        "messages, or an object with messages and maybe system, tools, documents and "
+        "chat_template_kwargs.",
         argument="FILE",
     ),
     model_argument: str | None = option(None, f"Model to write ids for: {KINDS}", argument="MODEL"),

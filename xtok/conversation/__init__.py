@@ -2,6 +2,7 @@
 
 from xtok.conversation._places import MessageSpan as MessageSpan
 from xtok.conversation._places import Span as Span
+from xtok.conversation._tracking import plain as plain
 from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.reading import ReadBack as ReadBack

@@ -28,14 +28,22 @@ ASIDE = frozenset([
 """Keys of rows and messages that say what they are and where from, and change no text."""
 WEIGHTS = ("weight", "loss_mask", "train")
 """Keys of a message that say whether it is trained on, by 1 or 0."""
-SPOKEN = re.compile(r"content|tool_calls|function_call|.*(reason|think|thought).*")
-"""Keys of a message that say what its role wrote."""
+_SPOKEN = re.compile(
+    r"content|tool_calls|function_call|"
+    r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
+)
 _STRUCTURE = ("type", "id", "index", "doc_id")
+_UNUSED = 730_000_000  # numbers from here on stand in no conversation
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
 Given = Mapping[str, Any]
 """What is rendered: `messages`, `tools`, `documents`."""
 Render = Callable[[Given], Rendering]
+
+
+def is_spoken(key: str) -> bool:
+    """Whether a key of a message has what its role wrote."""
+    return _SPOKEN.fullmatch(key) is not None and key not in ASIDE
 
 
 def unread_note(key: str, what: str) -> str:
@@ -64,7 +72,7 @@ def account(render: Render, given: Given, rendering: Rendering, first: int = 0) 
 
     A template leaves out on purpose what it writes as long as no later message follows, as Qwen 3
     does with thoughts; what it cuts out at a tag, as DeepSeek's do at `</think>`; and of a tool
-    that it writes, what is not in its own form.
+    or a document that it writes, what is not in its own form.
 
     Args:
         render: the template, for other values.
@@ -76,28 +84,41 @@ def account(render: Render, given: Given, rendering: Rendering, first: int = 0) 
         XtokError: for anything else that is left out; names the message and the key.
     """
     whole = _Written(render, given, rendering)
-    for index in range(first, len(given["messages"])):
-        yield from _of_message(whole, index)
-    for index in range(len(given["tools"] or ())):
-        yield from _of_tool(whole, index)
-    for leaf in _leaves(given["documents"], ("documents",)):
-        if part := whole.lost(leaf):
-            raise _dropped("", leaf, part)
+    said = {
+        index: [
+            leaf
+            for key, value in message.items()
+            if is_spoken(key)
+            for leaf in _leaves(value, ("messages", index, key))
+        ]
+        for index, message in [*enumerate(given["messages"])][first:]
+    }
+    whole.try_all([leaf for leaves in said.values() for leaf in leaves])
+    earlier: set[tuple[Any, ...]] = set()
+    for index, leaves in said.items():
+        yield from _of_message(whole, index, leaves, earlier)
+    for name in ("tools", "documents"):
+        for index in range(len(given[name] or ())):
+            yield from _of_one_beside(whole, name, index)
     yield from _unread(whole, given["messages"])
 
 
-def _of_message(whole: _Written, index: int) -> Iterator[str]:
-    message = whole.given["messages"][index]
-    lost = [
-        (leaf, part)
-        for key in message
-        if SPOKEN.fullmatch(key)
-        for leaf in _leaves(message[key], ("messages", index, key))
-        if (part := whole.lost(leaf))
-    ]
-    before = whole.up_to(index) if lost else None
+def _of_message(
+    whole: _Written, index: int, leaves: Sequence[_Leaf], earlier: set[tuple[Any, ...]]
+) -> Iterator[str]:
+    """Yield notes on what a message lacks; `earlier` are kinds of leaves that only the last has."""
+    message, is_last = whole.given["messages"][index], index + 1 == len(whole.given["messages"])
+    kinds = {}
+    for leaf in leaves:
+        names = tuple(name for name in leaf.path if isinstance(name, str))
+        kinds[leaf.path] = (message["role"], frozenset(message), *names)
+    lost = [(leaf, part) for leaf in leaves if (part := whole.lost(leaf))]
+    is_known = all(kinds[leaf.path] in earlier for leaf, _ in lost)
+    before = None if is_last or is_known else whole.up_to(index)
     for leaf, part in lost:
         if before is not None and not before.lost(leaf):
+            earlier.add(kinds[leaf.path])
+        if kinds[leaf.path] in earlier and not is_last:
             yield f"the template leaves out {leaf.path[2]} of earlier messages"
         elif isinstance(leaf.value, str) and (tag := _TAG.search(part)):
             yield f"the template leaves out what is marked with {printable(tag[0])}"
@@ -105,8 +126,8 @@ def _of_message(whole: _Written, index: int) -> Iterator[str]:
             raise _dropped(f"message {index}, the {message['role']}'s: ", leaf, part)
 
 
-def _of_tool(whole: _Written, index: int) -> Iterator[str]:
-    leaves = [*_leaves(whole.given["tools"][index], ("tools", index))]
+def _of_one_beside(whole: _Written, name: str, index: int) -> Iterator[str]:
+    leaves = [*_leaves(whole.given[name][index], (name, index))]
     by_key: dict[str, list[_Leaf]] = defaultdict(list)
     for leaf in leaves:
         if not whole.has_trace(leaf):
@@ -115,7 +136,7 @@ def _of_tool(whole: _Written, index: int) -> Iterator[str]:
     if lost and sum(map(len, lost.values())) == len(leaves):
         raise _dropped("", leaves[0], str(leaves[0].value))
     for key in lost:
-        yield f"the template leaves out the key {quoted(printable(key))} of tools"
+        yield f"the template leaves out the key {quoted(printable(key))} of {name}"
 
 
 def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
@@ -125,7 +146,7 @@ def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
         for index, message in enumerate(messages)
         for key in message
         if key not in ("role", *WEIGHTS, *ASIDE)
-        and not SPOKEN.fullmatch(key)
+        and not is_spoken(key)
         and not (key == "name" and message["role"] == "tool")  # its call has it
         and ("messages", index, key) not in whole.tops
     }
@@ -168,7 +189,7 @@ def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
             if "text" not in value:
                 yield _Leaf(path, value)
                 return
-            value = {"text": value["text"]}
+            value = {k: v for k, v in value.items() if k == "text" or is_spoken(k)}
         for key, item in value.items():
             if key not in _STRUCTURE or "arguments" in path:
                 yield from _leaves(item, (*path, key))
@@ -194,14 +215,37 @@ class _Written:
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
             self._places[path].append((run.offset, run.end - run.start))
         self.tops = {path[:3] for path in self._places}
+        self._is_written: dict[Path, bool] = {}  # of leaves without a trace
 
     def up_to(self, index: int) -> _Written | None:
-        """Return the same of the messages up to one; None if it is the last, or they alone fail."""
+        """Return the same of the messages up to one; None if they alone cannot be rendered."""
         until = {**self.given, "messages": self.given["messages"][: index + 1]}
-        if len(until["messages"]) < len(self.given["messages"]):
-            with suppress(XtokError):
-                return _Written(self._render, until, self._render(until))
+        with suppress(XtokError):
+            return _Written(self._render, until, self._render(until))
         return None
+
+    def try_all(self, leaves: Sequence[_Leaf]) -> None:
+        """Find out at once of leaves without a trace whether the text has them or depends on them.
+
+        All get values that are nowhere else, and the text has them or not. If it does not depend
+        on all of the others together, it depends on none of them. What is left is asked one by one.
+        """
+        silent = [leaf for leaf in leaves if not self.has_trace(leaf)]
+        if len(silent) < 2:
+            return
+        marked, marks = self.given, {}
+        for n, leaf in enumerate(silent):
+            if isinstance(leaf.value, (str, int, float)):
+                number = _UNUSED + n
+                is_text = isinstance(leaf.value, str)
+                marked = _with(marked, leaf.path, f"{leaf.value}{number}" if is_text else number)
+                marks[leaf.path] = str(number)
+        with suppress(XtokError):
+            text = self._render(marked).text
+            self._is_written = {path: True for path, mark in marks.items() if mark in text}
+        others = [leaf for leaf in silent if leaf.path not in self._is_written]
+        if others and not self.depends_on(others):
+            self._is_written |= {leaf.path: False for leaf in others}
 
     def has_trace(self, leaf: _Leaf) -> bool:
         """Whether some of the text comes from a leaf, or from what it is in, or what is in it."""
@@ -216,7 +260,9 @@ class _Written:
     def lost(self, leaf: _Leaf) -> str:
         """Return the first part of a leaf that the text does not have, nor depend on; or ""."""
         if not self.has_trace(leaf):
-            return "" if self.depends_on([leaf]) else str(leaf.value)
+            is_written = self._is_written.get(leaf.path)
+            is_written = self.depends_on([leaf]) if is_written is None else is_written
+            return "" if is_written else str(leaf.value)
         places = sorted(self._places.get(leaf.path, ()))
         if not places or places[0][0] < 0 or self._is_within(leaf.path):
             return ""
@@ -229,21 +275,16 @@ class _Written:
         return ""
 
     def _has_part(self, leaf: _Leaf, start: int, part: str) -> bool:
-        """Whether a part is written in another way: marks as such, words so that they count."""
-        words = _TAG.sub(lambda tag: " " * len(tag[0]), part).rstrip()
-        if words:
-            start += len(words)
-            altered = f"{leaf.value[:start]}x{leaf.value[start:]}"
-        elif part.strip() in self._text:
+        """Whether a part is written in another way: a tag as such, others so that they count."""
+        if not _TAG.sub("", part).strip() and part.strip() in self._text:
             return True
-        else:
-            altered = leaf.value[:start] + leaf.value[start + len(part) :]
-        return self._depends(_with(self.given, leaf.path, altered))
+        rest = leaf.value[:start] + leaf.value[start + len(part) :]
+        return self._depends(_with(self.given, leaf.path, rest))
 
     def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
         """Whether the text is another if all of these leaves are."""
         given = self.given
-        for leaf in leaves:
+        for leaf in reversed(leaves):  # parts that are left out have others behind them
             given = _with(given, leaf.path, _altered(leaf.value))
         return self._depends(given)
 

@@ -199,7 +199,7 @@ def encoded(
     ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
     control = np.isin(ids, list(tokenizer.table.control_names))
     places = Places(rendering, bounds)
-    mask = np.zeros(len(ids), np.bool_)
+    mask, written = np.zeros(len(ids), np.bool_), rendering.text.encode()
     is_training = rendering.generated is not None
     ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
     said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -213,8 +213,11 @@ def encoded(
         if first < stop and bounds[first] < answer.bytes[0]:
             first += 1
             notes.append(BEGINS_IN_PROMPT)
-        if not is_training and stop < len(mask) and not control[stop - 1]:
-            stop += ids[stop] in ends  # as GLM 4.5 ends a turn with the next one's token
+        if not is_training and not control[stop - 1]:
+            # As GLM 4.5 ends a turn with the next one's token; others write a space before it.
+            rest = written[bounds[stop] :]
+            behind = np.searchsorted(bounds, bounds[stop] + len(rest) - len(rest.lstrip()))
+            stop = int(behind) + 1 if rest.strip() and ids[behind] in ends else stop
         mask[first:stop] = True
     for run in rendering.runs:  # a template may write one message within another
         if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
@@ -226,7 +229,6 @@ def encoded(
     if rendering.is_dated:
         notes.append(_note_on_date(tokenizer, messages, options))
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
-    written = rendering.text.encode()
     if any(_end_of_turn(control, bounds, written, *edge) is None for edge in edges):
         notes.append(NO_END_OF_TURN)
     return Conversation(

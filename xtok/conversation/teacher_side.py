@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.conversation.files import ChatRecord, chat_record
-from xtok.conversation.leaves import SPOKEN, is_trained_on
+from xtok.conversation.leaves import is_spoken, is_trained_on
 from xtok.conversation.rendering import Conversation
 from xtok.conversation.templates import Message, is_missing, plain_messages
 from xtok.errors import XtokError
@@ -184,7 +184,7 @@ def _same_answers(
         spoken = ours[own], theirs[other]
         for key in dict.fromkeys(key for message in spoken for key in message):
             texts = [_text_of(message.get(key)) for message in spoken]
-            if SPOKEN.fullmatch(key) and texts[0] != texts[1]:
+            if is_spoken(key) and texts[0] != texts[1]:
                 differs = enumerate(zip(*texts, strict=False))
                 byte = next((i for i, (a, b) in differs if a != b), min(map(len, texts)))
                 raise XtokError(

@@ -375,11 +375,12 @@ class _Marking(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
         self.generic_visit(node)
-        if not isinstance(node.target, nodes.Name):
-            return [node]
         self._loops += 1
         loop = nodes.Const(self._loops)
-        enter = _mark("enter", node.lineno, loop, nodes.Name(node.target.name, "load"))
+        target: nodes.Expr = nodes.Const(None)  # a tuple is no message
+        if isinstance(node.target, nodes.Name):
+            target = nodes.Name(node.target.name, "load")
+        enter = _mark("enter", node.lineno, loop, target)
         node.body = [enter, *node.body, _mark("leave", node.lineno, loop)]
         return [node, _mark("leave", node.lineno, loop)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
     from xtok.teachers.translator import Translator
 
+_MOST_CHATS = 100  # whose notes are told before all are projected
 _OTHER_TEXT_HINT = "leave out its text and messages: then the ids tell the text"
 
 
@@ -250,7 +251,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
     """Say what to know of rows before all are projected; they are checked, and of the teacher.
 
     That is texts without the BOS token that the teacher's library begins them with, and what
-    `render` says of the first conversation, the teacher's end of a turn aside.
+    `render` says of the first conversations, the teacher's ends of turns aside.
     """
     teacher, topk = pair.tokenizers[1], rows.topk
     firsts = topk.token_ids[firsts_of(topk.bounds)]
@@ -262,10 +263,10 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
             f"{teacher.bos_id}), as texts do by {pair.teacher.model_id}'s library: many models "
             "predict badly without it"
         )
-    for sides in filter(None, _chats(rows)):
-        ours, theirs = _rendered(sides, pair, templates)
-        yield from dict.fromkeys([*ours.notes, *_on_date(theirs)])
-        break
+    chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
+    rendered = (_rendered(sides, pair, templates) for sides in chats)
+    notes = ([*ours.notes, *_on_date(theirs)] for ours, theirs in rendered)
+    yield from dict.fromkeys(chain.from_iterable(notes))
 
 
 Sides = tuple[SideChat, SideChat]

@@ -25,7 +25,7 @@ from xtok.alignment.aligner import (
 )
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import Conversation
+from xtok.conversation import Conversation, plain
 from xtok.conversation.files import chat_record, unread_notes
 from xtok.conversation.teacher_side import (
     TEACHER_FIELDS,
@@ -609,6 +609,7 @@ def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
 
 def _read(sample: Sample, place: str, num_teachers: int) -> list[SideText | SideChat]:
     """Return a text, or a conversation, as the student and each teacher read it."""
+    sample = plain(sample)  # of objects, too
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
     text = fields.get("text", sample)
     require_used(fields, place, TEACHER_FIELDS[isinstance(text, str)])
@@ -622,10 +623,8 @@ def _read(sample: Sample, place: str, num_teachers: int) -> list[SideText | Side
     if text is not sample:
         raise ValueError(f"a text is {type(text).__name__}, and must be a str")
     if "messages" in fields:
-        listed = tuple, np.ndarray
-        chat = chat_record(
-            {name: list(v) if isinstance(v, listed) else v for name, v in fields.items()}, place
-        )
+        listed = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
+        chat = chat_record(listed, place)
     elif isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
         chat = chat_record(list(sample), place)
     else:
