@@ -542,7 +542,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "message 0, the user's: the template drops its content",
      "give a template that writes it, with template=, or leave it out"),
     (lambda: chat([{**ASK, "content": "xy"}], each("{{ m.content[:1] }}")),
-     "message 0, the user's: the template drops the part '…' of its content",
+     "message 0, the user's: the template drops the part 'y' of its content",
      "give a template that writes it, with template=, or leave it out"),
     (lambda: chat([ASK], tools=[{"name": "add"}]), "the template drops tools[0].name",
      "give a template that writes it, with template=, or leave it out"),
