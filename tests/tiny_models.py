@@ -13,8 +13,9 @@ from xtok.tokenizers import Tokenizer
 
 
 def tiny_model(
-    width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0.0, layers: int = 1
-) -> Any:
+    width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0.0, layers: int = 1,
+    tied: bool = False,
+) -> Any:  # fmt: skip
     """Return a causal language model; with a larger `sharp`, its distributions are peaked."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -28,6 +29,7 @@ def tiny_model(
         num_key_value_heads=1,
         initializer_range=sharp,
         attention_dropout=dropout,
+        tie_word_embeddings=tied,
         eos_token_id=None,
         bos_token_id=None,
     )

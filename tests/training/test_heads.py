@@ -276,17 +276,14 @@ def test_models_that_make_whole_logits(pair: Pair) -> None:
     zero.lm_head.weight.ds_id = 0
     adapted.lm_head = LowRank(adapted.lm_head)
     offloaded.lm_head.to("meta")
-    mesh = init_device_mesh("cpu", (1,))
     cases = {
         "FSDP": FullyShardedDataParallel(
             llama(), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
         ),
-        "pieces": fully_shard(llama(), mesh=mesh),
         "ZeRO-3": zero,
         "adapter": adapted,
         "offloaded": offloaded,
         "compile": torch.compile(llama(), backend="eager"),
-        "static graph": DistributedDataParallel(llama(), static_graph=True),
         "logits_to_keep": Plain(config),
         "decoder": nn.Linear(2, 2),
     }
@@ -299,9 +296,13 @@ def test_models_that_make_whole_logits(pair: Pair) -> None:
         with pytest.raises(XtokError, match=word):
             find_heads([model], [side], [True], wanted=True)
         assert find_heads([model], [side], [True], wanted=False) == ([None], [])
-    wrapped = DistributedDataParallel(llama())
-    assert why_whole_logits(wrapped) is None
-    assert isinstance(find_head(wrapped, side["input_ids"]), Head)
+    mesh = init_device_mesh("cpu", (1,))
+    for wrapped in (
+        DistributedDataParallel(llama()), DistributedDataParallel(llama(), static_graph=True),
+        fully_shard(llama(), mesh=mesh),
+    ):  # fmt: skip
+        assert why_whole_logits(wrapped) is None
+        assert isinstance(find_head(wrapped, side["input_ids"]), Head)
 
 
 def test_on_a_gpu(pair: Pair) -> None:

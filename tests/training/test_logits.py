@@ -11,7 +11,7 @@ import pytest
 import test_alm
 import test_csd
 import torch
-from make import alignment
+from make import alignment, random_map
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +21,10 @@ from xtok.training.losses import (
     ChunkLossConfig,
     CSDConfig,
     EventIndex,
+    ExactPairs,
+    GoldConfig,
     HiddenLogits,
+    PKLConfig,
     SameTokenizerConfig,
 )
 from xtok.training.losses.boundaries import first_positions
@@ -30,6 +33,7 @@ from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import make_loss
+from xtok.training.module import ProjectionModule
 
 D = 5
 HEADS: list[dict[str, Any]] = [{}, {"bias": True, "scale": 0.3, "softcap": 4.0}]
@@ -97,6 +101,20 @@ def cases() -> dict[str, tuple[Loss, tuple[tuple[int, ...], tuple[int, ...]]]]:
         csd = CSDConfig(**options)
         loss = of(losses.csd, test_csd.INDEX, of_csd, of_chunks, csd, sample_mask=mask)
         made[f"csd {options} mask={mask is not None}"] = loss, csd_shapes
+    module = ProjectionModule(random_map(test_alm.V_S, test_alm.V_T))
+    pairs = ExactPairs(
+        *(
+            torch.tensor(x)
+            for x in ([0, 2, 5], [3, 1, 0], [1, 3, 4, 6, 7, 8, 9], [2, *range(4, 13)])
+        )
+    )
+    for reverse, k, mask in product((False, True), (None, 5), MASKS):
+        more = f"reverse={reverse} k={k} mask={mask is not None}"
+        of_p_kl = PKLConfig(reverse_kl=reverse, temperature=2.5, top_k=k)
+        of_gold = GoldConfig(reverse_kl=reverse, temperature=2.5, uncommon_topk=k or 8192)
+        p_kl = of(losses.p_kl, module, aligned, of_p_kl, sample_mask=mask)
+        made[f"p_kl {more}"] = p_kl, shapes
+        made[f"gold {more}"] = of(losses.gold, pairs, aligned, of_gold, sample_mask=mask), shapes
     same = (2, 5, 9), (2, 5, 11)
     inside = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0]])
     for reverse, t, k in product((False, True), (1.0, 2.5), (None, 4)):
@@ -241,7 +259,9 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("event", "csd", "alm"))][::5])
+@pytest.mark.parametrize(
+    "name", [n for n in CASES if n.startswith(("event", "csd", "alm", "p_kl", "gold"))][::5]
+)
 def test_nothing_is_as_large_as_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, with blocks of a position."""
     loss, shapes = CASES[name]

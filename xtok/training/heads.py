@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -50,15 +50,22 @@ class Head:
     bias: Tensor | None  # beside that of `linear`
     scale: float
     softcap: float | None
+    shards: Any = None  # the module of FSDP2 that has it in pieces
 
-    def logits(self, hidden: Tensor) -> HiddenLogits:
-        """Return the logits of hidden states `[B, T, d]`, not yet made."""
+    def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
+        """Return the logits of hidden states `[B, T, d]`, not yet made.
+
+        `autocast` is the type in which the decoder ran; None: in its own.
+        """
+        if self.shards is not None:
+            self.shards.unshard()  # until FSDP2 reduces the gradient, or runs the model again
         weight, bias = self.linear.weight, self.linear.bias
         if self.bias is not None:
             bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
-        if not torch.is_autocast_enabled(hidden.device.type):
+        if autocast is None:
             hidden = hidden.to(weight.dtype)
-        return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
+        with torch.autocast(hidden.device.type, autocast, enabled=autocast is not None):
+            return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
 
 def run(model: Any, side: Mapping[str, Any], head: Head | None = None) -> Any:
@@ -71,23 +78,38 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None) -> Any:
         XtokError: if there are other positions than ids: prompt tuning adds some.
     """
     ids, mask = side["input_ids"], side["attention_mask"]
-    taken: list[HiddenLogits] = []
+    taken: list[tuple[Tensor, torch.dtype | None]] = []
     options: dict[str, Any] = {}
     if "position_ids" in side and takes(model, "position_ids"):
         options["position_ids"] = side["position_ids"]
     if head is None:
         outputs = model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
     else:
-        # In the hook, so under the model's own autocast. The wrapper has to be called: DDP reduces
-        # gradients of what it has seen.
-        with _hook(head.decoder, lambda _, hidden: taken.append(head.logits(hidden))):
+        # The wrapper is called, and hidden states leave it as outputs do: DDP and FSDP reduce
+        # gradients of what they have seen.
+        inner = _unwrapped(model)
+
+        def add_hidden(outputs: Any, _: Tensor) -> Any:
+            outputs.hidden_states = taken[0][:1]
+            return outputs
+
+        with ExitStack() as hooks:
+            hooks.enter_context(_hook(head.decoder, lambda _, x: taken.append((x, _autocast(x)))))
+            for module in {inner, _base(inner)}:  # PEFT calls the forward of the second by itself
+                hooks.enter_context(_hook(module, add_hidden, first=True))
             outputs = model(
                 input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1, **options
             )
-        [outputs.logits] = taken
+        [(_, autocast)] = taken
+        outputs.logits = head.logits(outputs.hidden_states[0], autocast)
     if problem := _other_positions(outputs.logits, ids):
         raise XtokError(f"{_name(model)} has {problem}", hint=SOFT_PROMPT_HINT)
     return outputs
+
+
+def _autocast(like: Tensor) -> torch.dtype | None:
+    kind = like.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:
@@ -170,11 +192,9 @@ def find_heads(
 
 def why_whole_logits(model: Any) -> str | None:
     """Return why a model has to make whole logits; None if losses can take its hidden states."""
-    if getattr(model, "static_graph", False):
-        return "DDP with a static graph sees gradients of its outputs alone"
     inner = _unwrapped(model)
     if any("FullyShardedDataParallel" in type(m).__name__ for m in (*model.modules(),)):
-        return "FSDP has its head in pieces"
+        return "FSDP 1 has its head in pieces; fully_shard, FSDP 2, gives it back"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
         return "torch.compile hides its hidden states"
     config = getattr(inner, "config", None)
@@ -191,7 +211,7 @@ def why_whole_logits(model: Any) -> str | None:
     if type(linear).forward is not nn.Linear.forward:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
         return f"its head is a {kind}, as of an adapter or of quantization"
-    return _weight_problem(linear.weight)
+    return _weight_problem(linear.weight) if _shards(inner, linear) is None else None
 
 
 def takes(model: Any, argument: str) -> bool:
@@ -199,11 +219,22 @@ def takes(model: Any, argument: str) -> bool:
     return argument in inspect.signature(type(_base(_unwrapped(model))).forward).parameters
 
 
+def _shards(inner: Any, linear: nn.Module) -> Any:
+    """Return the module of FSDP2 that has a layer's weight in pieces, and gives it back."""
+    if not torch.distributed.is_available():
+        return None
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded: list[Any] = [module for module in inner.modules() if isinstance(module, FSDPModule)]
+    around = [module for module in sharded if any(one is linear for one in module.modules())]
+    return around[-1] if around else None  # the innermost
+
+
 def _weight_problem(weight: Tensor) -> str | None:
     if hasattr(weight, "ds_id"):
         return "DeepSpeed ZeRO-3 has its head in pieces"
     if hasattr(weight, "device_mesh"):
-        return "FSDP or tensor parallelism has its head in pieces"
+        return "tensor parallelism has its head in pieces"
     if weight.device.type == "meta":
         return "its head is offloaded"
     return None
@@ -222,20 +253,20 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
     factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
     caps = [None, *(cap for cap in softcaps if cap)]
     bias = getattr(_base(inner), "final_logits_bias", None)
-    candidates = [Head(decoder, linear, bias, *both) for both in product(factors, caps)]
-    taken: list[Tensor] = []
-    ours: list[HiddenLogits] = []
+    shards = _shards(inner, linear)
+    candidates = [Head(decoder, linear, bias, *both, shards) for both in product(factors, caps)]
+    taken: list[tuple[Tensor, torch.dtype | None]] = []
 
     def scaled(output: Any, hidden: Tensor) -> Any:
-        """Scale the hidden states as `PROBES` has it; keep what each candidate makes of them."""
-        taken.append(hidden)
+        """Scale the hidden states as `PROBES` has it, and keep them."""
+        taken.append((hidden, _autocast(hidden)))
         if _other_positions(hidden, few):
             return None
         largest = linear(hidden.to(linear.weight.dtype)).abs().amax(-1).float()
         wanted = torch.tensor(PROBES, device=hidden.device)
         factors = torch.where(wanted > 0, wanted / largest.clamp(min=1e-6), 1.0)
         hidden = (hidden * factors[..., None]).to(hidden.dtype)
-        ours.extend(head.logits(hidden) for head in candidates)
+        taken[-1] = hidden, _autocast(hidden)
         if isinstance(output, tuple):
             return (hidden, *output[1:])
         output.last_hidden_state = hidden
@@ -246,8 +277,12 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
         expected = inner(input_ids=few, use_cache=False).logits[0]
     if len(taken) != 1:
         return f"its decoder runs {len(taken)} times for one batch"
-    if problem := _other_positions(taken[0], few):
+    [(hidden, autocast)] = taken
+    if problem := _other_positions(hidden, few):
         return f"{_name(model)} has {problem}"
+    ours = [head.logits(hidden, autocast) for head in candidates]
+    if problem := _weight_problem(linear.weight):
+        return problem
     positions = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
     for head, logits in zip(candidates, ours, strict=True):
         if _is_close(logits.at(positions), expected, logits.dtype):
@@ -275,9 +310,16 @@ def _is_close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 
 
 @contextmanager
-def _hook(module: nn.Module, call: Callable[[Any, Tensor], Any]) -> Iterator[None]:
-    """Call with a module's output, and its first part; what is returned is the output then."""
-    handle = module.register_forward_hook(lambda _, args, output: call(output, output[0]))
+def _hook(
+    module: nn.Module, call: Callable[[Any, Tensor], Any], *, first: bool = False
+) -> Iterator[None]:
+    """Call with a module's output, and its first part; what is returned is the output then.
+
+    Before the hooks that the module has, or after them.
+    """
+    handle = module.register_forward_hook(
+        lambda _, args, output: call(output, output[0]), prepend=first
+    )
     try:
         yield
     finally:

@@ -1,0 +1,117 @@
+"""A process of `test_sharded.py`: a step of a student and two teachers that FSDP2 has in pieces."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import tiny_model
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import xtok
+from xtok import DistillationCollator
+from xtok.tokenizers.pairs import Pair
+from xtok.training.collator import prepare
+from xtok.training.heads import find_heads, logits_of
+from xtok.training.losses import CombineConfig, event_index, spelling_index
+from xtok.training.losses.registry import make_loss
+from xtok.training.objective import Objective
+
+TEXTS = [
+    "There are 201 lighthouses.", "Fog, and high water at 6:12 tonight.",
+    "The keeper lit 201 lamps.", "for x in range(1234): print(x)", "Ashes.", "día tras día",
+    "High water at 6:12.", "The last rock, and 3 steps.",
+]  # fmt: skip
+LAYOUTS = "root", "layers", "head"
+"""What is sharded: the model as one; also each layer; also the head by itself."""
+
+
+def objective_of(pair: Pair) -> Objective:
+    """Event KL and CSD of one teacher each, ALM of a third, and the cross-entropy."""
+    given = [
+        make_loss("event-kl", map=event_index(xtok.events(pair))),
+        make_loss("csd", map=spelling_index(xtok.events(pair, for_loss="csd"))),
+        make_loss("alm"),
+    ]
+    return Objective(losses=given, combine=CombineConfig(cross_entropy_weight=0.5))
+
+
+def models_of(pair: Pair, layout: str | None, *, tied: bool, low: bool = False) -> list[Any]:
+    """The student and its teachers, in pieces if a layout is given."""
+    made = [
+        tiny_model(pair.shape[seed > 0], seed=seed, sharp=0.5, tied=tied and not seed)
+        for seed in range(4)
+    ]
+    if layout is not None:
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if low else MixedPrecisionPolicy()
+        for model in made:
+            parts = [*model.model.layers] if layout != "root" else []
+            parts += [model.lm_head] if layout == "head" and not tied else []
+            for part in (*parts, model):
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+    return made
+
+
+def step(
+    models: list[Any], batches: list[dict[str, Any]], objective: Objective, totals: Tensor,
+    world: int, *, hidden: bool = True,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    """Return the loss, and the gradients, of batches whose share is of all terms."""
+    student, *teachers = models
+    value, heads = torch.zeros(()), None
+    for batch in batches:
+        both = [batch, *batch["teachers"]]
+        if heads is None:
+            heads, notes = find_heads(models, both, objective.takes_hidden, hidden)
+            assert all(heads) is hidden, notes
+        logits = logits_of(student, batch, heads[0])
+        with torch.no_grad():
+            theirs = [
+                logits_of(*one) for one in zip(teachers, batch["teachers"], heads[1:], strict=True)
+            ]
+        terms = objective.terms(logits, theirs, batch, totals)
+        (terms.loss * world).backward()
+        value += terms.loss.detach()
+    return value, {
+        name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
+        for name, p in student.named_parameters() if p.grad is not None
+    }  # fmt: skip
+
+
+def batches_of(pair: Pair, rows: list[list[str]]) -> list[dict[str, Any]]:
+    """Prepared batches of some texts."""
+    student, teacher = pair.tokenizers
+    collate = DistillationCollator(student, [teacher] * 3)
+    return [prepare(collate(texts)) for texts in rows]
+
+
+def main(teacher: str, output: str, *cases: str) -> None:
+    """Run a rank's part of the texts, in two batches; rank 0 saves what all have, case by case."""
+    distributed.init_process_group("gloo")
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    torch.set_num_threads(1)
+    own = TEXTS[rank::world]
+    half = len(own) // 2
+    pair = xtok.pair("bytes", teacher)
+    batches, objective = batches_of(pair, [own[:half], own[half:]]), objective_of(pair)
+    totals = torch.stack([objective.count(batch) for batch in batches]).sum(0)
+    distributed.all_reduce(totals)
+    for case in cases:
+        layout, tied, kind = case.split()
+        models = models_of(pair, layout, tied=tied == "tied", low=kind == "bfloat16")
+        value, gradients = step(models, batches, objective, totals, world)
+        distributed.all_reduce(value)
+        if rank == 0:
+            torch.save((float(value), gradients), Path(output) / f"{case}.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main(*sys.argv[1:])
