@@ -12,7 +12,7 @@ from checks import works
 from make import byte_ranks, run_python
 
 import xtok
-from xtok._lib import compiling
+from xtok._lib.compiling import KernelFiles
 from xtok._lib.io import write_sealed
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
@@ -121,10 +121,9 @@ def test_damaged_kernels_are_compiled_anew(tmp_path: Path) -> None:
 
 def test_a_kernel_of_classes_that_have_moved_is_none(tmp_path: Path) -> None:
     """As after an update, which leaves the kernel itself as it was."""
-    files = object.__new__(compiling._KernelFiles)
-    files._beside, files._made_with = tmp_path / "kernel", ("1", None)
+    files = KernelFiles(tmp_path / "kernel", "a version")
     for name in (b"no_such_module", b"pathlib"):
-        path = files._path("key")
+        path = files.path("key")
         write_sealed(path, [b"c" + name + b"\nNoSuchClass\n."], path.name)
         assert files.load("key") is None
 

@@ -39,7 +39,9 @@ def compiled(function: Callable[..., Any]) -> Any:
         dispatcher = njit(cache=True, **OPTIONS)(function)
     if config.DISABLE_JIT:  # then it is the function itself
         return dispatcher
-    dispatcher._cache._cache_file = _KernelFiles(dispatcher._cache)
+    cache = dispatcher._cache
+    made_with = numba.__version__, cache._impl.locator.get_source_stamp()
+    cache._cache_file = KernelFiles(Path(cache.cache_path, cache._impl.filename_base), made_with)
     return dispatcher
 
 
@@ -57,7 +59,7 @@ def compiled_inner(function: Callable[..., Any]) -> Any:
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
-class _KernelFiles:
+class KernelFiles:
     """Where Numba looks for a compiled kernel, and leaves it: a file per signature and processor.
 
     Numba's own class trusts what it reads: a file that a full disk or a killed copy cut short makes
@@ -67,13 +69,12 @@ class _KernelFiles:
     damaged one is none, nor a copy of another kernel's.
     """
 
-    def __init__(self, cache: Any) -> None:
-        self._beside = Path(cache.cache_path, cache._impl.filename_base)
-        self._made_with = numba.__version__, cache._impl.locator.get_source_stamp()
+    def __init__(self, beside: Path, made_with: object) -> None:
+        self._beside, self._made_with = beside, made_with
 
     def load(self, key: object) -> Any:
         """Return what is kept under a key, or None."""
-        path = self._path(key)
+        path = self.path(key)
         data = read_sealed(path, path.name)
         with suppress(ImportError, AttributeError):  # of arguments whose class has moved since
             return None if data is None else loads(data)
@@ -81,11 +82,12 @@ class _KernelFiles:
 
     def save(self, key: object, compiled: object) -> None:
         """Keep a kernel under a key; without room for it, the next run compiles again."""
-        path = self._path(key)
+        path = self.path(key)
         with suppress(OutputError):
             write_sealed(path, [dumps(compiled)], path.name)
 
-    def _path(self, key: object) -> Path:
+    def path(self, key: object) -> Path:
+        """Return where a kernel is kept."""
         about = hashlib.sha256(repr((self._made_with, key)).encode()).hexdigest()
         return self._beside.with_name(f"{self._beside.name}.{about[:16]}.nbc")
 

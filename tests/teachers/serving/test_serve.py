@@ -801,7 +801,7 @@ def test_a_teacher_that_comes_back_as_another_between_two_requests(
         first.__exit__(None, None, None)
         if by == "the clock":
             monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
-            monkeypatch.setattr(TeacherServer, "_count", lambda *_: asyncio.sleep(0))
+            monkeypatch.setattr(TeacherServer, "count_connection", lambda *_: asyncio.sleep(0))
         with running(Model(byte_level, kind).app, port):
             for _ in range(2):
                 assert "it came back with another tokenizer" in refused(post(url, ids), 502)
@@ -828,7 +828,7 @@ def test_a_teacher_that_is_away_again_while_it_is_checked(
     asks = teachers.TeacherServer.post
 
     async def after_a_break(self: Any, *request: Any, **options: Any) -> httpx.Response:
-        self._checked = 0, 0.0
+        self.checked = 0, 0.0
         return await asks(self, *request, **options)
 
     async def away(*_: Any) -> str:

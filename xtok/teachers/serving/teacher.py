@@ -110,7 +110,7 @@ class TeacherServer:
         self._places = asyncio.Semaphore(concurrency)
         self._note: Note = silent_note  # of an answer that is less than it should be; told once
         self._connections = 0  # so far, for scores: what answers a new one may be another server
-        self._checked = 0, -np.inf  # how many there were when its tokenizer was checked, and when
+        self.checked = 0, -np.inf  # how many there were when its tokenizer was checked, and when
         self._checking = asyncio.Lock()
 
     async def aclose(self) -> None:
@@ -147,7 +147,7 @@ class TeacherServer:
             await self._choose(candidates, note)
             checked = self._connections, asyncio.get_running_loop().time()
             await self._check_tokenizer(student, note)
-            self._checked = checked
+            self.checked = checked
             self._ids = of_teacher
             self._note = note
         except (TeacherError, httpx.RequestError) as error:
@@ -268,7 +268,7 @@ class TeacherServer:
         is then replaced without an error; behind a balancer, connections tell nothing.
         """
         async with self._checking:
-            before, at = self._checked
+            before, at = self.checked
             now = self._connections, asyncio.get_running_loop().time()
             if now[0] == before and now[1] - at < CHECK_INTERVAL:
                 return
@@ -279,7 +279,7 @@ class TeacherServer:
             if problem:
                 teacher = self.tokenizer.vocabulary.model_id
                 raise TeacherError(f"it came back with another tokenizer than {teacher}: {problem}")
-            self._checked = now
+            self.checked = now
 
     async def _choose(self, candidates: int | None, note: Note) -> None:
         """Tell vLLM from SGLang, and find out how many candidates it gives."""
@@ -334,7 +334,7 @@ class TeacherServer:
         body = msgspec.json.encode(self._format.request(self.model, ids, top_k))
         most = len(ids) * (top_k + 2) * ENTRY_BYTES
         response = await self.post(self._format.ROUTE, body, most, is_score=True)
-        if self._checked[1] >= 0:  # it has begun
+        if self.checked[1] >= 0:  # it has begun
             await self._check_again()
         scores = await asyncio.to_thread(self._read, response.content, ids)
         if 0 < (given := _widest(scores)) < min(top_k, len(self.tokenizer.table)):
@@ -384,7 +384,7 @@ class TeacherServer:
                         most,
                         content=content,
                         headers={"Content-Type": "application/json"},
-                        extensions={"trace": self._count} if is_score else {},
+                        extensions={"trace": self.count_connection} if is_score else {},
                     )
                 if response.is_success:
                     return response
@@ -401,7 +401,7 @@ class TeacherServer:
             await asyncio.sleep(max(pause, wanted))
         raise TeacherError(problem, is_away=True)
 
-    async def _count(self, event: str, about: object) -> None:
+    async def count_connection(self, event: str, about: object) -> None:
         """Count the connections that are opened; called by httpx."""
         self._connections += event == "connection.connect_tcp.complete"
 
