@@ -92,21 +92,24 @@ def render(
 ) -> Conversation:
     """Render a conversation once, encode the text once, and find the messages in it.
 
-    Nothing is rendered twice and compared, so templates that rewrite earlier turns do not
-    confuse the spans. Control tokens are recognised by their names everywhere, in a message's
-    content too, as the libraries do it.
+    Spans come from this one rendering, so templates that rewrite earlier turns do not confuse
+    them. Control tokens are recognised by their names everywhere, in a message's content too, as
+    the libraries do it. All that is given is in the text, or an error or a note names it.
 
     Args:
         tokenizer: any one.
-        messages: dicts with `role` and `content`.
-        tools: JSON schemas of the tools; an empty list is the same as None.
+        messages: dicts with `role` and `content`, dataclasses or pydantic models. One whose
+            `weight`, `loss_mask` or `train` is 0 is no target.
+        tools: JSON schemas of the tools, as dicts or JSON, or functions; an empty list is the same
+            as None.
         add_generation_prompt: end with what asks for an answer; no message's and no target.
         template: a file, the name of one of the tokenizer's own templates or of a format
             (`FORMATS`), or Jinja itself; by default the tokenizer's own named `"default"`.
-        variables: what else the template reads, as `{"enable_thinking": False}`.
+        variables: what else the template reads, as `{"enable_thinking": False}`; `documents`.
 
     Raises:
-        XtokError: if there is no template, or it raises, or a format does not allow a message.
+        XtokError: if there is no template, or it raises, or drops something (the error names the
+            message and the key); or a format does not allow a message.
     """
     options = RenderOptions(
         tools=tools,
@@ -114,7 +117,7 @@ def render(
         template=template,
         variables=variables,
     )
-    messages, options = _at_the_door(tokenizer, messages, options)
+    messages, options = _as_plain(tokenizer, messages, options)
     rendering = rendered(tokenizer, messages, options)
     notes = [*_account(tokenizer, messages, options, rendering), *_unread(tokenizer, options)]
     chat = encoded(tokenizer, messages, options, rendering=rendering)
@@ -124,7 +127,7 @@ def render(
 _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 
 
-def _at_the_door(
+def _as_plain(
     tokenizer: Tokenizer, messages: Any, options: RenderOptions
 ) -> tuple[list[dict[str, Any]], RenderOptions]:
     """Return what is given as plain values; what templates read may be among the variables.
@@ -399,7 +402,7 @@ def tool_suffix(
     options = RenderOptions(
         tools=tools, add_generation_prompt=True, template=template, variables=variables
     )
-    messages, options = _at_the_door(tokenizer, messages, options)
+    messages, options = _as_plain(tokenizer, messages, options)
     rendering = rendered(tokenizer, messages, options)
     chat = encoded(tokenizer, messages, options, rendering=rendering)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
