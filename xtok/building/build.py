@@ -25,7 +25,7 @@ from xtok.config import WAIT, BuildConfig, EventLoss, Loss, with_hyphens
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.given import AnyMap, MapLike, as_map, at_map_widths, bind_map
+from xtok.maps.given import AnyMap, MapLike, as_map, at_map_widths, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import difference, recipe_of
 from xtok.maps.records import Recipe
@@ -96,7 +96,7 @@ def build(
     recipe = recipe_of(config, text.sources, text.field, earlier) if text else recipe_of(config)
     report = report_of_pair(
         "build", pair, made.map, config.multitoken,
-        notes=made.notes, failures=made.failures, counts=made.counts,
+        notes=[*name_notes(pair, earlier), *made.notes], failures=made.failures, counts=made.counts,
     )  # fmt: skip
     return replace(made.map, reports=(report,), recipe=recipe)
 

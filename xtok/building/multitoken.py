@@ -62,7 +62,7 @@ def multitoken(
     made, failures = spelled_map(
         pair, config, find_matches(pair, config), earlier=earlier, progress=progress
     )
-    notes = [] if earlier is None else name_notes(pair, earlier)
+    notes = name_notes(pair, earlier)
     report = report_of_pair("multitoken", pair, made, config, notes=notes, failures=failures)
     recipe = recipe_of_stage(config) if earlier is None else None
     return replace(made, reports=(*made.reports, report), recipe=recipe)

@@ -14,6 +14,7 @@ from xtok.cli.options import (
     MapOptions,
     ModelOptions,
     json_option,
+    loss_option,
     map_option,
     maps_and_models,
     text_option,
@@ -40,8 +41,8 @@ def evaluate(
     group_by: str | None = option(
         None, "Field or column to group documents by. Default: group by file.", panel=TEXT
     ),
-    for_loss: Loss | None = option(
-        None, "Rank the maps by the measure that matters for this loss.", name="for"
+    for_loss: Loss | None = loss_option(
+        Loss, None, "Rank the maps by the measure that matters for this loss."
     ),
     min_coverage: float | None = option(
         None,

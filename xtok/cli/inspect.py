@@ -1,6 +1,5 @@
 """`xtok inspect`."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +14,14 @@ from xtok.cli.options import (
     TEXT_FIELD,
     MapOptions,
     Models,
+    check_tokens,
     json_option,
     map_option,
     text_option,
 )
 from xtok.cli.tables import maps as tables
 from xtok.config import Config, option
-from xtok.tokenizers.table import TokenTable
+from xtok.maps.file import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +105,14 @@ def inspect(
         raise typer.BadParameter("--text needs --against and --student-model")
     check_texts(text, field)
     loaded = map_options.load_any(map_path)
-    _check_tokens(tokens, loaded.student.table)
+    table = loaded.student.table
+    where = "a second map is --against {0}, models are -s and -t"
+    check_tokens(tokens, where, table.ids_of if table else lambda token: [])
     if not isinstance(loaded, xtok.ProjectionMap):
         if is_listing or classes or against is not None:
             raise typer.BadParameter(
-                f"{map_path} is {loaded.NAME}: give tokens or --id, or --num-examples alone"
+                f"{map_path} is {KINDS[loaded.KIND][0]}: "
+                "give tokens or --id, or --num-examples alone"
             )
         other_kind, _ = models.with_map(loaded, name=map_path)
         _show_other(
@@ -135,15 +138,6 @@ def inspect(
         show(description, tables.print_description, json=json)
         if classes and description.coverage is None:
             console.print_notes(["the map carries no tokens, so no classes"])
-
-
-def _check_tokens(tokens: list[str], table: TokenTable | None) -> None:
-    """Say where a second map and the models go, if the path of one is given as a token."""
-    for token in tokens:
-        if os.path.exists(token) and (table is None or not table.ids_of(token)):
-            raise typer.BadParameter(
-                f"{token} is not a token; a second map is --against {token}, models are -s and -t"
-            )
 
 
 def _show_other(

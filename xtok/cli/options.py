@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -203,16 +203,6 @@ class Models(Loading):
             for side, model in self.names().items()
         }
 
-    def pair_of_map(
-        self, path: Path | None, options: MapOptions
-    ) -> tuple[Pair, ProjectionMap | None]:
-        """Load both tokenizers, and the map to begin with, if any, which has their widths."""
-        if path is None:
-            return self.pair(options), None
-        self.both()
-        projection, pair = self.with_map(options.load(path), options, name=path)
-        return pair, projection
-
     def with_map(
         self, any_map: M, widths: Widths | None = None, *, name: Path | str = "the map"
     ) -> tuple[M, Pair]:
@@ -250,6 +240,13 @@ class ModelsBeside(ModelArguments):
 
     student: str | None = option(None, f"The map's student: {KINDS}", argument="[STUDENT]")
     teacher: str | None = option(None, "The map's teacher.", argument="[TEACHER]")
+
+
+def check_tokens(tokens: Sequence[str], where: str, ids_of: Callable[[str], Sequence[int]]) -> None:
+    """Raise a usage error for a file among the tokens, with the place `where` it goes."""
+    for token in tokens:
+        if os.path.exists(token) and not ids_of(token):
+            raise typer.BadParameter(f"{token} is not a token; {where.format(token)}")
 
 
 def maps_and_models(arguments: Sequence[str], models: Models) -> tuple[list[Path], Models]:

@@ -1,7 +1,5 @@
 """`xtok vocab`."""
 
-import os
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,11 @@ import xtok
 from xtok._lib.io import check_output
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import KINDS, Loading, json_option
+from xtok.cli.options import KINDS, Loading, check_tokens, json_option
 from xtok.cli.stdout import print_path
 from xtok.cli.tables.tokenizers import print_vocab
 from xtok.config import MAIN, option
 from xtok.inspection.vocab import VOCAB_SUFFIXES
-from xtok.tokenizers import Tokenizer
 
 
 @command
@@ -63,7 +60,7 @@ def vocab(
             )
         check_output(output, VOCAB_SUFFIXES)
     tokenizer = loading.tokenizer(model)
-    _check_tokens(tokens, tokenizer)
+    check_tokens(tokens, "a second model is -t {0}", tokenizer.table.ids_of)
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
     shown: list[Any] | None = asked or None
     if not asked and not json and output is None:
@@ -76,10 +73,3 @@ def vocab(
     else:
         names = None if teacher is None else teacher.table.quoted
         show(table, partial(print_vocab, names=names), json=json)
-
-
-def _check_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> None:
-    """Say where a second model goes, if the path of one is given as a token."""
-    for token in tokens:
-        if os.path.exists(token) and not tokenizer.table.ids_of(token):
-            raise typer.BadParameter(f"{token} is not a token; a second model is -t {token}")

@@ -76,7 +76,7 @@ def render_file(
         output = check_rendered(output, file) if isinstance(output, str | Path) else output
     tokenizer = load_tokenizer(model)
     find_template(tokenizer, template)
-    counts, notes = Counter[str](), Counter[str]()
+    counts, notes = Counter(conversations=0, tokens=0, targets=0), Counter[str]()
 
     def rows() -> Iterator[dict[str, Any]]:
         for chat in chats:
@@ -101,10 +101,7 @@ def render_file(
             _write_parquet(Path(output), rows())
         else:
             write(Path(output), lines)
-    return RenderedFile(**{name: counts[name] for name in _COUNTED}, notes=dict(notes))
-
-
-_COUNTED = ("conversations", "tokens", "targets")
+    return RenderedFile(**counts, notes=dict(notes))
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:

@@ -22,8 +22,6 @@ class EventMap(StoredMap):
     """
 
     KIND = "events"
-    NAME = "an event map"
-    MADE_BY = "xtok events"
 
     # int32 `[V]`, the event of each token. Events are numbered by their lowest student id.
     student_event: NDArray[np.int32]

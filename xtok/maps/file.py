@@ -31,7 +31,13 @@ from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
 M = TypeVar("M", bound="StoredMap")
 
 Kind: TypeAlias = Literal["map", "events", "spellings"]
-"""What a file holds: a projection map, an event map, a spelling map."""
+"""What a file holds."""
+
+KINDS: Mapping[Kind, tuple[str, str]] = {
+    "map": ("a projection map", "xtok build"), "events": ("an event map", "xtok events"),
+    "spellings": ("a spelling map", "xtok events --for csd"),
+}  # fmt: skip
+"""What messages call each kind, and the command that makes it."""
 
 FORMAT_VERSION = 1
 
@@ -47,8 +53,6 @@ class StoredMap:
     """A map of two vocabularies that a file can hold."""
 
     KIND: ClassVar[Kind]
-    NAME: ClassVar[str]  # as in a message, with an article
-    MADE_BY: ClassVar[str]  # the command, as in a hint
     INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
     """What holds for every map of the class: a check that raises a `ValueError`, and the
     sentence for one that passes. A check may rely on those before it."""
@@ -85,7 +89,8 @@ class StoredMap:
         """
         fields = read(path)
         if kind_of(fields) != cls.KIND:
-            raise MapFileError(f"{path} is not {cls.NAME}", hint=f"{cls.MADE_BY} makes one")
+            name, command = KINDS[cls.KIND]
+            raise MapFileError(f"{path} is not {name}", hint=f"{command} makes one")
         return map_of_fields(cls, fields, path)
 
 

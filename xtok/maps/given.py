@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from xtok.errors import MapFileError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.projection_map import OTHER_KINDS, ProjectionMap, require_width
+from xtok.maps.projection_map import ProjectionMap, require_width
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.table import Vocabulary, same_tokens
@@ -50,7 +50,7 @@ def as_any_map(source: AnyMapLike, **options: Any) -> AnyMap:
     kind = mapfile.kind_of(fields)
     if kind == "map":
         return ProjectionMap.of_fields(fields, source, **options)
-    name, (what, _) = os.fspath(source), OTHER_KINDS[kind]
+    name, (what, _) = os.fspath(source), mapfile.KINDS[kind]
     for option in ("preserve_last", "normalize"):
         if options.get(option) is not None and (options[option] or option == "preserve_last"):
             raise MapFileError(
@@ -213,13 +213,13 @@ def is_swapped(pair: Pair, any_map: AnyMap) -> bool:
     return rows is not None and columns is not None and crossed and not pair.is_same
 
 
-def name_notes(pair: Pair, any_map: AnyMap) -> list[str]:
+def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
     """Return a note for each side of a map without tokens that names another model.
 
     Only their widths can be compared then.
     """
     notes = []
-    for side in SIDES:
+    for side in SIDES if any_map else ():
         of_map, of_pair = getattr(any_map, side), getattr(pair, side)
         names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (of_map, of_pair)]
         if of_map.table is None and names[0] not in (names[1], "unknown"):

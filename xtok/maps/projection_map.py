@@ -56,13 +56,6 @@ class Row:
     entries: tuple[RowEntry, ...]
 
 
-OTHER_KINDS: Mapping[str, tuple[str, str]] = {
-    "events": ("an event map", "xtok inspect shows it"),
-    "spellings": ("a spelling map", "xtok inspect shows it"),
-}
-"""What a file that holds no projection map is, and what it is for."""
-
-
 class _HasSides(Protocol):
     @property
     def student(self) -> Vocabulary: ...
@@ -78,6 +71,8 @@ class ProjectionMap(StoredMap):
     Entries are sorted by student id, then by falling weight, then by teacher id; a row's scale
     slot comes last whatever its weight. Every non-empty row sums to 1.
     """
+
+    KIND = "map"
 
     student_ids: NDArray[np.int32]  # int32 [nnz]
     teacher_ids: NDArray[np.int32]  # int32 [nnz]
@@ -187,7 +182,7 @@ class ProjectionMap(StoredMap):
         return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
-        """Return the map with another vocabulary, at least as wide, as a side; see `binding`."""
+        """Return the map with another vocabulary, at least as wide, as a side; see `bind_map`."""
         changed: dict[str, Any] = {side: vocabulary}
         more = vocabulary.vocab_size - getattr(self, side).vocab_size
         if side == "student" and more:
@@ -329,10 +324,9 @@ class ProjectionMap(StoredMap):
         """Make a map of what `file.read` gave; the options are those of `load`."""
         kind = mapfile.kind_of(fields)
         if kind != "map":
-            what, hint = OTHER_KINDS[kind]
             raise MapFileError(
-                f"{os.fspath(path)} is {what}, not a projection map",
-                hint=f"xtok verify checks it, {hint}; xtok build makes a map",
+                f"{os.fspath(path)} is {mapfile.KINDS[kind][0]}, not a projection map",
+                hint="xtok verify checks it, xtok inspect shows it; xtok build makes a map",
             )
         projection = mapfile.map_of_fields(ProjectionMap, fields, path)
         if preserve_last is not None:

@@ -32,8 +32,6 @@ class SpellingMap(StoredMap):
     """
 
     KIND = "spellings"
-    NAME = "a spelling map"
-    MADE_BY = "xtok events --for csd"
 
     student_pieces: NDArray[np.int32]  # [total], teacher ids: one token's spelling after another
     student_counts: NDArray[np.int32]  # [V_student], pieces of each: 1 shared, 0 left out
