@@ -45,6 +45,30 @@ def test_a_map_of_a_pair_is_that_of_its_models(byte_level: Tokenizer, digits: To
     assert (ours.teacher_ids == theirs.teacher_ids).all()
 
 
+def test_a_pair_stays_as_it_is_and_one_model_is_not_one(digits: Tokenizer) -> None:
+    pair = xtok.pair(digits, "bytes")
+    assert xtok.pair(pair) is pair
+    for wrong in ((digits,), (pair, digits)):
+        for function in (xtok.pair, xtok.build, xtok.events):
+            with pytest.raises(TypeError, match="give two models, student first, or the pair"):
+                function(*wrong)
+    with pytest.raises(ValueError, match="event-kl takes no projection map"):
+        xtok.build(pair, for_loss="event-kl")  # type: ignore[arg-type]
+
+
+def test_get_map_rebuilds_and_is_strict_on_request(tmp_path: Path) -> None:
+    path, notes = tmp_path / "m.safetensors", list[str]()
+    with pytest.raises(xtok.XtokError, match="null:5 cannot spell"):
+        xtok.get_map("bytes", "null:5", path=path, strict=True)
+    assert not path.exists()
+    made = [
+        xtok.get_map("bytes", "null:5", path=path, rebuild=again, note=notes.append)
+        for again in (False, False, True)
+    ]
+    assert [bool(m.reports) for m in made] == [True, False, True]
+    assert notes == [f"{path} exists, and is kept"]
+
+
 def test_pieces_are_those_of_the_tokens_asked_for_in_their_order(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc", "cd")
     pair = xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))

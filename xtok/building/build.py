@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
@@ -92,22 +92,13 @@ def build(
     text = None
     if texts:
         text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
-    made = _made(pair, config, text, base, progress)
+    made, failures, notes, counts = _made(pair, config, text, base, progress)
     recipe = recipe_of(config, text.sources, text.field, earlier) if text else recipe_of(config)
     report = report_of_pair(
-        "build", pair, made.map, config.multitoken,
-        notes=[*name_notes(pair, earlier), *made.notes], failures=made.failures, counts=made.counts,
+        "build", pair, made, config.multitoken,
+        notes=[*name_notes(pair, earlier), *notes], failures=failures, counts=counts,
     )  # fmt: skip
-    return replace(made.map, reports=(report,), recipe=recipe)
-
-
-class _Made(NamedTuple):
-    """A map, and what its report has of how it was made."""
-
-    map: ProjectionMap
-    failures: Sequence[str]
-    notes: Sequence[str]
-    counts: Mapping[str, float]
+    return replace(made, reports=(report,), recipe=recipe)
 
 
 def _made(
@@ -116,10 +107,11 @@ def _made(
     text: PairText | None,
     base: ProjectionMap | None,
     progress: Progress,
-) -> _Made:
+) -> tuple[ProjectionMap, Sequence[str], Sequence[str], Mapping[str, float]]:
     """Make a map: what matches, the rows that are left, what a text adds to them, and the cut.
 
     With a text no row is left out: the counts of exact tokens decide how much all are smoothed.
+    Returns also the failures, notes and counts of its report.
     """
     options = config.multitoken if base is None else options_after(base, config)
     matches = find_matches(pair, options)
@@ -136,7 +128,7 @@ def _made(
         made = with_exact(made, matches, options)
     if text is None:
         made, counts = cut_rows(made, config.sort_cut)
-    return _Made(made, failures, notes, counts)
+    return made, failures, notes, counts
 
 
 def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
