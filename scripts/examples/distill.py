@@ -3,18 +3,17 @@
     python scripts/examples/distill.py --student models/student --teacher models/teacher \
         --map events.safetensors --loss event-kl --texts corpus.jsonl --output runs/teacher
 
-Models are Hugging Face folders or repo ids. Texts are `.jsonl` files, an object with `text` or
-`messages` per line (and `teacher_context` or `teacher_messages`, if teachers read more), or plain
-files, a text per paragraph; both also as `.gz`. Runs on a CPU, or on one GPU with `--device cuda
---autocast`. Run it again with the same `--output` to resume from the last checkpoint: the result is
-that of an uninterrupted run. `log.jsonl` has a line per step; the student is saved to
-`OUTPUT/student`. Progress is printed to stderr.
+Models are Hugging Face folders or repo ids. Texts are `.jsonl` or `.parquet` files, a row with
+`text` or `messages` each (and `teacher_context` or `teacher_messages`, if teachers read more), or
+plain files, a text per paragraph. Runs on a CPU, or on one GPU with `--device cuda --autocast`. Run
+it again with the same `--output` to resume from the last checkpoint: the result is that of an
+uninterrupted run. `log.jsonl` has a line per step; the student is saved to `OUTPUT/student`.
+Progress is printed to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import sys
@@ -29,11 +28,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from xtok.building.counting.texts import read_samples
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training import losses
+from xtok.training.audit import audit
 from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import Head, find_heads, logits_of
+from xtok.training.heads import Head, find_heads, logits_of, router_loss, run
 from xtok.training.losses.registry import LOSSES
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import LossTerms, Objective
@@ -54,7 +55,7 @@ def losses_of(
     how: str,
 ) -> LossTerms:
     """Run the models; return the student's loss on a batch, and what it is made of."""
-    logits, sides = logits_of(student, batch, heads[0]), batch["teachers"]
+    outputs, sides = run(student, batch, heads[0]), batch["teachers"]
     with torch.no_grad():
         theirs: list[Any] = [
             logits_of(*of_teacher) for of_teacher in zip(teachers, sides, heads[1:], strict=True)
@@ -63,7 +64,8 @@ def losses_of(
         theirs = [averaged_logits(theirs, objective.teacher_weights or [1.0] * len(theirs))]
         objective = replace(objective, losses=objective.losses[:1], teacher_weights=None)
         sides = sides[:1]
-    return objective.terms(logits, theirs, {**batch, "teachers": sides})
+    router = router_loss(student, outputs)
+    return objective.terms(outputs.logits, theirs, {**batch, "teachers": sides}, router=router)
 
 
 def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -79,15 +81,8 @@ def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) 
 
 
 def read_texts(paths: Sequence[Path]) -> list[Any]:
-    """Return the samples of `.jsonl` files, and the paragraphs of others."""
-    samples: list[Any] = []
-    for path in paths:
-        data = path.read_bytes()
-        content = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-        if ".jsonl" in path.suffixes:
-            samples += [json.loads(line) for line in content.split("\n") if line.strip()]
-        else:
-            samples += [text for text in content.split("\n\n") if text.strip()]
+    """Return the samples of files of rows, and the paragraphs of others."""
+    samples = [sample for _, sample in read_samples(paths)]
     if paths and not samples:
         raise XtokError("there are no texts", hint="give --texts FILE with at least one text")
     return samples
@@ -143,16 +138,6 @@ def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def save_tokenizer(tokenizer: Tokenizer, name: str, folder: Path) -> None:
-    """Save the student's tokenizer beside its weights, or say that it is a file of its own."""
-    from transformers import AutoTokenizer
-
-    if tokenizer.vocabulary.backend == "hf":
-        AutoTokenizer.from_pretrained(name).save_pretrained(folder)
-    else:
-        print(f"note: {folder} has no tokenizer: load {name} with it", file=sys.stderr)
-
-
 def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
     """Load what a loss takes: a map or an event map."""
     kind = LOSSES[loss].map
@@ -172,15 +157,21 @@ def config_of(loss: losses.LossName, options: argparse.Namespace) -> Any:
 
 
 def heads_of(
-    models: Sequence[Any], objective: Objective, first: Any, options: argparse.Namespace
-) -> list[Head | None]:
-    """Return the heads of the models that run without whole logits; print why others do not."""
-    batch = prepare(first, options.device)
+    models: Sequence[Any], objective: Objective, collate: DistillationCollator,
+    samples: Sequence[Any], options: argparse.Namespace,
+) -> list[Head | None]:  # fmt: skip
+    """Return the heads of the models that run without whole logits; print why others do not.
+
+    Compare some samples with what the models' libraries make of them.
+    """
+    batch = prepare(collate(samples), options.device)
     student, *of_teachers = objective.takes_hidden
     takes = [student, *(takes and options.teachers == "sum" for takes in of_teachers)]
     wanted = False if options.logits else None
     with autocast(options):
         heads, notes = find_heads(models, [batch, *batch["teachers"]], takes, wanted)
+        if not options.no_audit:
+            audit(models, batch, collate, heads).report()
     if options.autocast and options.device == "cpu" and not fast_in_bfloat16():
         notes.append("this CPU has no instructions for bfloat16: without --autocast it is faster")
     for note in notes:
@@ -252,8 +243,8 @@ def plot(output: Path, others: Sequence[Path]) -> Path:
     for name in ("cross_entropy", "distillation"):
         left.plot([line["step"] + 1 for line in lines], [line[name] for line in lines], label=name)
     left.set_title(f"{output.name}: losses on the training texts", fontsize="medium")
-    for run in (output, *others):
-        right.plot(*measured(read_log(run)), marker="o", label=run.name)
+    for folder in (output, *others):
+        right.plot(*measured(read_log(folder)), marker="o", label=folder.name)
     right.set_title("bits per byte of held-out text", fontsize="medium")
     for axes in (left, right):
         axes.set_xlabel("step")
@@ -282,8 +273,10 @@ def train(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(options.student_tokenizer or options.student)
     theirs = [load_tokenizer(name) for name in options.teacher_tokenizer or options.teacher]
-    if options.teachers == "averaged-logits" and len({t.table.sha256() for t in theirs}) > 1:
-        raise XtokError("averaged logits need one tokenizer", hint="give --teachers sum")
+    read_alike = {(t.table.sha256(), t.chat_templates.get("default")) for t in theirs}
+    if options.teachers == "averaged-logits" and len(read_alike) > 1:
+        what = "averaged logits need one tokenizer, and one chat template"
+        raise XtokError(what, hint="give --teachers sum")
     collate = DistillationCollator(tokenizer, theirs, max_length=options.max_length)
     samples, held_out = read_texts(options.texts), read_texts(options.held_out)
     student = load_model(options.student, tokenizer, from_scratch=options.from_scratch)
@@ -317,7 +310,9 @@ def train(options: argparse.Namespace) -> None:
             dynamic_scaling=options.dynamic_scaling,
         ),
     )
-    heads = heads_of([student, *teachers], objective, collate(samples[:1]), options)
+    heads = heads_of(
+        [student, *teachers], objective, collate, samples[: options.batch_size], options
+    )
     data: Any = samples
     loader = DataLoader(
         data, batch_sampler=list(batches(len(samples), options, first)), collate_fn=collate,
@@ -360,9 +355,11 @@ def train(options: argparse.Namespace) -> None:
             save_checkpoint(checkpoint, step + 1, parts)
         started = time.monotonic()
     student.save_pretrained(options.output / "student")
-    save_tokenizer(
-        tokenizer, options.student_tokenizer or options.student, options.output / "student"
-    )
+    if tokenizer.library is None:
+        name = options.student_tokenizer or options.student
+        print(f"note: the student has no tokenizer beside it: load {name} with it", file=sys.stderr)
+    else:
+        tokenizer.library.save_pretrained(options.output / "student")
     for number, projection in enumerate(of_maps if options.learn_map else ()):
         projection.to_map().save(options.output / f"map-{number}.safetensors")
 
@@ -395,6 +392,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         add(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     for name in ("reverse-kl", "dynamic-scaling", "autocast"):
         add(f"--{name}", action="store_true")
+    add("--no-audit", action="store_true", help="do not compare the first batch with the libraries")
     add("--logits", action="store_true", help="whole logits, where hidden states would do")
     what = "draw OUTPUT/log.png, with the held-out text of other runs' folders beside it"
     add("--plot", type=Path, nargs="*", metavar="RUN", help=what)

@@ -54,6 +54,9 @@ class Arguments:
     logits: bool = field(
         default=False, metadata={"help": "whole logits, where hidden states would do"}
     )
+    audit: bool = field(
+        default=True, metadata={"help": "compare the first batch with the models' libraries"}
+    )
     dynamic_scaling: bool = field(
         default=False, metadata={"help": "scale the distillation to the size of the cross-entropy"}
     )
@@ -97,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
             dynamic_scaling=options.dynamic_scaling,
         ),
         hidden_states=False if options.logits else None,
+        audit=options.audit,
         train_dataset=read(options.dataset),
         eval_dataset=read(options.eval_dataset),
     )

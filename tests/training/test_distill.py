@@ -233,6 +233,22 @@ def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     assert distill.read_texts([path]) == [{"text": text} for text in texts]
 
 
+@pytest.mark.parametrize("between", ["\n\n", "\r\n\r\n", "\n \t\n", "\n\n\n"])
+def test_blank_lines_end_paragraphs(tmp_path: Path, between: str) -> None:
+    path, texts = (
+        tmp_path / "a.txt",
+        ["First line,\nsecond line.", "Fog.", "x" * 70_000, "High\u2028water"],
+    )
+    path.write_text(between.join(texts) + "\n", encoding="utf-8", newline="")
+    assert distill.read_texts([path]) == texts
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "Fog."}\n', encoding="utf-8-sig")
+    assert distill.read_texts([path]) == [{"text": "Fog."}]
+
+
 def test_options_that_do_not_fit_the_teachers(
     setting: list[str], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

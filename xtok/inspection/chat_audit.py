@@ -22,7 +22,7 @@ from xtok.conversation.leaves import WEIGHTS
 from xtok.conversation.templates import has_generation
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
-from xtok.tokenizers.hub import quiet_hub
+from xtok.tokenizers.library import ids_apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,10 @@ class ChatAudit:
     roles: dict[str, int]  # messages by their role
     notes: dict[str, int]  # by note, its rows: what is left out, keys that nobody reads, …
     errors: dict[str, int]  # likewise, of rows that cannot be rendered
-    library: str  # what the rows were compared with; "" if there is nothing
-    other_ids: tuple[int, ...]  # the rows whose ids differ from the library's
-    other_masks: tuple[int, ...]  # those whose targets do, where a template has generation blocks
+    # The rows whose ids are not the library's, and those whose targets are not, where a template
+    # has generation blocks; each with both. None where there is no library, but a file or a format.
+    other_ids: dict[int, str] | None
+    other_masks: dict[int, str] | None
 
 
 def audit_chats(
@@ -45,7 +46,6 @@ def audit_chats(
     rows: Sequence[ChatRecord],
     *,
     template: str | Path | None = None,
-    library: Any = None,
 ) -> ChatAudit:
     """Render conversations as training does, and compare them with `apply_chat_template`.
 
@@ -56,17 +56,16 @@ def audit_chats(
         tokenizer: of one side.
         rows: conversations, as `chat_record` and `read_conversations` return them.
         template: as in `render`.
-        library: a Transformers tokenizer; by default that of the tokenizer's folder or repo.
 
     Raises:
         XtokError: if there is no template.
     """
     is_format = isinstance(find_template(tokenizer, template), PromptFormat)  # no library has it
-    if library is None and not is_format:
-        library = library_of(tokenizer)
+    library = None if is_format else tokenizer.library
     roles, notes, errors = Counter[str](), Counter[str](), Counter[str]()
     chats: dict[int, Conversation] = {}
-    others: dict[str, list[int]] = {"ids": [], "masks": [], "": []}
+    other_ids: dict[int, str] = {}
+    other_masks: dict[int, str] = {}
     for number, row in enumerate(rows):
         try:
             chat = row.render(tokenizer, template)
@@ -75,7 +74,10 @@ def audit_chats(
             notes.update(chat.notes)
             if library is not None:
                 theirs = _by_library(library, tokenizer, template, row)
-                others[_differing(chat, row, theirs)].append(number)
+                if (ids := chat.ids.tolist()) != theirs["input_ids"]:
+                    other_ids[number] = ids_apart(ids, theirs["input_ids"])
+                elif masks := _other_masks(chat, row, theirs):
+                    other_masks[number] = masks
         except XtokError as error:
             errors[error.message] += 1
     return ChatAudit(
@@ -85,31 +87,9 @@ def audit_chats(
         roles=dict(roles),
         notes=dict(notes),
         errors=dict(errors),
-        library="" if library is None else type(library).__name__,
-        other_ids=tuple(others["ids"]),
-        other_masks=tuple(others["masks"]),
+        other_ids=None if library is None else other_ids,
+        other_masks=None if library is None else other_masks,
     )
-
-
-def library_of(tokenizer: Tokenizer) -> Any:
-    """Return what AutoTokenizer loads from a tokenizer's folder or repo; None for other kinds.
-
-    Raises:
-        XtokError: if it loads nothing from there.
-    """
-    location, revision = tokenizer.location, tokenizer.vocabulary.revision
-    if location is None or (isinstance(location, Path) and not location.is_dir()):
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        with quiet_hub():
-            return AutoTokenizer.from_pretrained(location, revision=revision, local_files_only=True)
-    except Exception as error:  # whatever the libraries raise
-        raise XtokError(
-            f"AutoTokenizer does not load {location}, to compare conversations with: {error}",
-            hint="give the folder all files of its tokenizer",
-        ) from error
 
 
 def _by_library(
@@ -137,14 +117,12 @@ def _by_library(
     return found
 
 
-def _differing(chat: Conversation, row: ChatRecord, theirs: Mapping[str, Any]) -> str:
-    """Return what of a row the library has otherwise: "ids", "masks", or nothing."""
-    if theirs["input_ids"] != chat.ids.tolist():
-        return "ids"
+def _other_masks(chat: Conversation, row: ChatRecord, theirs: Mapping[str, Any]) -> str:
+    """Show a row's targets beside the library's, where they differ."""
     ours = chat.assistant_mask
     masks = np.array(theirs.get("assistant_masks", ours), np.bool_)
     is_told = {BEGINS_IN_PROMPT, BLOCK_IN_PROMPT} & {*chat.notes} or any(
         name in message for message in row.messages for name in WEIGHTS
     )
     is_other = (ours & ~masks).any() if is_told else (ours != masks).any()
-    return "masks" if is_other else ""
+    return ids_apart(chat.ids[ours].tolist(), chat.ids[masks].tolist()) if is_other else ""

@@ -76,13 +76,13 @@ def _ids(
         ends = [behind, [], *([i] for i in eos)]
         wanted = [[*b, *bare, *e] for b in begins for e in ends]
         if not any(ours == ids or (rows and ours == ids[: len(ours)]) for ids in wanted):
-            yield _difference(text, ours, whole)
+            yield f"{quoted(escape(text.encode()))} is {ids_apart(ours, whole)}"
 
 
-def _difference(text: str, ours: Sequence[int], theirs: Sequence[int]) -> str:
+def ids_apart(ours: Sequence[int], theirs: Sequence[int]) -> str:
+    """Show two rows of ids from where they part, the second as AutoTokenizer's."""
     both = enumerate(zip_longest(ours, theirs))
     first = max(0, next((i for i, (a, b) in both if a != b), 0) - 1)
     shown = (f"[{listed(ids[first:], _SHOWN)}]" for ids in (ours, theirs))
     where = f" from token {first}" if first else ""
-    name = quoted(escape(text.encode()))
-    return f"{name} is {next(shown)}{where}, and AutoTokenizer's {next(shown)}"
+    return f"{next(shown)}{where}, and AutoTokenizer's {next(shown)}"

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +89,13 @@ class _SampleRow(NamedTuple):
         return np.delete(np.arange(len(self.ids)), cut)[:end]
 
 
+@dataclass(frozen=True)
+class Samples:
+    """What rows of a batch were made of, to compare them with their library's."""
+
+    rows: Sequence[SideText | SideChat]
+
+
 Part = tuple[list[int], bool]
 """Neighbouring tokens that are all targets, or all not."""
 
@@ -167,6 +174,11 @@ class DistillationCollator:
         self.max_length, self.bos, self.eos = max_length, bos, eos
         self.student_template, self.teacher_templates = student_template, templates
 
+    @property
+    def tokenizer(self) -> Any:
+        """The student's, as Transformers has it: trainers save it with each checkpoint."""
+        return self.student.library
+
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return the batch of the samples.
 
@@ -188,7 +200,7 @@ class DistillationCollator:
             note = f"max_length {self.max_length} cuts all targets of a sample: nothing is trained"
             warnings.warn(note, stacklevel=2)
         batch = _pad(ours, self.student, self.max_length)
-        batch["teachers"] = []
+        batch |= {"samples": Samples(of_student), "teachers": []}
         for teacher, template, aligner, given in zip(
             self.teachers, self.teacher_templates, self.aligners, of_teachers, strict=True
         ):
@@ -200,6 +212,7 @@ class DistillationCollator:
             ]
             side = _pad(theirs, teacher, self.max_length)
             side["alignment"] = _alignment_of_batch(alignments, batch, side)
+            side["samples"] = Samples(given)
             _warn_if_unaligned(teacher, batch["labels"], side["alignment"])
             batch["teachers"].append(side)
         return batch

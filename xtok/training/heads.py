@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -68,7 +68,7 @@ class Head:
             return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
 
 
-def run(model: Any, side: Mapping[str, Any], head: Head | None = None) -> Any:
+def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
     """Run a model, or what wraps it, on its side of a batch; return its outputs.
 
     With a head, their `logits` are `HiddenLogits`, not yet made. Rows that are padded on the left
@@ -79,7 +79,6 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None) -> Any:
     """
     ids, mask = side["input_ids"], side["attention_mask"]
     taken: list[tuple[Tensor, torch.dtype | None]] = []
-    options: dict[str, Any] = {}
     if "position_ids" in side and takes(model, "position_ids"):
         options["position_ids"] = side["position_ids"]
     if head is None:
@@ -87,7 +86,7 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None) -> Any:
     else:
         # The wrapper is called, and hidden states leave it as outputs do: DDP and FSDP reduce
         # gradients of what they have seen.
-        inner = _unwrapped(model)
+        inner = unwrapped(model)
 
         def add_hidden(outputs: Any, _: Tensor) -> Any:
             outputs.hidden_states = taken[0][:1]
@@ -128,7 +127,7 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
     if not isinstance(loss, Tensor):
         return None
     if coefficient is None:
-        inner = _base(_unwrapped(model))
+        inner = _base(unwrapped(model))
         places = inner, inner.config.get_text_config()
         named = [getattr(place, name, None) for place in places for name in ROUTER_COEFFICIENTS]
         coefficient = next((value for value in named if value is not None), 0.0)
@@ -136,9 +135,9 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode; its modules' own modes come back."""
-    training = [module for module in model.modules() if module.training]
+def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
+    """Run models in evaluation mode; their modules' own modes come back."""
+    training = [m for model in models if model for m in model.modules() if m.training]
     for module in training:
         module.training = False
     try:
@@ -192,7 +191,7 @@ def find_heads(
 
 def why_whole_logits(model: Any) -> str | None:
     """Return why a model has to make whole logits; None if losses can take its hidden states."""
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     if any("FullyShardedDataParallel" in type(m).__name__ for m in (*model.modules(),)):
         return "FSDP 1 has its head in pieces; fully_shard, FSDP 2, gives it back"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
@@ -216,7 +215,7 @@ def why_whole_logits(model: Any) -> str | None:
 
 def takes(model: Any, argument: str) -> bool:
     """Whether the forward of a model, inside of what wraps it, has an argument of this name."""
-    return argument in inspect.signature(type(_base(_unwrapped(model))).forward).parameters
+    return argument in inspect.signature(type(_base(unwrapped(model))).forward).parameters
 
 
 def _shards(inner: Any, linear: nn.Module) -> Any:
@@ -246,7 +245,7 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
 
     Or why there is none: no bias, factor and softcap that its configuration names gives them.
     """
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     config = inner.config.get_text_config()
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
     scales, softcaps = ([_number(config, name) for name in names] for names in (SCALES, SOFTCAPS))
@@ -326,7 +325,7 @@ def _hook(
         handle.remove()
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """Return the model inside DDP, DeepSpeed's engine and the like."""
     while isinstance(getattr(model, "module", None), nn.Module):
         model = model.module
@@ -344,5 +343,5 @@ def _number(config: Any, name: str) -> float | None:
 
 
 def _name(model: Any) -> str:
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     return str(getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__)

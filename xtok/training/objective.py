@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from xtok.maps.given import admitted
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
+from xtok.training.audit import audit
+from xtok.training.collator import DistillationCollator
 from xtok.training.heads import (
     Head,
     draws_again,
@@ -242,7 +245,9 @@ class DistillationMixin:
     """What trainers of any library share: an objective, its teachers, and what they log.
 
     Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
-    targets that are in a chunk), means over the same optimizer steps and over all processes.
+    targets that are in a chunk), means over the same optimizer steps and over all processes. An
+    evaluation has `eval_loss`, `eval_cross_entropy` and `eval_distillation`, means over all of it,
+    and `eval_bits_per_byte`, the cross-entropy by what the student's targets are long.
     """
 
     loss_is_scaled_for_ga = True
@@ -258,7 +263,10 @@ class DistillationMixin:
     _headed: Any = None  # the model whose heads these are
     _heads: Sequence[Head | None] = ()  # of the student and its teachers
     _notes: Sequence[str] = ()
+    audit: bool = True  # whether the first batch is still to be compared with the libraries
+    audited_collator: Any  # that made it
     _sums: Tensor | None = None
+    _eval_sums: Tensor | None = None  # of three terms, of what each is a mean over, and of bytes
     _steps = 0  # optimizer steps that are in the sums
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -299,7 +307,9 @@ class DistillationMixin:
         again = draws_again(self.accelerator.device)
         with torch.no_grad(), self.compute_loss_context_manager(), again:
             self.model_wrapped.train()
-            terms = [self._terms(self.model_wrapped, batch) for batch in batches]
+            terms = [
+                self._terms(self.model_wrapped, batch, None, self.objective) for batch in batches
+            ]
         parts = torch.stack([torch.stack([t.distillation, t.cross_entropy]) for t in terms])
         distillation, cross_entropy = self.accelerator.reduce(parts.sum(0), "sum")
         return distillation, cross_entropy
@@ -322,13 +332,61 @@ class DistillationMixin:
         """
         batch = self.prepared(inputs)
         outputs = run(model, batch) if return_outputs else None
-        terms = self._terms(model, batch, outputs)
+        if "totals" not in batch and not torch.is_grad_enabled():
+            loss = self._evaluated(model, batch, outputs)
+            return (loss, outputs) if return_outputs else loss
+        terms = self._terms(model, batch, outputs, self.objective)
         loss = terms.loss
         if "totals" in batch:
             new = torch.stack([term.float() for term in terms[1:]])
             self._sums = new if self._sums is None else self._sums + new
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _evaluated(self, model: Any, batch: dict[str, Any], outputs: Any) -> Tensor:
+        """Return the loss of a batch, and keep the sums that its parts are means of."""
+        batch["count"] = count = self.objective.count(batch)
+        plain = replace(self.objective, combine=CombineConfig())  # whose parts are all made
+        terms = self._terms(model, batch, outputs, plain)
+        weights = teacher_weights(self.objective.teacher_weights, len(count) - 1)
+        of_teachers = sum(n * weight for n, weight in zip(count[1:], weights, strict=True))
+        chunks = torch.as_tensor(of_teachers / (sum(weights) or 1), device=count.device)
+        means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
+        numbers = torch.stack([count[0], chunks, count[0]]).float()
+        num_bytes = numbers.new_zeros(())
+        if isinstance(self.audited_collator, DistillationCollator):
+            lengths = torch.from_numpy(self.audited_collator.student.table.lengths)
+            num_bytes = lengths[batch["targets"][batch["targets"] >= 0].cpu()].sum().to(numbers)
+        new = torch.cat([means * numbers, numbers, num_bytes[None]])
+        self._eval_sums = new if self._eval_sums is None else self._eval_sums + new
+        return self._loss_of(*means)
+
+    def _loss_of(self, cross_entropy: Tensor, distillation: Tensor, router: Tensor) -> Tensor:
+        weights = weights_of(self.objective.combine, distillation, cross_entropy)
+        return weights[0] * distillation + weights[1] * cross_entropy + router
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Evaluate; the loss and its parts are means over all targets and chunks."""
+        self._eval_sums = None
+        output = super().evaluation_loop(  # type: ignore[misc]
+            *args, metric_key_prefix=metric_key_prefix, **kwargs
+        )
+        if self._eval_sums is not None:
+            sums, numbers, num_bytes = self.accelerator.reduce(self._eval_sums, "sum").split(
+                [3, 3, 1]
+            )
+            means = sums / numbers.clamp(min=1)
+            found = {
+                "loss": self._loss_of(*means),
+                "cross_entropy": means[0],
+                "distillation": means[1],
+            }
+            if num_bytes:
+                found["bits_per_byte"] = sums[0] / math.log(2) / num_bytes[0]
+            output.metrics.update(
+                {f"{metric_key_prefix}_{name}": float(value) for name, value in found.items()}
+            )
+        return output
 
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
@@ -339,7 +397,9 @@ class DistillationMixin:
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 
-    def _terms(self, model: Any, batch: dict[str, Any], outputs: Any = None) -> LossTerms:
+    def _terms(
+        self, model: Any, batch: dict[str, Any], outputs: Any, objective: Objective
+    ) -> LossTerms:
         """Run the teachers, and without its outputs the student; return what the losses are."""
         models, sides = [model, *self.teachers], [batch, *batch["teachers"]]
         if self._headed is not model:  # evaluation has it without what wraps it in training
@@ -348,19 +408,21 @@ class DistillationMixin:
             for note in notes if notes != self._notes else ():
                 self.accelerator.print(f"note: {note}", file=sys.stderr)
             self._headed, self._notes = model, notes
+        if self.audit:
+            self.audit = False
+            with evaluating(self.teachers), self.accelerator.autocast():
+                first = audit(models, batch, self.audited_collator, self._heads)
+            if self.accelerator.is_main_process:
+                first.report()
         if outputs is None:
             outputs = run(model, batch, self._heads[0])
         theirs: list[Any] = []
-        with torch.no_grad(), self.accelerator.autocast():
+        with torch.no_grad(), evaluating(self.teachers), self.accelerator.autocast():
             for teacher, side, head in zip(self.teachers, sides[1:], self._heads[1:], strict=True):
-                if teacher is None:
-                    theirs.append(None)
-                    continue
-                with evaluating(teacher):
-                    theirs.append(logits_of(teacher, side, head))
+                theirs.append(None if teacher is None else logits_of(teacher, side, head))
         router = router_loss(model, outputs, self.router_aux_loss_coef)
         totals, whole = batch.get("totals"), batch.get("whole")
-        return self.objective.terms(outputs.logits, theirs, batch, totals, whole, router)
+        return objective.terms(outputs.logits, theirs, batch, totals, whole, router)
 
 
 def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:

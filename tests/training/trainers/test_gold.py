@@ -25,6 +25,7 @@ from xtok.tokenizers import load_tokenizer
 from xtok.training.heads import run
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:first batch. the teacher needs:UserWarning"),  # at random
     pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning"),
     # What TRL 1.16 and transformers 5 say of themselves and of one another.
     pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning"),

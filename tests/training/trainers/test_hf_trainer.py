@@ -24,7 +24,7 @@ from transformers import TrainerCallback, TrainingArguments
 import xtok
 from xtok import DistillationCollator as Collator
 from xtok import ProjectionMap, XtokError, losses
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
 from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS
@@ -251,13 +251,18 @@ def test_bf16_evaluation_and_resuming(trainer: Make, collator: Collator, tmp_pat
         assert logged(resumed, name) == logged(whole, name)
     first, second = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    # Evaluation is the mean over batches of the batches' means, as a Trainer's is.
+    # Evaluation is the mean over all targets and chunks, as of one batch with all rows.
     with torch.no_grad():
-        means = [
-            float(whole.compute_loss(whole.model_wrapped.eval(), collator(rows)))
-            for rows in (held_out[:2], held_out[2:])
-        ]
-    assert evaluated[1] == pytest.approx(sum(means) / 2, rel=1e-4)
+        expected = float(whole.compute_loss(whole.model_wrapped.eval(), collator(held_out)))
+    assert evaluated[1] == pytest.approx(expected, rel=1e-3)
+    parts = [logged(whole, f"eval_{name}")[1] for name in ("cross_entropy", "distillation")]
+    assert evaluated[1] == pytest.approx(sum(parts), rel=1e-6)
+    targets = prepare(collator(held_out))["targets"]
+    sizes = collator.student.table.lengths[targets[targets >= 0].numpy()]
+    bits = parts[0] * len(sizes) / np.log(2) / sizes.sum()
+    assert logged(whole, "eval_bits_per_byte")[1] == pytest.approx(bits, rel=1e-5)
+    saved = load_tokenizer(tmp_path / "whole" / "checkpoint-2")
+    assert saved.table.sha256() == collator.student.table.sha256()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -315,8 +320,8 @@ def test_hidden_states_train_as_whole_logits(
 
         one.model.forward = forward
         one.train()
-        # The first is the check of the head, at three positions.
-        assert (set(widths[1:]) == {1}) is (hidden_states is None)
+        # The first two are the check of the head, at three positions, and the audit.
+        assert (set(widths[2:]) == {1}) is (hidden_states is None)
         assert ("in blocks" in capsys.readouterr().err) is (hidden_states is None)
         found.append([*logged(one), one.evaluate()["eval_loss"]])
         assert one.predict(Dataset.from_list(ROWS[:2])).predictions.shape[1] > 1

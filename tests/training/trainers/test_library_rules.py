@@ -35,7 +35,7 @@ def trainer(folder: Path, student: Any, teacher: Any, rows: Any = ROWS, **option
         "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
         "max_grad_norm": 0.0, "disable_tqdm": True,
     }  # fmt: skip
-    ours = {name: options.pop(name) for name in ("hidden_states",) if name in options}
+    ours = {name: options.pop(name) for name in ("hidden_states", "audit") if name in options}
     return XTokTrainer(
         student, TrainingArguments(output_dir=str(folder), **(given | options)),
         DistillationCollator("bytes", "bytes"), teachers=teacher, loss="same-tokenizer",
@@ -71,7 +71,8 @@ def test_shared_parameters_train_and_nothing_of_the_caller_s_is_changed(tmp_path
     student.model.embed_tokens = teacher.model.embed_tokens
     frozen = teacher.model.norm.weight.requires_grad_(False)
     before, flags = weights_of(student), [p.requires_grad for p in teacher.parameters()]
-    trainer(tmp_path, student, teacher).train()
+    with pytest.warns(UserWarning, match=r"the teacher has 1 of the student's 12 trainable"):
+        trainer(tmp_path, student, teacher).train()
     assert all(not torch.equal(p, before[name]) for name, p in student.named_parameters())
     assert [p.requires_grad for p in teacher.parameters()] == flags
     assert not frozen.requires_grad
@@ -81,17 +82,18 @@ def test_shared_parameters_train_and_nothing_of_the_caller_s_is_changed(tmp_path
 def test_a_student_may_be_its_own_teacher(tmp_path: Path) -> None:
     model = tiny_model(WIDTH, seed=0)
     one = trainer(tmp_path, model, model)
-    one.train()
+    with pytest.warns(UserWarning, match="12 of the student's 12 trainable tensors"):
+        one.train()
     assert logged(one, "distillation")[0] == pytest.approx(0, abs=1e-6)
     assert logged(one, "cross_entropy")[0] > 1
 
 
 def test_evaluation_before_training_is_in_the_trainer_s_precision(tmp_path: Path) -> None:
     def evaluated(**options: Any) -> float:
-        student, teacher = (tiny_model(WIDTH, seed=n, sharp=0.5) for n in (0, 1))
+        student, teacher = (tiny_model(WIDTH, seed=n, sharp=0.2) for n in (0, 1))
         return float(trainer(tmp_path, student, teacher, **options).evaluate()["eval_loss"])
 
-    student, teacher = (tiny_model(WIDTH, seed=n, sharp=0.5).eval() for n in (0, 1))
+    student, teacher = (tiny_model(WIDTH, seed=n, sharp=0.2).eval() for n in (0, 1))
     batch = prepare(DistillationCollator("bytes", "bytes")(ROWS))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         sides = (student, batch), (teacher, batch["teachers"][0])
@@ -125,3 +127,16 @@ def test_each_process_reads_its_rows_of_an_iterable_dataset(tmp_path: Path) -> N
     assert ids == [[rows] for rows in expected]
     with pytest.raises(XtokError, match="dispatch_batches"):
         trainer(tmp_path, student, teacher, accelerator_config={"dispatch_batches": True})
+
+
+def test_the_first_batch_is_audited_once_and_without_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for audit in (True, False):
+        student = tiny_model(WIDTH, seed=0, dropout=0.3)
+        one = trainer(tmp_path, student, tiny_model(WIDTH, seed=1), max_steps=3, audit=audit)
+        one.train()
+        found.append(logged(one))
+        assert capsys.readouterr().err.count("first batch: ids, masks, loss 5.5") == audit
+    assert found[0] == found[1]

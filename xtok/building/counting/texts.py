@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok._lib.lines import LinePlace, decode, json_lines, lines
 from xtok._lib.opening import decompressed, parquet_file, reading
-from xtok._lib.shards import Paths, Shard, find_files, shards
+from xtok._lib.shards import Paths, Shard, find_files, format_of, shards
+from xtok.conversation.files import without_missing
 from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
@@ -40,6 +43,9 @@ _OBJECTS_HINT = (
     "give one JSON object per line, and the name of its text field with {option}; plain "
     "text needs a name that ends in .txt"
 )
+
+
+_SAMPLES_HINT = 'write a JSON value per line: a text, {"text": "…"} or {"messages": […]}'
 
 
 class TextColumns(NamedTuple):
@@ -128,6 +134,39 @@ def _documents(shard: Shard, columns: TextColumns) -> Iterator[tuple[str, str, i
             for place, value, read in rows:
                 text, group = _json_document(place, value, columns)
                 yield from ((part, group, read - shard.start) for part in _parts(text))
+
+
+def read_samples(patterns: Paths) -> Iterator[tuple[object, Any]]:
+    """Read texts and conversations as a `DistillationCollator` takes them, each with its place.
+
+    A file is plain text, with paragraphs between blank lines; JSON lines, with a sample on each; or
+    Parquet, with one in each row.
+
+    Raises:
+        XtokError: as `read_batches`.
+    """
+    for path in find_texts(patterns):
+        with reading(path):
+            if format_of(path) == "text":
+                yield from ((path, text) for text in _paragraphs(path))
+            elif format_of(path) == "parquet":
+                batches = parquet_file(path).iter_batches(_ROWS_AT_ONCE, use_threads=False)
+                rows = (row for batch in batches for row in batch.to_pylist())
+                yield from ((f"{path}, row {n}", without_missing(r)) for n, r in enumerate(rows))
+            else:
+                for line in json_lines(
+                    Shard(path, "jsonl"), max_bytes=MAX_LINE_BYTES, hint=_SAMPLES_HINT
+                ):
+                    yield line.place, line.value
+
+
+def _paragraphs(path: Path) -> Iterator[str]:
+    """Return what is between the blank lines of a file, whatever ends its lines."""
+    documents = (text for text, _, _ in _plain_documents(Shard(path, "text")))
+    lines_of = (line for text in documents for line in re.findall(r".*\n|.+", text))
+    for is_text, group in groupby(lines_of, lambda line: bool(line.strip())):
+        if is_text:
+            yield "".join(group).rstrip("\r\n")
 
 
 def _parts(text: str) -> list[str]:

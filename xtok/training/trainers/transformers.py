@@ -48,6 +48,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         hidden_states: None: losses make logits from hidden states, a block at a time, wherever loss
             and models allow it; a note says where not. False: models make whole logits. True: an
             error where they would have to.
+        audit: compare the first batch with what the models' libraries make of it (`audit`): a line
+            on stderr, or a warning for each difference.
         **kwargs: as of a `Trainer`: datasets, callbacks, optimizers …
 
     Raises:
@@ -68,9 +70,10 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         teacher_weights: Sequence[float] | None = None,
         combine: CombineConfig | None = None,
         hidden_states: bool | None = None,
+        audit: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.hidden_states = hidden_states
+        self.hidden_states, self.audit, self.audited_collator = hidden_states, audit, data_collator
         require_own_loss(args, kwargs.get("compute_loss_func"))
         args.remove_unused_columns = False
         super().__init__(model, args, data_collator, **kwargs)

@@ -94,7 +94,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         map: a map, its file or its module; None for losses without a map.
         teacher_template: the teacher's chat template, if not its tokenizer's own: a file, the name
             of a format, or Jinja.
-        hidden_states: as of a `XTokTrainer`.
+        hidden_states, audit: as of an `XTokTrainer`.
         **kwargs: as of a `GOLDTrainer`: datasets, `processing_class` …
 
     Raises:
@@ -113,9 +113,10 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         map: AnyMap | None = None,
         teacher_template: str | Path | None = None,
         hidden_states: bool | None = None,
+        audit: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.hidden_states = hidden_states
+        self.hidden_states, self.audit = hidden_states, audit
         if args is None:
             raise ValueError("args is None, and must be a GOLDConfig")
         if args.uld_student_temperature != args.uld_teacher_temperature:
@@ -139,7 +140,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
                 (self.teacher_tokenizer, self.accelerator.unwrap_model(self.teacher_model)),
             )
         )
-        self.distillation_collator = DistillationCollator(
+        self.distillation_collator = self.audited_collator = DistillationCollator(
             student, teacher, teacher_templates=[teacher_template]
         )
         self.teachers = [self.teacher_model]

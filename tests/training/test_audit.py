@@ -1,0 +1,455 @@
+"""The audit of a first batch: one line where all holds, and each deliberate fault is named."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import chat_families
+import pytest
+import torch
+import transformers
+from tiny_models import one_torch_thread, tiny_model
+from torch import Tensor, nn
+
+import xtok
+from xtok import DistillationCollator
+from xtok.tokenizers import Tokenizer
+from xtok.training.audit import Audit, audit
+from xtok.training.collator import prepare
+from xtok.training.heads import find_heads
+
+TEXTS = ["There are 201 lighthouses. Fog, and high water.", "High water at 6:12 tonight."]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with one_torch_thread():
+        yield
+
+
+class Knowing(nn.Module):
+    """A teacher that knows which token follows which in a batch, by bigrams."""
+
+    def __init__(self, width: int, batch: Any, *, places: int = 1) -> None:
+        super().__init__()
+        table = torch.zeros(width, width)
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        for row, kept in zip(ids, mask, strict=True):
+            known = row[kept != 0]
+            table[known[:-places], known[places:]] = 12.0
+        self.table, self.after = nn.Parameter(table), nn.Identity()
+
+    def forward(self, input_ids: Tensor, attention_mask: Any = None, use_cache: Any = None) -> Any:
+        return SimpleNamespace(logits=self.after(self.table[input_ids]))
+
+
+class Bench:
+    """A student, a teacher, a batch and its collator, without a fault."""
+
+    def __init__(self, collate: DistillationCollator, batch: Any) -> None:
+        self.collate = copy.copy(collate)
+        self.side = {**batch["teachers"][0]}
+        self.batch = {**batch, "teachers": [self.side]}
+        widths = [t.vocabulary.vocab_size for t in (collate.student, *collate.teachers)]
+        self.student: Any = tiny_model(widths[0], seed=0, dropout=0.1).train()
+        self.teacher: Any = Knowing(widths[1], self.side).eval()
+
+    def audit(self) -> Audit:
+        models = [self.student, self.teacher]
+        heads, _ = find_heads(models, [self.batch, self.side], [True, True])
+        return audit(models, self.batch, self.collate, heads)
+
+
+@pytest.fixture(scope="module")
+def collated_texts(digits: Tokenizer, byte_level: Tokenizer) -> tuple[DistillationCollator, Any]:
+    collate = DistillationCollator(digits, byte_level)
+    return collate, prepare(collate(TEXTS))
+
+
+@pytest.fixture
+def bench(collated_texts: Any) -> Bench:
+    return Bench(*collated_texts)
+
+
+def test_one_line_where_all_holds(bench: Bench) -> None:
+    before, state = copy.deepcopy(bench.student.state_dict()), torch.get_rng_state()
+    found = bench.audit()
+    assert found.differences == ()
+    assert found.line == (
+        "first batch: ids, masks, loss 6.79, heads, the teacher 0.19 bits per byte "
+        "(the student 4.37), 100% aligned: as the libraries have them"
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(
+        torch.equal(before[name], value) for name, value in bench.student.state_dict().items()
+    )
+    assert bench.student.training
+    assert all(parameter.grad is None for parameter in bench.student.parameters())
+
+
+# Faults of the student
+
+
+class Wrapped(nn.Module):
+    """A model around another, which changes its outputs."""
+
+    def __init__(self, inner: Any, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.inner, self.change, self.config = inner, change, inner.config
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Any = None, use_cache: Any = None,
+        labels: Any = None,
+    ) -> Any:  # fmt: skip
+        outputs = self.inner(
+            input_ids, attention_mask=attention_mask, use_cache=False, labels=labels
+        )
+        self.change(outputs)
+        return outputs
+
+
+def wrapped(change: Callable[[Any], Any]) -> Callable[[Bench], None]:
+    def make(bench: Bench) -> None:
+        bench.student = Wrapped(bench.student, change)
+
+    return make
+
+
+def scaled_logits(outputs: Any) -> None:
+    outputs.logits = 3 * outputs.logits
+
+
+def capped_logits(outputs: Any) -> None:
+    outputs.logits = 0.05 * torch.tanh(outputs.logits / 0.05)
+
+
+def shifted_logits(outputs: Any) -> None:
+    outputs.logits = outputs.logits.roll(1, 1)
+
+
+def no_number(outputs: Any) -> None:
+    outputs.logits = outputs.logits * math.nan
+
+
+def loss_of(change: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
+    def apply(outputs: Any) -> None:
+        if outputs.loss is not None:
+            outputs.loss = change(outputs.loss)
+
+    return apply
+
+
+def unknown_router(bench: Bench) -> None:
+    sizes: Any = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4,
+    }  # fmt: skip
+    width = bench.student.config.vocab_size
+    config = transformers.MixtralConfig(vocab_size=width, output_router_logits=True, **sizes)
+    model: Any = transformers.MixtralForCausalLM(config)
+    real = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        outputs = real(*args, **kwargs)
+        outputs.aux_loss = None  # as of a model that does not return it
+        return outputs
+
+    model.router_aux_loss_coef, model.forward = 1.0, forward
+    bench.student = model
+
+
+def unused_module(bench: Bench) -> None:
+    bench.student.tower = nn.Linear(2, 2)
+
+
+def detached_embedding(bench: Bench) -> None:
+    bench.student.model.embed_tokens.register_forward_hook(lambda *args: args[-1].detach())
+
+
+def nothing_trained(bench: Bench) -> None:
+    bench.student.requires_grad_(False)
+
+
+# Faults of labels and ids
+
+
+def labels_moved(bench: Bench, by: int) -> None:
+    """As a loop does that shifts labels which models shift themselves."""
+    moved = bench.batch["labels"].roll(by, 1)
+    bench.batch["labels"] = moved.masked_fill(bench.batch["attention_mask"] == 0, -100)
+
+
+def targets_not_shifted(bench: Bench) -> None:
+    bench.batch["targets"] = bench.batch["labels"]
+
+
+def teacher_labels_moved(bench: Bench) -> None:
+    labels = bench.side["labels"]
+    bench.side["labels"] = torch.where(labels >= 0, labels.roll(-1, 1), labels)
+
+
+def padding_counted(bench: Bench) -> None:
+    ids, labels = bench.batch["input_ids"], bench.batch["labels"]
+    bench.batch["labels"] = torch.where(bench.batch["attention_mask"] == 0, ids, labels)
+
+
+def all_labels_kept(bench: Bench) -> None:
+    bench.batch["labels"] = torch.full_like(bench.batch["labels"], -100)
+    bench.batch["targets"] = bench.batch["labels"]
+
+
+def other_id(side_of: Callable[[Bench], Any], row: int, place: int) -> Callable[[Bench], None]:
+    """Another token than the library's, in ids and labels alike."""
+
+    def change(bench: Bench) -> None:
+        side = side_of(bench)
+        ids = side["input_ids"].clone()
+        ids[row, place] = (ids[row, place] + 1) % 500
+        side["input_ids"] = ids
+        side["labels"] = torch.where(side["labels"] >= 0, ids, side["labels"])
+        side["targets"] = torch.nn.functional.pad(side["labels"][:, 1:], (0, 1), value=-100)
+
+    return change
+
+
+def collated(**options: Any) -> Callable[[Bench], None]:
+    """A batch of another collator's."""
+
+    def change(bench: Bench) -> None:
+        collate = bench.collate
+        other = DistillationCollator(collate.student, collate.teachers, **options)
+        bench.batch = prepare(other(TEXTS))
+        [bench.side] = bench.batch["teachers"]
+
+    return change
+
+
+def second_bos(bench: Bench) -> None:
+    bos = bench.collate.teachers[0].table.roles["bos"][0]
+    before = torch.full_like(bench.side["input_ids"][:, :1], bos)
+    for name, fill in (("input_ids", before), ("attention_mask", before * 0 + 1),
+                       ("labels", before), ("targets", before)):  # fmt: skip
+        bench.side[name] = torch.cat([fill, bench.side[name]], 1)
+    del bench.side["alignment"]
+
+
+def another_bos(bench: Bench) -> None:
+    """A tokenizer whose bos is its eos, beside AutoTokenizer's."""
+    teacher = copy.copy(bench.collate.teachers[0])
+    teacher.declared = {**teacher.declared, "bos": teacher.declared["eos"]}
+    bench.collate.teachers = [teacher]
+
+
+# Faults of what moves
+
+
+def shared_embedding(bench: Bench) -> None:
+    bench.teacher.table = bench.student.model.embed_tokens.weight
+    bench.teacher.forward = lambda input_ids, **_: SimpleNamespace(
+        logits=torch.randn(*input_ids.shape, 1200, generator=torch.Generator().manual_seed(0))
+    )
+
+
+def shared_memory(bench: Bench) -> None:
+    bench.teacher.table.data = bench.student.lm_head.weight.data
+    shared = bench.teacher.table
+    shared_embedding(bench)
+    bench.teacher.table = shared
+
+
+def its_own_teacher(bench: Bench) -> None:
+    bench.collate.teachers = [bench.collate.student]
+    bench.collate.teacher_templates, bench.batch["teachers"] = [None], [{**bench.batch}]
+    del bench.batch["teachers"][0]["teachers"]
+    bench.teacher = bench.student.eval()
+
+
+# Faults of teachers
+
+
+def in_training_mode(bench: Bench) -> None:
+    bench.teacher.train()
+
+
+def with_dropout(bench: Bench) -> None:
+    bench.teacher.after = nn.Dropout(0.3)
+
+
+def dropout_without_a_mode(bench: Bench) -> None:
+    bench.teacher.after.register_forward_hook(lambda *args: nn.functional.dropout(args[-1], 0.3))
+
+
+def teacher_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Bench], None]:
+    def apply(bench: Bench) -> None:
+        bench.teacher.after.register_forward_hook(lambda *args: change(args[-1]))
+
+    return apply
+
+
+def knows_other_ids(bench: Bench) -> None:
+    """As two teachers whose places are swapped."""
+    bench.teacher.table.data = 4 * bench.teacher.table.data.roll(1, 1)
+
+
+def not_loaded(bench: Bench) -> None:
+    """A teacher of random weights, for a student that knows the text."""
+    width = bench.collate.student.vocabulary.vocab_size
+    bench.student = Knowing(width, bench.batch)
+    bench.teacher = tiny_model(1200, seed=1, sharp=0.5).eval()
+
+
+def places_apart(bench: Bench) -> None:
+    bench.teacher = Knowing(1200, bench.side, places=2).eval()
+
+
+# Faults of the alignment
+
+
+def no_chunks(bench: Bench) -> None:
+    aligned = bench.side["alignment"]
+    valid = aligned.pair_valid & (torch.arange(aligned.pair_valid.shape[1]) < 3)
+    bench.side["alignment"] = replace(aligned, pair_valid=valid)
+
+
+def other_bytes(bench: Bench) -> None:
+    aligned = bench.side["alignment"]
+    bench.side["alignment"] = replace(aligned, pair_is_correct=aligned.pair_is_correct & False)
+
+
+def bos_in_no_chunk(bench: Bench) -> None:
+    chunks = bench.side["alignment"].student_chunk_id.clone()
+    chunks[:, 0] = -1
+    bench.side["alignment"] = replace(bench.side["alignment"], student_chunk_id=chunks)
+
+
+def other_ends(bench: Bench) -> None:
+    """The student's texts end with eos, and the teacher's do not: no chunk has it."""
+    collate = copy.copy(bench.collate)
+    collate.eos = True
+    bench.batch = prepare(collate(TEXTS))
+    [bench.side] = bench.batch["teachers"]
+    aligned, labels = bench.side["alignment"], bench.batch["labels"]
+    is_end = labels == collate.student.table.roles["eos"][0]
+    chunks = aligned.student_chunk_id.masked_fill(is_end, -1)
+    bench.side["alignment"] = replace(aligned, student_chunk_id=chunks)
+
+
+Student, Teacher = (lambda bench: bench.batch), (lambda bench: bench.side)
+FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
+    "scaled logits": (wrapped(scaled_logits), "the student's own loss, of"),
+    "capped logits": (wrapped(capped_logits), "the student's own loss, of"),
+    "shifted logits": (wrapped(shifted_logits), "the student's own loss, of"),
+    "no number": (wrapped(no_number), "its cross-entropy nan"),
+    "a loss halved": (wrapped(loss_of(lambda loss: loss / 2)), "the student's own loss, of"),
+    "a loss summed": (wrapped(loss_of(lambda loss: loss * 30)), "the student's own loss, of"),
+    "a loss more": (wrapped(loss_of(lambda loss: loss + 0.1)), "the student's own loss, of"),
+    "a loss of no number": (wrapped(loss_of(lambda x: x * math.nan)), "labels=…), is nan"),
+    "a router that is not returned": (unknown_router, "the student's own loss, of"),
+    "an unused module": (unused_module, "2 of 14 trainable tensors of the student get no gradient"),
+    "a detached embedding": (detached_embedding, "no gradient: model.embed_tokens.weight"),
+    "nothing trained": (nothing_trained, "no parameter of the student is trained"),
+    "labels shifted to the left": (lambda b: labels_moved(b, -1), "labels of the student are not"),
+    "labels shifted to the right": (lambda b: labels_moved(b, 1), "labels of the student are not"),
+    "targets that are not shifted": (targets_not_shifted, "the student's own loss, of"),
+    "labels of the teacher shifted": (teacher_labels_moved, "labels of teacher 1 are not its ids"),
+    "padding counted": (padding_counted, "targets of the student are padding"),
+    "no target": (all_labels_kept, "has no target"),
+    "another id of the student": (other_id(Student, 0, 3), "AutoTokenizer's ["),
+    "another id of the teacher": (other_id(Teacher, 1, 3), "AutoTokenizer's ["),
+    "another bos of the student": (other_id(Student, 0, 0), "AutoTokenizer's ["),
+    "another bos of the teacher": (other_id(Teacher, 1, 0), "AutoTokenizer's ["),
+    "no bos": (collated(bos=False), "AutoTokenizer's ["),
+    "a second bos": (second_bos, "AutoTokenizer's ["),
+    "a role of another id": (another_bos, "bos is id"),
+    "a shared embedding": (shared_embedding, "1 of the student's 12 trainable tensors"),
+    "shared memory": (shared_memory, "1 of the student's 12 trainable tensors"),
+    "its own teacher": (its_own_teacher, "12 of the student's 12 trainable tensors"),
+    "a teacher in training mode": (in_training_mode, "is in training mode"),
+    "a teacher's dropout left on": (with_dropout, "is in training mode"),
+    "dropout without a mode": (dropout_without_a_mode, "two results"),
+    "a teacher of other ids": (knows_other_ids, "bits per byte of its own ids"),
+    "a teacher of no weights": (not_loaded, "knows less of its ids"),
+    "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the token behind"),
+    "shifted to the other side": (teacher_logits(lambda x: x.roll(1, 1)), "the token before"),
+    "a teacher of the next but one": (places_apart, "the token behind"),
+    "a teacher of no number": (teacher_logits(lambda x: x * math.nan), "nan bits per byte"),
+    "a teacher's logits negated": (teacher_logits(lambda x: -9 * x), "bits per byte of its own"),
+    "few chunks": (no_chunks, "targets are in a chunk with the teacher"),
+    "chunks of other bytes": (other_bytes, "chunks have the same bytes"),
+    "bos in no chunk": (bos_in_no_chunk, "bos tokens are in a chunk"),
+    "other ends": (other_ends, "does not learn to stop"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_named(bench: Bench, fault: str) -> None:
+    make, says = FAULTS[fault]
+    make(bench)
+    found = audit([bench.student, bench.teacher], bench.batch, bench.collate)
+    assert any(says in difference for difference in found.differences), found
+    with pytest.warns(UserWarning, match="^first batch: ") as warned:
+        found.report()
+    assert len(warned) == len(found.differences)
+
+
+# Without a fault
+
+SIZES = {
+    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+ARCHITECTURES = (
+    "apertus", "arcee", "biogpt", "bitnet", "bloom", "cohere", "cohere2", "doge", "ernie4_5",
+    "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode",
+    "gpt_neox", "gpt_oss", "granite", "granitemoe", "hyperclovax", "jetmoe", "lfm2", "llama",
+    "mamba", "minimax", "mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3",
+    "olmoe", "opt", "phi", "phi3", "phimoe", "qwen2", "qwen3", "recurrent_gemma", "seed_oss",
+    "smollm3", "stablelm", "starcoder2", "xglm",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_bytes() -> tuple[DistillationCollator, Any]:
+    collate = DistillationCollator("bytes", "bytes")
+    return collate, prepare(collate(["Fog, and high water at 6:12.", "201 lighthouses."]))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_fault_is_seen_in_any_architecture(name: str, of_bytes: Any) -> None:
+    try:
+        config: Any = transformers.AutoConfig.for_model(name, **SIZES)
+    except ValueError:
+        pytest.skip(f"this Transformers has no {name}")
+    collate, batch = of_bytes
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.config.get_text_config().output_router_logits = True
+    teacher = tiny_model(256, seed=1).eval()
+    heads, _ = find_heads([model, teacher], [batch, *batch["teachers"]], [True, True])
+    found = audit([model.train(), teacher], batch, collate, heads)
+    assert found.differences == ()
+    assert [part.split()[0] for part in found.held] == ["ids,", "loss", "heads", "the", "100%"]
+
+
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps."},
+]
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore:.*(not a target|learn to stop|today's date):UserWarning")
+@pytest.mark.parametrize("name", sorted({*chat_families.NAMES} - {"smolvlm"}))  # takes parts only
+def test_no_fault_is_seen_in_any_template(name: str, small: Path, tmp_path: Path) -> None:
+    chat_families.write(name, small / "small-byte-level", tmp_path / name)
+    tokenizer = xtok.load_tokenizer(str(tmp_path / name))
+    collate = DistillationCollator(tokenizer, tokenizer)
+    found = Bench(collate, prepare(collate([CHAT]))).audit()
+    assert found.differences == ()
