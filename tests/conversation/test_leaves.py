@@ -337,7 +337,7 @@ def test_an_audit(small: Path, tmp_path: Path) -> None:
     assert [*found.notes.values()] == [1, 1]
     assert [*found.errors] == ["message 1, the assistant's: the template drops its thinking"]
     assert (found.other_ids, found.other_masks) == ({}, {})
-    (folder / "chat_template.jinja").write_text(BESIDE + "!")
+    tokenizer.library.chat_template = BESIDE + "!"
     found = audit_chats(tokenizer, rows[:2], template=BESIDE)
     assert found.other_ids == {}
     assert [*(audit_chats(tokenizer, rows[:2]).other_ids or ())] == [0, 1]

@@ -35,9 +35,9 @@ def collator(digits: Tokenizer, byte_level: Tokenizer) -> DistillationCollator:
 
 def flat(batch: Any) -> dict[str, Any]:
     """Return all tensors of a batch by name."""
-    found = {name: value for name, value in batch.items() if name != "teachers"}
+    found = {name: value for name, value in batch.items() if torch.is_tensor(value)}
     for number, side in enumerate(batch["teachers"]):
-        found |= {f"{number}.{name}": v for name, v in side.items() if name != "alignment"}
+        found |= {f"{number}.{name}": v for name, v in side.items() if torch.is_tensor(v)}
         found |= {f"{number}.{name}": v for name, v in vars(side["alignment"]).items()}
     return found
 

@@ -89,7 +89,7 @@ def audit(
                 )
         held += ["ids, masks"] if "samples" in batch else []
     with draws_again(batch["input_ids"].device):
-        of_student = _Side("the student", student, _first(batch), tokenizers[0])
+        of_student = _ModelRun("the student", student, _first(batch), tokenizers[0])
         loss = _student_loss(of_student, differences)
         held += [] if loss is None else [f"loss {loss:.2f}"]
         held += ["heads"] * any(heads)
@@ -97,7 +97,7 @@ def audit(
             name = "the teacher" if len(teachers) == 1 else f"teacher {number + 1}"
             if teacher is not None:
                 differences += _shared(student, teacher, name)
-                theirs = _Side(name, teacher, _first(side), tokenizers[number + 1])
+                theirs = _ModelRun(name, teacher, _first(side), tokenizers[number + 1])
                 differences += _teacher_differences(theirs, of_student)
                 if theirs.bytes:
                     beside = f" (the student {of_student.bits:.2f})" if of_student.bytes else ""
@@ -149,7 +149,7 @@ def _label_differences(batch: Mapping[str, Any]) -> Iterator[str]:
 
 
 @dataclass
-class _Side:
+class _ModelRun:
     """A model, its rows, and what it makes of them."""
 
     name: str
@@ -182,7 +182,7 @@ class _Side:
         return lost[1]
 
 
-def _student_loss(side: _Side, differences: list[str]) -> float | None:
+def _student_loss(side: _ModelRun, differences: list[str]) -> float | None:
     """Run the student with labels; return its own loss, and add where it differs from xtok's."""
     model = getattr(unwrapped(side.model), "_orig_mod", unwrapped(side.model))
     inner = side.model if _is_sharded(model) else model
@@ -258,7 +258,7 @@ def _memory(parameter: Tensor) -> int:
 
 
 @torch.no_grad()
-def _teacher_differences(side: _Side, student: _Side) -> Iterator[str]:
+def _teacher_differences(side: _ModelRun, student: _ModelRun) -> Iterator[str]:
     """Run a teacher twice; say where it is not what it should be."""
     name, model = side.name, side.model
     if any(module.training for module in model.modules()):

@@ -119,6 +119,7 @@ class DistillationCollator:
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
+    Each side has its `samples`, for the audit of a first batch.
     Labels are those of the tokens themselves (-100 where they are not targets), as Hugging Face
     models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
     `xtok.shift_to_predictions`. Without this, losses are wrong silently. In conversations, chunks
