@@ -143,7 +143,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "another answer": (
         {"messages": CHAT, "teacher_messages": [*CHAT[:3], {**CHAT[3], "content": "They ä"}]},
-        "sample 0: the content of message 3, an answer, is not .* message 3 of .*from byte 5 on",
+        "sample 0: the content of message 3 of messages, .* message 3 of .*from byte 5 on",
     ),
     "an answer less": (
         {"messages": CHAT, "teacher_messages": CHAT[:2]},

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
-from xtok.conversation import Conversation, render
+from xtok.conversation import Conversation
+from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.teacher_side import SideChat, teachers_chats
 from xtok.conversation.templates import Message
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import byte_offsets
@@ -37,7 +39,7 @@ class _Stretch(NamedTuple):
 def align_chat(
     aligner: TokenAligner,
     pair: Pair,
-    messages: Sequence[Message],
+    chat: ChatRecord | Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
@@ -49,28 +51,33 @@ def align_chat(
     What the roles wrote (contents, reasoning, tool calls) is aligned string by string, so that
     differences between the templates cannot shift it. Of the templates' own tokens, control tokens
     of one role between the same strings belong together, as the ends of turns do; the rest is in no
-    chunk. A string that one side's template drops or moves is in none either.
+    chunk. A string that one side's template drops or moves is in none either. Of a conversation
+    that the teacher reads otherwise (`teacher_messages`), only the answers are aligned.
 
     Args:
         aligner: of this pair.
         pair: the student and the teacher, with their tokenizers.
-        messages: dicts with `role` and `content`, and whatever else the templates read.
-        tools: JSON schemas of the tools.
-        variables: what else both templates read.
+        chat: of a file; or messages, dicts with `role` and `content`, and whatever else the
+            templates read.
+        tools: JSON schemas of the tools, beside messages.
+        variables: what else both templates read, beside messages.
         student_template: as in `conversation.render`; the tokenizer's own by default.
         teacher_template: the same for the teacher's side.
 
     Raises:
-        XtokError: if there is no template, or it raises.
+        XtokError: if there is no template, it raises, or the teacher reads other answers.
     """
+    if not isinstance(chat, ChatRecord):
+        fields = {"messages": list(chat), "tools": list(tools or ())}
+        chat = chat_record(fields | {"chat_template_kwargs": dict(variables or {})}, "it")
+    sides = (SideChat(chat), *teachers_chats(chat, 1))
     templates = (student_template, teacher_template)
     ours, theirs = (
-        render(tokenizer, messages, tools=tools, template=template, variables=variables)
-        for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
+        side.render(tokenizer, template)
+        for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True)
     )
-    return ChatAlignment(
-        student=ours, teacher=theirs, alignment=align_rendered(aligner, ours, theirs)
-    )
+    alignment = align_rendered(aligner, ours, theirs)
+    return ChatAlignment(student=ours, teacher=theirs, alignment=alignment)
 
 
 def align_rendered(

@@ -73,9 +73,7 @@ def align(
         aligned = chats.align_chat(
             aligner,
             pair,
-            record.messages,
-            tools=record.tools,
-            variables=record.variables,
+            record,
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
         )

@@ -61,6 +61,11 @@ def render(
         f"conversations: {done.conversations:,}; tokens: {done.tokens:,}, the assistant's: "
         f"{done.targets:,}"
     )
+    if done.apart:
+        console.print_note(
+            f"conversations with teacher_messages of their own, which are not written: "
+            f"{done.apart:,}; tokens more there: {done.more:,}"
+        )
     console.print_notes(f"{note} (conversations: {n:,})" for note, n in done.notes.items())
     if target is not None:
         print_path(target)

@@ -66,14 +66,14 @@ def renumbered(shown: Conversation, numbers: Mapping[int, int]) -> Conversation:
     return replace(shown, runs=tuple(runs))
 
 
-def for_each_teacher(value: Any, num_teachers: int, name: str, place: object) -> list[Any]:
+def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: object) -> list[Any]:
     """Return what a field of a row gives each teacher to read; None where that is the student's.
 
     A value that is no list of one for each is that of all teachers.
 
     Args:
         value: of the field; messages may be JSON, as data sets have them.
-        num_teachers: how many there are.
+        num_teachers: how many there are; as many as the value has, if None.
         name: of the field.
         place: of the row, for errors.
 
@@ -88,8 +88,8 @@ def for_each_teacher(value: Any, num_teachers: int, name: str, place: object) ->
     is_each = isinstance(value, list | tuple) and (
         name == "teacher_context" or any(_is_conversation(one) for one in value)
     )
-    each = list(value) if is_each else [value] * num_teachers
-    if len(each) != num_teachers:
+    each = list(value) if is_each else [value] * (1 if num_teachers is None else num_teachers)
+    if num_teachers not in (None, len(each)):
         problem = f"{name} is for {len(each)} teachers, and there are {num_teachers}"
         raise _error(place, name, problem)
     if name == "teacher_context" and not all(isinstance(one, str | None) for one in each):
@@ -103,8 +103,8 @@ def _is_conversation(value: Any) -> bool:
     return value is None or isinstance(value, str | list | tuple) or is_record
 
 
-def teachers_chats(chat: ChatRecord, num_teachers: int) -> list[SideChat]:
-    """Return a row's conversation as each teacher reads it.
+def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[SideChat]:
+    """Return a row's conversation as each teacher reads it; for as many as it says, if None.
 
     Raises:
         XtokError: if its `teacher_messages` are none, or have other answers than its `messages`.

@@ -15,6 +15,7 @@ from xtok._lib.opening import need, parquet_writer
 from xtok._lib.progress import Progress, silent
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.conversation.rendering import find_template
+from xtok.conversation.teacher_side import teachers_chats
 from xtok.errors import OutputError, XtokError
 from xtok.tokenizers import ModelLike, load_tokenizer
 from xtok.tokenizers.display import safe_json
@@ -27,6 +28,8 @@ class RenderedFile:
     conversations: int
     tokens: int
     targets: int  # of them, the assistant's
+    apart: int  # conversations that teachers read otherwise, by `teacher_messages`
+    more: int  # tokens of what the first teacher reads of these, beyond those written
     notes: dict[str, int]  # each with the number of conversations that it is about
 
 
@@ -84,11 +87,14 @@ def render_file(
                 rendered = chat.render(
                     tokenizer, template, add_generation_prompt=add_generation_prompt
                 )
+                sides = [s for s in teachers_chats(chat, None) if s.answers is not None][:1]
+                read = [side.render(tokenizer, template) for side in sides]
             except XtokError as error:
                 error.at(chat.place)
                 raise
             num_targets = int(rendered.assistant_mask.sum())
             counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
+            counts.update(apart=len(read), more=sum(len(r.ids) - len(rendered.ids) for r in read))
             notes.update(rendered.notes)
             advance(len(rendered.ids))
             yield rendered.record()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
 from xtok.building.counting.pair_text import PairText
+from xtok.building.counting.texts import contexts_in
 from xtok.building.events import events
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
@@ -161,6 +162,7 @@ def doctor(
             diagnosed.append(_diagnose(one, trials[one], tools, advance))
     pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
     pair_checks += _text_checks(facts)
+    pair_checks += _context_checks(texts, field) if texts else ()
     pair_checks += [Check("upper case", "warning", n) for n in (case_notes(pair) if pair else ())]
     # Every loss compares the two sides over the bytes of a text.
     is_read = not any(
@@ -181,6 +183,14 @@ def _text_checks(facts: PairFacts | None) -> Iterator[Check]:
     else:
         level: Level = "note" if facts.text.grade == "note" else "warning"
         yield Check("text", level, facts.text.left_out.sentence)
+
+
+def _context_checks(texts: str | Path | Sequence[str | Path], field: str) -> Iterator[Check]:
+    """Say how much more the teacher reads than the student."""
+    rows, with_context, ratio = contexts_in(texts, field)
+    if with_context:
+        message = f"{with_context:,} of {rows:,} rows have one, with which the teacher reads "
+        yield Check("teacher_context", "ok", f"{message}{ratio:.1f} times as many bytes there")
 
 
 def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
