@@ -229,7 +229,7 @@ def assert_by_hand(side: dict[str, Any], ids: list[int], chunk: list[int]) -> No
 def test_the_same_messages_twice_over_change_nothing(
     family: Callable[[str], Tokenizer], digits: Tokenizer
 ) -> None:
-    options: Any = {"student_template": "plain", "max_length": 20}
+    options: Any = {"student_template": "plain", "max_length": 50}
     collator = DistillationCollator(digits, family("qwen3"), **options)
     expected = collator([CHAT])
     for same in (CHAT, {"messages": CHAT}, [CHAT], json.dumps(CHAT), [None]):
