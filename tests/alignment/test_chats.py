@@ -14,6 +14,7 @@ import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.chats import ChatAlignment, align_chat, written_alike
 from xtok.conversation import render
+from xtok.conversation.files import chat_record
 from xtok.tokenizers.display import unescape
 from xtok.tokenizers.pairs import Pair
 
@@ -193,3 +194,14 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
     assert "no token that ends the turn is a target" in cli(*args, "chat.json").stderr
     fails(cli(*args, "two.json"), "two.json")
+
+
+def test_a_teacher_that_reads_more_shares_the_answers_alone(
+    aligner: TokenAligner, pair: Pair
+) -> None:
+    told = [{"role": "system", "content": "201 steps."}, *CHAT[1:]]
+    chat = chat_record({"messages": CHAT, "teacher_messages": told}, "line 1")
+    found = align_chat(aligner, pair, chat, student_template=TURNS, teacher_template=TURNS)
+    assert "201 steps." in found.teacher.text
+    texts = ["".join(part) for part in zip(*aligned(found, aligner), strict=True)]
+    assert [unescape(text).decode() for text in texts] == ["The text: 東京.\n\nok"] * 2

@@ -6,11 +6,13 @@ import json
 import warnings
 from collections.abc import Callable
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import chat_families
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from test_collator import assert_same
@@ -18,6 +20,9 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import DistillationCollator, XtokError
+from xtok.building.counting.texts import contexts_in
+from xtok.conversation.files import chat_record
+from xtok.conversation.writing import render_file
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training.collator import prepare
 from xtok.training.heads import run
@@ -306,3 +311,30 @@ def test_texts_of_the_student(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert rows[1][0] == [bos, *told, *theirs[1:]]
     assert rows[2][0] == [bos, *told, *answered]
     assert in_chunks(*rows[1][::2]) == in_chunks(*rows[2][::2]) == in_chunks(*rows[0][::2])
+
+
+# What commands say of it
+
+
+def test_a_rendered_file_counts_what_teachers_read(digits: Tokenizer) -> None:
+    row = {"messages": CHAT, "teacher_messages": [[SYSTEM, *CHAT], None]}
+    chats = [chat_record(one, "line") for one in (row, {"messages": CHAT})]
+    done = render_file(digits, chats, BytesIO(), template="plain")
+    own, told = (len(xtok.render(digits, m, template="plain").ids) for m in (CHAT, [SYSTEM, *CHAT]))
+    assert (done.conversations, done.tokens) == (2, 2 * own)
+    assert (done.apart, done.more) == (1, told - own)
+
+
+def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "ab"}, {"text": "ab", "teacher_context": "é"},
+        {"text": "ab", "teacher_context": [None, "abcd"]}, {"text": "", "teacher_context": None},
+    ]  # fmt: skip
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    table = pyarrow.Table.from_pylist([row | {"teacher_context": "abcd"} for row in rows[:2]])
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    (tmp_path / "c.txt").write_text("ab", encoding="utf-8")
+    assert contexts_in(lines, "text") == (4, 2, 2.5)
+    assert contexts_in(tmp_path / "b.parquet", "text") == (2, 2, 3.0)
+    assert contexts_in(tmp_path / "c.txt", "text")[1] == 0
