@@ -79,7 +79,8 @@ def render_file(
         output = check_rendered(output, file) if isinstance(output, str | Path) else output
     tokenizer = load_tokenizer(model)
     find_template(tokenizer, template)
-    counts, notes = Counter(conversations=0, tokens=0, targets=0), Counter[str]()
+    counts = Counter(conversations=0, tokens=0, targets=0, apart=0, more=0)
+    notes = Counter[str]()
 
     def rows() -> Iterator[dict[str, Any]]:
         for chat in chats:
