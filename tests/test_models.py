@@ -55,6 +55,26 @@ def test_a_folder_that_is_whole_is_not_fetched_again(tmp_path: Path) -> None:
     assert fetch_models.fetch("smollm2", tmp_path) == (folder, False)
 
 
+def test_a_folder_of_somebody_elses_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of one that this script wrote, files of other names."""
+    folder = tmp_path / "smollm2-135m"
+    folder.mkdir()
+    (folder / "adapter.bin").write_bytes(b"precious")
+    with pytest.raises(XtokError, match="did not write it"):
+        fetch_models.fetch("smollm2", tmp_path)
+    (folder / fetch_models.SOURCE).write_text("of an earlier version")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(fetch_models, "_convert", lambda parts, made: None)
+    monkeypatch.setattr(
+        fetch_models, "_download", lambda files, parts, made: (made / "LICENSE").touch()
+    )
+    assert fetch_models.fetch("smollm2", tmp_path) == (folder, True)
+    assert {path.name for path in folder.iterdir()} == {
+        "adapter.bin", "LICENSE", fetch_models.SOURCE
+    }  # fmt: skip
+    assert fetch_models.fetch("smollm2", tmp_path) == (folder, False)
+
+
 def test_without_a_network_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

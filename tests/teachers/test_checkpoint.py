@@ -282,7 +282,7 @@ def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_pa
     with pytest.raises(XtokError, match="changed") as error:
         run(tmp_path / "out.parquet", text_progress=lambda *_: at_the_end(grows))
     assert error.value.message.startswith(str(cache_file))
-    assert error.value.hint.endswith(f"rm -r {tmp_path / 'out.parquet.checkpoint'}")
+    assert error.value.hint.endswith(f"rm {tmp_path / 'out.parquet.checkpoint'}/*.part")
     assert not (tmp_path / "out.parquet").exists()
 
 

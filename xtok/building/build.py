@@ -223,7 +223,8 @@ def get_map(
                     note(f"{target} exists, and is replaced: {why}")
                 return _saved(make(), target, strict)
     note(f"{target} exists, and is kept")
-    return found
+    student, teacher = pair.sides  # as `build` has them, whatever the file calls them
+    return replace(found, student=student, teacher=teacher)
 
 
 def _kept(

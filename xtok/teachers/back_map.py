@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok.building.build import build, get_map
 from xtok.config import BuildConfig
@@ -22,13 +20,12 @@ def kept_back_map(
 ) -> ProjectionMap:
     """Return the map from a pair's teacher to its student: built once, and kept by `get_map`."""
     back = pair.reversed
-    rows, columns = back.sides
     try:
         made: ProjectionMap = get_map(back, config=BACK_MAP, progress=progress, note=note)
     except OutputError as error:
         note(f"the map from the teacher to the student is not kept: {error}")
         made = build(back, config=BACK_MAP, progress=progress)
-    return replace(made, student=rows, teacher=columns)  # the file may name the models otherwise
+    return made
 
 
 def bind_back_map(

@@ -179,7 +179,7 @@ def _check_plan(job: ProjectJob, plan: Path) -> None:
         differing = [name for name in job.identity if before.get(name) != job.identity[name]]
         raise XtokError(
             f"the checkpoint {job.folder} is of another run, of other {' and '.join(differing)}",
-            hint=f"delete it to start again: rm -r {job.folder}",
+            hint=f"delete its parts to start again: rm {job.folder}/*.part",
         )
 
 

@@ -180,7 +180,9 @@ def project(
             parts = _make_parts(job, pair, text_progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
-                hint = f"when it is written, delete the parts and start again: rm -r {job.folder}"
+                hint = (
+                    f"when it is written, delete the parts and start again: rm {job.folder}/*.part"
+                )
                 raise cache_error(path, "it changed while it was read", hint)
         _write(job, target, pair, one_schema([part.schema for part in parts]))
     totals = Totals()
