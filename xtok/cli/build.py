@@ -66,8 +66,7 @@ def build(
     path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
-    initial = initial_projection_path and map_options.load(initial_projection_path)
-    pair = models.pair(map_options)
+    pair, initial = models.pair_of(initial_projection_path, map_options)
     note_one_vocabulary(pair)
     projection = xtok.get_map(
         pair, config=config, path=path, texts=text, field=field, initial=initial,

@@ -203,6 +203,13 @@ class Models(Loading):
             for side, model in self.names().items()
         }
 
+    def pair_of(self, path: Path | None, options: MapOptions) -> tuple[Pair, ProjectionMap | None]:
+        """Load both tokenizers, and the map to begin with, if any; the pair is as wide as it."""
+        self.both()
+        if path is None:
+            return self.pair(options), None
+        return self.with_map(options.load(path), options, name=path)[::-1]
+
     def with_map(
         self, any_map: M, widths: Widths | None = None, *, name: Path | str = "the map"
     ) -> tuple[M, Pair]:
