@@ -145,11 +145,11 @@ def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
         np.array([9], np.int32), np.array([np.log(0.9)], np.float32),
         np.array([nan, rest], np.float32), np.array([nan, own], np.float32),
     )  # fmt: skip
-    made = ranked_entries(Scores(topk, np.array([1, 2])), 3, 1000)
-    by_rank = np.argsort(made.ranks[1])
-    assert (np.diff(made.logprobs[1][by_rank]) <= 0).all()
+    _, logprobs, ranks, sizes = ranked_entries(Scores(topk, np.array([1, 2])), 3, 1000)
+    by_rank = np.argsort(ranks[1])
+    assert (np.diff(logprobs[1][by_rank]) <= 0).all()
     filler = np.log(0.1 / 999)
-    assert made.logprobs[1][1:].tolist() == pytest.approx([np.log(0.9), filler, filler])
+    assert logprobs[1][1:].tolist() == pytest.approx([np.log(0.9), filler, filler])
     expected = [2, 1, 3, 4] if own > filler else [4, 1, 2, 3]
-    assert made.ranks[1].tolist() == expected
-    assert made.sizes.tolist() == ([0, 3] if own > filler else [0, 4])
+    assert ranks[1].tolist() == expected
+    assert sizes.tolist() == ([0, 3] if own > filler else [0, 4])

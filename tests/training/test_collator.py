@@ -312,9 +312,9 @@ def top(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, Any]:
         ),
         (
             top([[], [6, 2**32], [8]], [[], [-1.0] * 2, [-1.0]]),
-            "token 1: the candidate 4294967296 is not",
+            "token 1: the id 4294967296 is outside",
         ),
-        (top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]), "token 1: the candidate -2 is not"),
+        (top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]), "token 1: the id -2 is outside"),
         (
             top([[], [10**20], [8]], [[], [-1.0], [-1.0]]),
             "topk_ids has 100000000000000000000, which",

@@ -114,7 +114,7 @@ def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"top_ids": [[[0, 0], [0, 9]]]}, "the candidate 9 is not in 0..8"),
+        ({"top_ids": [[[0, 0], [0, 9]]]}, "the id 9 is outside the vocabulary, 0..8"),
         ({"top_ids": [[[0, 0], [2, 2]]]}, "the candidate 2 occurs twice"),
         ({"top_logprobs": [[[0, 0], [-0.1, -0.1]]]}, r"its probabilities.* sum to 1\.859"),
         ({"rest_logprob": [[0.0, -0.5]]}, r"its probabilities.* sum to 1\.11"),

@@ -97,6 +97,7 @@ def lawful(
     begins: bool = True,
     is_answer: bool = False,
     is_projected: bool = False,
+    vocabulary: str = "the vocabulary",
 ) -> TopK:
     """Return predictions without padding, the best candidate first, with all rests filled in.
 
@@ -118,6 +119,7 @@ def lawful(
             candidate, and has its value.
         is_projected: whether they were projected: then the rest is also what is not known, and a
             text's own token has what its chunk has.
+        vocabulary: whose ids these are, as errors name it.
 
     Raises:
         UnlawfulError: for the first rule that a row breaks.
@@ -127,7 +129,7 @@ def lawful(
     own = own_logprobs(topk.realized_logprob, firsts)
     topk = without_padding(topk)._replace(realized_logprob=own)
     row_of = rows_of(topk.starts)
-    _check_candidates(topk, row_of, width)
+    _check_candidates(topk, row_of, f"{vocabulary}, 0..{width - 1}", width)
     topk = _sorted(topk, row_of)
     sums = masses(topk)
     _check_sums(topk, sums, is_projected=is_projected)
@@ -198,11 +200,11 @@ def _without_first_rows(topk: TopK, firsts: NDArray[np.int64]) -> TopK:
     return with_candidates(topk, ~is_first[row_of])
 
 
-def _check_candidates(topk: TopK, row_of: NDArray[np.int64], width: int) -> None:
+def _check_candidates(topk: TopK, row_of: NDArray[np.int64], within: str, width: int) -> None:
     """Check ids, and that log-probabilities are some; the rest may be −inf, and the own be NaN."""
     _require(
         (topk.ids < 0) | (topk.ids >= width),
-        lambda n: f"the candidate {topk.ids[n]} is not in 0..{width - 1}",
+        lambda n: f"the id {topk.ids[n]} is outside {within}",
         "give the model that made these ids",
         row_of,
     )

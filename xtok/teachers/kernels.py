@@ -59,7 +59,7 @@ class PrefixTable(NamedTuple):
     keys: NDArray[np.int64]  # [stems]
     first: NDArray[np.int32]  # [stems], the student's first token, or −1 if it cannot spell it
     # [stems], if nothing is known but its bytes: that token, or `-2 - t` for the map's row of t
-    token: NDArray[np.int32]
+    token_or_row: NDArray[np.int32]
     may_grow: NDArray[np.bool_]  # [stems], whether a student token begins with it and is longer
     is_boundary: NDArray[np.bool_]  # [stems], whether a student token begins there, in its token
     num_same_start: NDArray[np.int32]  # [stems], how many teacher tokens begin with what is before
@@ -219,7 +219,9 @@ def project_rows(  # type: ignore[no-untyped-def]
     kept, order = np.empty_like(touched), np.empty_like(touched)
     values = np.empty(len(touched))
     places = np.zeros(BUCKETS, np.int64)
-    goes_to = np.empty(1024, np.int32)  # parts: a student's token, or a row, as `token` has it
+    goes_to = np.empty(
+        1024, np.int32
+    )  # parts: a student's token, or a row, as `token_or_row` has it
     part = np.empty(1024, np.float64)
     for x in todo:
         j, u = rows.place[x], rows.inside[x]
@@ -273,7 +275,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
     # Arrays of their own: those of a tuple are counted references, in loops as well.
     data, offsets, is_text = teacher.data, teacher.offsets, teacher.is_text
     ids, logprobs, slots, keys = given.ids, given.logprobs, stems.slots, stems.keys
-    token, is_boundary, t = stems.token, stems.is_boundary, given.token_ids[j]
+    token_or_row, is_boundary, t = stems.token_or_row, stems.is_boundary, given.token_ids[j]
     so_far = data[offsets[t] : offsets[t] + u]
     start, end = given.starts[j], given.starts[j + 1]
     rest, realized = np.exp(np.float64(given.rest_logprob[j])), given.realized_logprob[j]
@@ -307,7 +309,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
                 key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
                 e, misses = _looked_up(slots, keys, key, missing, misses)
                 if e >= 0:
-                    goes_to[count] = token[e]
+                    goes_to[count] = token_or_row[e]
                     p *= _likely(is_boundary[e], is_aligned)
         part[count] = p
         count += 1
@@ -340,7 +342,7 @@ def _part_path(  # type: ignore[no-untyped-def]
     """
     data, offsets, is_text, ends_text, is_open, _, _, _, joined, _ = teacher
     token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = given
-    slots, keys, stem_first, token, may_grow, is_boundary, _ = stems
+    slots, keys, stem_first, token_or_row, may_grow, is_boundary, _ = stems
     j, u, last, is_aligned = rows.place[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
     is_known, t = True, token_ids[j]
     key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
@@ -385,7 +387,7 @@ def _part_path(  # type: ignore[no-untyped-def]
         if start < end and not is_listed and not np.isnan(realized_logprob[j]):
             p_next = np.exp(np.float64(realized_logprob[j]))
             left = max(0.0, left - p_next)
-        goes_to[count], part[count] = token[e], on_path * left * likely
+        goes_to[count], part[count] = token_or_row[e], on_path * left * likely
         count += 1
         on_path *= p_next
         if on_path > 0.0 and not is_text[t]:

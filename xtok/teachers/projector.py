@@ -260,7 +260,7 @@ class Projector:
         """
         size = self._size + len(keys)
         self._make_room(size)
-        _, all_keys, first, settled, may_grow, is_boundary, num_same_start = self.prefixes
+        _, all_keys, first, token_or_row, may_grow, is_boundary, num_same_start = self.prefixes
         new = slice(self._size, size)
         all_keys[new] = keys
         is_root = keys >> ROOT != 0
@@ -303,8 +303,8 @@ class Projector:
         whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
         whole = np.where(left == 0, token[is_root], whole)
         has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
-        settled[new] = first[new]
-        settled[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
+        token_or_row[new] = first[new]
+        token_or_row[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
         num_same_start[new][is_root] = [
             self._num_alike(before) for before, _ in spelled[len(numbers) :]
         ]
@@ -372,10 +372,10 @@ class Projector:
 def _no_prefixes(room: int) -> PrefixTable:
     """Return an empty table, with room for so many."""
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
-    first, token, num_same_start = np.empty((3, room), np.int32)
+    first, token_or_row, num_same_start = np.empty((3, room), np.int32)
     may_grow, is_boundary = np.empty((2, room), np.bool_)
     return PrefixTable(
-        slots, np.empty(room, np.int64), first, token, may_grow, is_boundary, num_same_start
+        slots, np.empty(room, np.int64), first, token_or_row, may_grow, is_boundary, num_same_start
     )
 
 

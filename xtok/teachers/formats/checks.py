@@ -70,7 +70,8 @@ def check_predictions(
     topk, table = given.topk, vocabulary.table
     ids, width, model = topk.token_ids, vocabulary.vocab_size, vocabulary.model_id
     is_unknown = (ids < 0) | (ids >= width)
-    problem = f"is outside the vocabulary of {model}, 0..{width - 1}"
+    whose = f"the vocabulary of {model}"
+    problem = f"is outside {whose}, 0..{width - 1}"
     if table is not None and not is_unknown.any():
         is_unknown = table.types[ids] == TokenType.UNUSED
         problem = f"stands for nothing in {model}"
@@ -80,7 +81,7 @@ def check_predictions(
         raise cache_error(given.place(n), f"the id {ids[n]} {problem}", hint)
     has_all = _has_all(topk, vocabulary)
     try:
-        topk = lawful(topk, width, is_answer=is_answer, is_projected=is_projected)
+        topk = lawful(topk, width, is_answer=is_answer, is_projected=is_projected, vocabulary=whose)
     except UnlawfulError as error:
         row = int(np.searchsorted(topk.bounds, error.row, side="right")) - 1
         place = given.places[row] if error.is_document else given.place(error.row)

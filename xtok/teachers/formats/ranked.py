@@ -85,20 +85,17 @@ def ranked(topk: TopK) -> Scores:
     return Scores(topk, ranks)
 
 
-class RankedEntries(NamedTuple):
-    """Candidates as servers write them: the token itself first, then the best by rank."""
-
-    ids: NDArray[np.int32]  # [S, K + 1]
-    logprobs: NDArray[np.float64]  # [S, K + 1]
-    ranks: NDArray[np.int64]  # [S, K + 1]
-    sizes: NDArray[np.int64]  # [S], 0 for the first token, K where it is one of the best, or K + 1
-
-
-def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries:
-    """Return the token itself and the `top_k` best candidates of each row.
+def ranked_entries(
+    scores: Scores, top_k: int, vocab_size: int
+) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return candidates as servers write them: the token itself, then the `top_k` best of each row.
 
     Where fewer are known, the lowest other ids follow, each with an equal part of the rest; the
     token itself is behind those that are likelier. A vocabulary of fewer ids has all of them.
+
+    Returns:
+        ids, log-probabilities and ranks, `[S, K + 1]`; and how many entries a row has, `[S]`: 0 for
+        the first token, K where it is one of the best, or K + 1.
     """
     topk, wanted = scores.topk, top_k
     top_k = min(wanted, vocab_size - 1)  # besides the token itself
@@ -120,7 +117,7 @@ def ranked_entries(scores: Scores, top_k: int, vocab_size: int) -> RankedEntries
     sizes[0] = 0
     others = np.arange(1, top_k + 1)
     order = np.concatenate([ranks[:, None], others + (others >= ranks[:, None])], axis=1)
-    return RankedEntries(all_ids, logprobs, order, np.maximum(sizes, np.arange(count) > 0))
+    return all_ids, logprobs, order, np.maximum(sizes, np.arange(count) > 0)
 
 
 def _other_logprobs(topk: TopK, vocab_size: int) -> NDArray[np.float64]:

@@ -130,9 +130,7 @@ def response_rows(
     scores: Scores, top_k: int, vocab_size: int
 ) -> list[list[tuple[float, int, None]]]:
     """Return the `input_top_logprobs` that a server answers with, that of the first token too."""
-    made = ranked_entries(scores, top_k, vocab_size)
-    order = np.argsort(made.ranks, axis=1, kind="stable")[:, :top_k]
-    ids, values = (
-        np.take_along_axis(part, order, axis=1).tolist() for part in (made.ids, made.logprobs)
-    )
+    all_ids, logprobs, ranks, _ = ranked_entries(scores, top_k, vocab_size)
+    order = np.argsort(ranks, axis=1, kind="stable")[:, :top_k]
+    ids, values = (np.take_along_axis(part, order, axis=1).tolist() for part in (all_ids, logprobs))
     return [[*zip(*row, repeat(None))] for row in zip(values, ids, strict=True)]
