@@ -13,7 +13,7 @@ from xtok._lib.topk import TopK
 from xtok.maps.edges import Edges
 from xtok.maps.making import map_of_edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.teachers.kernels import RESPLIT_RATE
+from xtok.teachers.projector_kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend
 from xtok.tokenizers.table import TokenEntry, TokenType

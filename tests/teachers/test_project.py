@@ -25,8 +25,8 @@ from naive_projecting import (
 
 import xtok
 from xtok._lib.topk import TopK
-from xtok.teachers.kernels import ID_BITS, RESPLIT_RATE, ROOT
 from xtok.teachers.projector import Projector, seams
+from xtok.teachers.projector_kernels import ID_BITS, RESPLIT_RATE, ROOT
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink takes minutes, and helps little

@@ -47,8 +47,8 @@ from xtok.teachers.formats.caches import (
 from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import Target
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
-from xtok.teachers.rows import notes_on, project_documents
 from xtok.teachers.shared_text import Templates
+from xtok.teachers.stored_texts import notes_on, project_documents
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import percent

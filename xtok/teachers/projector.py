@@ -18,7 +18,7 @@ from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
-from xtok.teachers.kernels import (
+from xtok.teachers.projector_kernels import (
     ID_BITS,
     ROOT,
     PrefixTable,

@@ -1,6 +1,7 @@
 """A text in the tokens of both sides, and what the teacher says of it on the student's tokens.
 
-Files (`rows.py`) and `serve` stand around this: they know where texts and predictions come from.
+Files (`stored_texts.py`) and `serve` stand around this: they know where texts and predictions come
+from.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats import answers, neutral
 from xtok.teachers.formats.caches import open_cache, read_cache
-from xtok.teachers.rows import project_documents
+from xtok.teachers.stored_texts import project_documents
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
