@@ -150,10 +150,19 @@ def test_forms_and_what_does_not_fit(credit: Credit) -> None:
         (None, "credit='prefix' needs teacher_topk"),
         (([4, 5], [-1, -1]), r"teacher_topk are of shape \[2\], teacher_ids of \[2\]"),
         ((ids, logprobs[:, :2]), r"\(2, 3\) ids, \(2, 2\) log-probabilities"),
-        (([[4, 6], [1, 2]], [[-1, -1]] * 2), r"id 6 at \[0\] is not in 0\.\.5"),
+        (
+            ([[4, 6], [1, 2]], [[-1, -1]] * 2),
+            r"at \[0\]: the id 6 is outside the vocabulary, 0\.\.5",
+        ),
         (([[4, 5], [1, 2]], [[-1, -1], [-1, 0.5]]), r"teacher_topk have 0.5 at \[1\]"),
-        (([[5, 4, 5], [1, 2, 3]], [[-1.2, -2, -1.2]] * 2), r"id 5 at \[0\] occurs twice"),
-        (([[4, 5], [1, 2]], [[-1, -1], [-0.1, -0.2]]), r"at \[1\] sum to 1\.724"),
+        (
+            ([[5, 4, 5], [1, 2, 3]], [[-1.2, -2, -1.2]] * 2),
+            r"at \[0\]: the candidate 5 occurs twice",
+        ),
+        (
+            ([[4, 5], [1, 2]], [[-1, -1], [-0.1, -0.2]]),
+            r"at \[1\]: its probabilities sum to 1\.724",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             credit([3, 4, 2], [5, 2], own, teacher_topk=topk)

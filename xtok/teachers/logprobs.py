@@ -180,17 +180,18 @@ def _predictions(
         raise ValueError(
             f"teacher_topk are {token_ids.shape} ids, {values.shape} log-probabilities"
         )
-    kept, unknown = ~np.isnan(values), np.full(len(teacher.ids), np.nan, np.float32)
+    kept, own = ~np.isnan(values), realized.astype(np.float32)  # −∞ is impossible, not unknown
+    unknown = np.full(len(own), np.nan, np.float32)
     given = TopK(
         teacher.ids, teacher.bounds, offsets_of(kept.sum(1)), token_ids[kept],
-        values[kept].astype(np.float32), unknown, realized.astype(np.float32),
+        values[kept].astype(np.float32), unknown, np.where(np.isinf(own), unknown, own),
     )  # fmt: skip
     try:
         topk = lawful(given, len(aligner.teacher.table), begins=False)
     except UnlawfulError as error:
         place = teacher.place(error.row)
         raise ValueError(f"teacher_topk at {place}: {error.problem}; {error.hint}") from error
-    return topk._replace(ids=topk.ids.astype(np.int32))
+    return topk._replace(ids=topk.ids.astype(np.int32), realized_logprob=own)
 
 
 def _require_one_text(

@@ -129,28 +129,20 @@ class Cache:
         size, counts = vocabulary.tokenizer_vocab_size or 0, np.diff(topk.starts)
         largest = topk.token_ids.copy()
         np.maximum.at(largest, rows_of(topk.starts), topk.ids)
-        for key, stated in self._stated():
+        for where, key, stated in self._stated():
             is_width = key in ("vocab_size", "d")
             values = largest if is_width else counts
-            if is_width and stated < size - 1:
-                problem = f"it has {key}={stated}, and {vocabulary.model_id} has {size} tokens"
-                raise cache_error(self.path, problem, "give the model that made these ids")
             wrong = values >= stated if is_width else values > stated
-            what = "the id {}" if is_width else "{} candidates"
-            self._require(documents, wrong, what, values, f"{key}={stated}")
-        what = "probabilities that sum to {:.4g}"
-        self._require(documents, is_off, what, sums, "normalized=topk")
+            what = "it has the id {}" if is_width else "a row has {} candidates"
+            _require(documents, wrong, what, values, f"{where} has {key}={stated}")
+            if is_width and stated < size - 1:
+                problem = f"{where} has {key}={stated}, and {vocabulary.model_id} has {size} tokens"
+                raise cache_error(self.path, problem, "give the model that made these ids")
+        stated_sums = "the footer has normalized=topk"
+        _require(documents, is_off, "its probabilities sum to {:.4g}", sums, stated_sums)
 
-    def _require(
-        self, documents: Documents, wrong: NDArray[np.bool_], what: str, values: Any, stated: str
-    ) -> None:
-        if wrong.any():
-            index = int(np.argmax(wrong))
-            problem = f"it has {what.format(values[index])}, and the file says {stated}"
-            raise cache_error(documents.place(index), problem, _FOOTER_HINT)
-
-    def _stated(self) -> Iterator[tuple[str, int]]:
-        """Yield the numbers that it says of itself.
+    def _stated(self) -> Iterator[tuple[str, str, int]]:
+        """Yield the numbers that it says of itself, and where.
 
         Raises:
             XtokError: for a number of the footer that is none.
@@ -161,9 +153,19 @@ class Cache:
                 if not (value.isascii() and value.isdecimal()):
                     problem = f"its footer has {key}={value}, which is not a number"
                     raise cache_error(self.path, problem, _FOOTER_HINT)
-                yield key, int(value)
+                yield "the footer", key, int(value)
         if self.config is not None:
-            yield "d", self.config.d
+            yield distillkit.CONFIG, "d", self.config.d
+
+
+def _require(
+    documents: Documents, wrong: NDArray[np.bool_], what: str, values: Any, stated: str
+) -> None:
+    """Raise an error where rows are not what a file says."""
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        problem = f"{what.format(values[index])}, and {stated}"
+        raise cache_error(documents.place(index), problem, _FOOTER_HINT)
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
