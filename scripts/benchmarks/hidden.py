@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from benchmarks.harness import Row, memory_status, race
 from xtok import losses
@@ -45,6 +46,22 @@ def steps(options: Namespace) -> Iterator[Row]:
             yield _step(label, tokens, sides, options)
 
 
+def beside_a_context(options: Namespace) -> Iterator[Row]:
+    """The memory of a step on an answer, where the teacher has read a context that it alone has.
+
+    Beside the teacher's own hidden states, which are there before.
+    """
+    answer, context = (max(16, int(n * options.size)) for n in (200, 8000))
+    for label, sides in SIDES.items() if options.only in "context" else ():
+        widths = [(max(64, int(v * options.size)), d) for v, d in sides]
+        row: Row = {"a teacher's context": label, "tokens of the answer": answer}
+        for size in (0, context):
+            call = _ways(answer, widths, options.device, size)["hidden"]
+            call()  # loads the libraries, and fills what is kept
+            row[f"MiB, context of {size}"] = peak_above(call, options.device) / 2**20
+        yield row
+
+
 def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
     count, device = max(16, int(tokens * options.size)), options.device
     widths = [(max(64, int(v * options.size)), d) for v, d in sides]
@@ -64,10 +81,23 @@ def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
     return row
 
 
-def _ways(count: int, widths: list[tuple[int, int]], device: str) -> dict[str, Callable[[], None]]:
-    """Return a step, forward and backward, by the way to it."""
-    ours, theirs = (_head(count, v, d, device, number) for number, (v, d) in enumerate(widths))
+def _ways(
+    count: int, widths: list[tuple[int, int]], device: str, context: int = 0
+) -> dict[str, Callable[[], None]]:
+    """Return a step, forward and backward, by the way to it.
+
+    The teacher has read `context` tokens before, which are in no chunk.
+    """
+    ours, theirs = (
+        _head(count + number * context, v, d, device, number)
+        for number, (v, d) in enumerate(widths)
+    )
     index, aligned = _index(widths[0][0], widths[1][0]).to(device), make_alignment(count, device)
+    theirs_of = "teacher_chunk_id", "teacher_exact_partition_mask"
+    padded = {
+        n: pad(getattr(aligned, n), (context, 0), value=-(n == theirs_of[0])) for n in theirs_of
+    }
+    aligned = replace(aligned, **padded)
     targets = torch.randint(widths[0][0], (1, count), device=device)
     for tensor in ours:
         tensor.requires_grad_()

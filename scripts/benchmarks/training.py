@@ -79,6 +79,7 @@ def p_kl_row(
 def loss_cost(options: Namespace) -> Iterator[Row]:
     """A step from hidden states; and of CSD and of ALM on text, beside one of event KL."""
     yield from hidden.steps(options)
+    yield from hidden.beside_a_context(options)
     yield from hidden.beside_liger(options)
     for label, (student, teacher) in harness.chosen(PAIRS, options):
         pair = xtok.pair(tokenizer(student), tokenizer(teacher))
