@@ -144,7 +144,7 @@ def test_functions_are_tools(byte_level: Tokenizer) -> None:
         """
         return len(what)
 
-    text = render(byte_level, [ASK, SEVEN], template=BESIDE, tools=[count]).text  # type: ignore[list-item]
+    text = render(byte_level, [ASK, SEVEN], template=BESIDE, tools=[count]).text
     assert text.startswith('{"type": "function", "function": {"name": "count"')
 
 

@@ -83,9 +83,9 @@ class Conversation:
 
 def render(
     tokenizer: Tokenizer,
-    messages: Sequence[Message],
+    messages: Sequence[Any],
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Any] | str | None = None,
     add_generation_prompt: bool = False,
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
@@ -112,7 +112,7 @@ def render(
             message and the key); or a format does not allow a message.
     """
     options = RenderOptions(
-        tools=tools,
+        tools=plain_tools(tools),
         add_generation_prompt=add_generation_prompt,
         template=template,
         variables=variables,
@@ -141,7 +141,7 @@ def _as_plain(
             f"the template's variables have {named[0]}, which is given beside them",
             hint="leave it out of the variables",
         )
-    tools = plain_tools(options.tools or variables.pop("tools", None))
+    tools = options.tools or plain_tools(variables.pop("tools", None))
     if "documents" in variables:
         variables["documents"] = plain(variables["documents"])
     options = replace(options, tools=tools, variables=variables)
@@ -365,9 +365,9 @@ def _answer_header(
 
 def tool_suffix(
     tokenizer: Tokenizer,
-    messages: Sequence[Message],
+    messages: Sequence[Any],
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Any] | str | None = None,
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> NDArray[np.int32]:
@@ -400,7 +400,7 @@ def tool_suffix(
     if all(message["role"] != "assistant" for message in messages):
         messages = [*_calling(messages[0]), *messages]
     options = RenderOptions(
-        tools=tools, add_generation_prompt=True, template=template, variables=variables
+        tools=plain_tools(tools), add_generation_prompt=True, template=template, variables=variables
     )
     messages, options = _as_plain(tokenizer, messages, options)
     rendering = rendered(tokenizer, messages, options)
