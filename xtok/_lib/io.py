@@ -66,8 +66,8 @@ def check_output(
             hint=f"name it {_with_suffix(target, suffixes[0])}"
             + (f", or {target}{os.sep} if that is a folder" * (or_folder and not target.exists())),
         )
-    _check_owner(target, name)
     _check_folder(target, what)
+    _check_owner(target, name)
     return target
 
 
