@@ -91,6 +91,18 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
         assert any("sample 0 (to nothing)" in note for note in notes) == (room <= 0)
 
 
+@pytest.mark.parametrize("name", ["student_text", "student_messages"])
+def test_a_field_of_another_place_is_noted(
+    digits: Tokenizer, byte_level: Tokenizer, name: str
+) -> None:
+    """What `project` reads of a row, a collator does not."""
+    collator = DistillationCollator(digits, byte_level)
+    with pytest.warns(UserWarning, match=f"nobody reads the key '?{name}"):
+        collator([{"text": TEXT, name: TEXT}])
+    sample = {"text": TEXT, "teacher_context": [CONTEXT]}
+    assert not DistillationCollator(digits, [])([sample])["teachers"]
+
+
 # Conversations
 
 CHAT = [

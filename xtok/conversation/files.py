@@ -152,7 +152,6 @@ _FIELDS = {
     "system": str,
     "chat_template_kwargs": dict,
 }
-_READ_ELSEWHERE = ("teacher_messages", "teacher_context", "student_messages", "student_text")
 _KINDS = {list: "a list", dict: "an object", str: "a text"}
 
 
@@ -187,14 +186,14 @@ def chat_record(value: Any, place: object) -> ChatRecord:
         messages=messages,
         tools=parts["tools"],
         variables=variables,
-        notes=unread_notes(fields, _FIELDS, "conversations"),
+        notes=unread_notes(fields, (*_FIELDS, "teacher_messages"), "conversations"),
         teacher_messages=fields.get("teacher_messages"),
     )
 
 
 def unread_notes(fields: Mapping[str, Any], read: Iterable[str], what: str) -> tuple[str, ...]:
-    """Return notes on the fields of a row that nobody reads, but for those of other sides."""
-    read = {*read, *_READ_ELSEWHERE, *ASIDE}
+    """Return notes on the fields of a row that nobody reads."""
+    read = {*read, *ASIDE}
     unread = (k for k, value in fields.items() if k not in read and not is_missing(value))
     return tuple(unread_note(key, what) for key in unread)
 

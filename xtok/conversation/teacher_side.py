@@ -89,6 +89,8 @@ def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: obj
         name == "teacher_context" or any(_is_conversation(one) for one in value)
     )
     each = list(value) if is_each else [value] * (1 if num_teachers is None else num_teachers)
+    if num_teachers == 0:
+        return []
     if num_teachers not in (None, len(each)):
         problem = f"{name} is for {len(each)} teachers, and there are {num_teachers}"
         raise _error(place, name, problem)

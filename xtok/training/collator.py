@@ -628,7 +628,7 @@ def _read(sample: Sample, place: str, num_teachers: int) -> list[SideText | Side
     text = fields.get("text", sample)
     require_used(fields, place, TEACHER_FIELDS[isinstance(text, str)])
     if isinstance(text, str):
-        for note in unread_notes(fields, ("text",), "texts"):
+        for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
             warnings.warn(note, stacklevel=4)
         contexts = for_each_teacher(
             fields.get("teacher_context"), num_teachers, "teacher_context", place
