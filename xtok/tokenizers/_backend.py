@@ -217,9 +217,6 @@ def eos_ids(files: ModelFiles) -> list[int]:
     return ids
 
 
-_MORE_TEMPLATES = "additional_chat_templates"
-
-
 def chat_templates(files: ModelFiles) -> dict[str, str]:
     """Return a model's chat templates by name: files of them, else those of its config.
 
@@ -227,9 +224,8 @@ def chat_templates(files: ModelFiles) -> dict[str, str]:
         TokenizerError: if the one is not text, or the other malformed.
     """
     paths = {"default": files.find("chat_template.jinja")}
-    if files.has(_MORE_TEMPLATES):
-        more = files.folder(f"{_MORE_TEMPLATES}/*") / _MORE_TEMPLATES
-        paths |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
+    more = files.within("additional_chat_templates")
+    paths |= {path.stem: path for path in more if path.suffix == ".jinja"}
     of_files = {name: _template(path) for name, path in paths.items() if path is not None}
     templates: Any = files.json("tokenizer_config.json").get("chat_template")
     if of_files:

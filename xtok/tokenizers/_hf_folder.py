@@ -277,7 +277,7 @@ def read_alone(files: ModelFiles) -> PlainTokenizer | None:
         plain = PlainTokenizer(path)
     except Exception as error:
         # What is missing or damaged, also for the library: Transformers has its own answer.
-        if type(error) is not Exception and not isinstance(error, files.error):
+        if type(error) not in (Exception, ValueError) and not isinstance(error, files.error):
             raise
         return None
     rust, roles = plain.backend_tokenizer, dict(BUILT[name].roles if name in BUILT else {})

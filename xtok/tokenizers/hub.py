@@ -82,8 +82,8 @@ class ModelFiles:
             cached = try_to_load_from_cache(self.model, name, revision=revision)
             return None if cached is None else False  # else the cache knows: no such file
 
-    def folder(self, part: str = "*") -> Path:
-        """Return the local folder, all of it or a part fetched if need be, but for other weights.
+    def folder(self) -> Path:
+        """Return the local folder, fetched if need be, without other frameworks' weights.
 
         Raises:
             XtokError: if the repo is not available.
@@ -93,11 +93,26 @@ class ModelFiles:
         from huggingface_hub import snapshot_download
 
         with self._hub():
-            return Path(
-                snapshot_download(
-                    self.model, allow_patterns=part, ignore_patterns=_LEFT_OUT, **self._options()
-                )
-            )
+            return Path(snapshot_download(self.model, ignore_patterns=_LEFT_OUT, **self._options()))
+
+    def within(self, folder: str) -> list[Path]:
+        """Return the files of a folder of the model, by name; none without it, or if unknown.
+
+        Raises:
+            XtokError: if the repo is not available.
+        """
+        if not self.has(folder):
+            return []
+        if isinstance(self.model, Path) or self.is_local:
+            names = [path.name for path in (self.folder() / folder).iterdir()]
+        else:
+            from huggingface_hub import list_repo_tree
+
+            with self._hub():
+                tree = list_repo_tree(self.model, folder, revision=self.commit or self.revision)
+                names = [Path(entry.path).name for entry in tree]
+        paths = (self.find(f"{folder}/{name}") for name in sorted(names))
+        return [path for path in paths if path is not None]
 
     def first(self, names: Sequence[str]) -> Path | None:
         """Return the first of several files that exists; in a folder, names may be patterns.
