@@ -22,6 +22,7 @@ from xtok._lib.topk import TopK
 from xtok.config import CacheFormat
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
+from xtok.training.topk_collator import TopKCollator
 
 TEXT = "The harbour master counted 201 boats."
 K = 8
@@ -403,3 +404,20 @@ def test_padding_is_none_of_the_candidates(value: float, row: Row, projected: An
         padded["topk_ids"][place] += [0, 0]
         padded["topk_logprobs"][place] += [value, value]
     assert projected("neutral", padded) == projected("neutral", row)
+
+
+@pytest.mark.parametrize("name", ["true", *WRONG])
+def test_a_collator_asks_the_same(name: str) -> None:
+    """It knows no vocabulary, so 80 of 100 are enough; the rest is not told."""
+    refused = 0
+    for seed in range(100):
+        made = teacher_rows(seed)
+        text, ids, logprobs = WRONG[name](*made) if name in WRONG else made[:3]
+        row: Row = {"input_ids": text.tolist()}
+        row["topk_ids"] = [[], *(of.tolist() for of in ids[1:])]
+        row["topk_logprobs"] = [[], *(of.tolist() for of in logprobs[1:])]
+        try:
+            TopKCollator()([row])
+        except ValueError:
+            refused += 1
+    assert refused == 0 if name == "true" else refused >= 80

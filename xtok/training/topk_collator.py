@@ -55,8 +55,8 @@ class TopKCollator:
 
         Raises:
             ValueError: if there are no rows, or columns of a row are missing or differ in length;
-                for predictions of a first token, which are those of a file of the next tokens; and
-                for candidates that occur twice, or are not probabilities.
+                and for predictions that no model can make, see `lawful`. Without the column
+                `rest_logprob`, which `project` writes, that is also asked of what they leave.
         """
         if not rows:
             raise ValueError("a batch needs samples")
