@@ -52,6 +52,12 @@ def test_any_ids(data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenize
     assert spelled(sentencepiece, theirs) == spelled(digits, ids)
 
 
+def test_rows_may_be_arrays(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    to_teacher = Retokenizer(xtok.pair(digits, byte_level))
+    ids = digits.encode_batch(["the keeper lit lamps"])[0]
+    assert to_teacher([torch.tensor(ids).numpy()]) == to_teacher([ids])
+
+
 def test_white_space_beside_an_added_token_that_takes_it(
     digits: Tokenizer, small: Path, tmp_path: Path
 ) -> None:

@@ -74,7 +74,8 @@ class Retokenizer:
         """Return a row as text, bytes that are none, and the teacher's ids of control tokens."""
         tokens = self.student.table.tokens()
         parts: list[str | bytes | int] = []
-        if begins and row and {"bos", "eos"} <= {*self.student.table.roles_by_id.get(row[0], ())}:
+        roles = {*self.student.table.roles_by_id.get(int(row[0]), ())} if len(row) else set()
+        if begins and {"bos", "eos"} <= roles:
             parts, row = [*self.teacher.table.around(())[0]], row[1:]
         pending: list[bytes] = []
 
