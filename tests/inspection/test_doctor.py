@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
@@ -294,6 +295,31 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
         "or where its predictions are stored; elsewhere new text alone teaches more in the same "
         "time."
     )
+
+
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps."},
+]
+
+
+def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:
+    sides = []
+    for name in ("small-digits", "small-byte-level"):
+        folder = shutil.copytree(small / name, tmp_path / name)
+        (folder / "chat_template.jinja").write_text(CHATML)
+        sides.append(load_tokenizer(str(folder)))
+    rows = [{"messages": CHAT, "mood": 1}, {"messages": [*CHAT, {**CHAT[0], "name": "Ada"}]}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [c for c in doctor(*sides, path).pair_checks if c.name.startswith("first rows")]
+    assert [c.level for c in found] == ["note", "note", "ok"] * 2 + ["ok"]
+    assert "2 conversations, 3 messages of user, 2 messages of assistant" in found[2].message
+    assert found[2].message.endswith("tokens are targets: as the library has them")
+    assert found[-1].message.startswith("100.0% of the targets are in a chunk")
+    sides[1].library.chat_template = "{{ bos_token }}" + CHATML  # another than xtok read
+    found = [c for c in doctor(*sides, path).pair_checks if c.level == "warning"]
+    assert "AutoTokenizer's [" in found[0].message
 
 
 def test_text_goes_with_two_models(cli: Cli, byte_level: Tokenizer, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 import typer
 
 import xtok
-from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import CHAT_TEMPLATE, KINDS, TEXT_FIELD, Loading, json_option, text_option
 from xtok.cli.tables.tokenizers import print_diagnosis
 from xtok.config import MODELS, option
+from xtok.inspection.first_rows import first_rows
 
 
 @command
@@ -17,7 +17,8 @@ def doctor(
     student: str = option(..., f"The model to check, or the student: {KINDS}", argument="STUDENT"),
     teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
     text: list[str] = text_option(
-        "Measure what the two share, both directions of a map, and the events on this text: "
+        "Compare its first rows, texts or conversations, with what the libraries make of them; and "
+        "measure what the two share, both directions of a map, and the events on this text: "
     ),
     field: str = TEXT_FIELD,
     chat_template: str | None = CHAT_TEMPLATE,
@@ -40,7 +41,8 @@ def doctor(
     """
     if text and teacher is None:
         raise typer.BadParameter("--text needs two models")
-    check_texts(text, field)
+    if text:
+        first_rows(text, field)  # before longer work
     models = {name: loading.tokenizer(name, vocab_size) for name in (student, teacher) if name}
     diagnosis = xtok.doctor(
         models[student],

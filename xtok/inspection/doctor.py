@@ -12,10 +12,12 @@ from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.texts import contexts_in
 from xtok.building.events import events
+from xtok.conversation.teacher_side import SideText
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
+from xtok.inspection.first_rows import first_rows, row_checks
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
@@ -127,7 +129,8 @@ def doctor(
         student_model: a model as `load_tokenizer` takes it, or a loaded tokenizer.
         teacher_model: another; None for one model.
         texts: with two models, paths and globs of text to measure what they share, both directions
-            of a map and the events on.
+            of a map and the events on; their first rows, also of conversations, are compared with
+            what the libraries make of them.
         names: what commands that are recommended call the models; model ids by default.
         template: a chat template instead of the tokenizers' own, as `render` takes it.
         tools: whether a template that does not keep what stood before a tool message fails.
@@ -140,14 +143,17 @@ def doctor(
         ValueError: for texts with one model.
     """
     pair = facts = None
+    of_rows: list[Check] = []
     if teacher_model is not None and teacher_model == student_model:
         student_model = teacher_model = load_tokenizer(teacher_model)
     if teacher_model is not None:
         pair = pair_of(student_model, teacher_model)
+        rows = first_rows(texts, field) if texts else []
+        of_rows = [*row_checks(pair, rows, template)] if rows else []
         text = of_pair = spelled = None
         if not pair.is_same:
             spelled = events(pair, for_loss="csd", progress=progress)
-        if texts:
+        if any(isinstance(row, SideText) for row in rows) or (texts and not rows):
             text = PairText.read(pair, texts, field=field, progress=text_progress)
             of_pair = events(pair, progress=progress)
         facts = pair_facts(pair, text, of_pair, spelled)
@@ -161,7 +167,7 @@ def doctor(
         with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
             diagnosed.append(_diagnose(one, trials[one], tools, advance))
     pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
-    pair_checks += _text_checks(facts)
+    pair_checks += [*_text_checks(facts), *of_rows]
     pair_checks += _context_checks(texts, field) if texts else ()
     pair_checks += [Check("upper case", "warning", n) for n in (case_notes(pair) if pair else ())]
     # Every loss compares the two sides over the bytes of a text.

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.aligner import AlignmentBatch
+from xtok._lib.shards import Paths
+from xtok.alignment.aligner import AlignmentBatch, TokenAligner
+from xtok.alignment.chats import align_rendered
+from xtok.building.counting.texts import check_texts, read_samples
+from xtok.conversation.files import chat_record
 from xtok.conversation.teacher_side import SideChat, SideText
+from xtok.errors import XtokError
+from xtok.inspection import Check
 from xtok.inspection.chat_audit import ChatAudit, audit_chats
 from xtok.tokenizers import Tokenizer, library_differences
-from xtok.tokenizers.display import plural
+from xtok.tokenizers.display import percent, plural
+from xtok.tokenizers.pairs import Pair
 
 ENOUGH = 0.5
 """The share of targets in chunks, and of chunks with equal bytes, below which a pair is doubtful.
 Pairs of the tests have 0.9 and more; uncased and Unicode-normalizing sides have less."""
+
+NUM_ROWS = 64
+"""Of a file, what `doctor` compares with the libraries."""
 
 _SHOWN = 3
 
@@ -137,3 +149,79 @@ def aligned(
 
 def _ids(tokenizer: Tokenizer, role: str) -> Sequence[int]:
     return tokenizer.table.roles.get(role, ())
+
+
+def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
+    """Read the first rows of files of texts or conversations.
+
+    Raises:
+        XtokError: if one cannot be read, or has neither the field nor `messages`.
+    """
+    rows: list[SideText | SideChat] = []
+    for place, value in islice(read_samples(texts), NUM_ROWS):
+        text = value.get(field) if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            rows.append(SideText(text))
+        elif isinstance(value, Mapping) and "messages" not in value:
+            check_texts(texts, field)  # it names the fields that there are; nulls are left out
+        else:
+            rows.append(SideChat(chat_record(value, place)))
+    return rows
+
+
+def row_checks(
+    pair: Pair, rows: Sequence[SideText | SideChat], template: str | Path | None = None
+) -> Iterator[Check]:
+    """Say what training makes of some rows, without a model.
+
+    Of each side what is dropped, keys that nobody reads, roles, targets, and where ids and masks
+    differ from its library's; of both how much is aligned.
+    """
+    texts = [row.text for row in rows if isinstance(row, SideText)]
+    chats = [row.chat for row in rows if isinstance(row, SideChat)]
+    for tokenizer in dict.fromkeys(pair.tokenizers):
+        name = f"first rows, {tokenizer.vocabulary.model_id}"
+        differences = library_differences(tokenizer, texts)
+        counted = [plural(len(texts), "text")] if texts else []
+        if chats:
+            found = audit_chats(tokenizer, chats, template=template)
+            differences += chat_differences(found)
+            counted.append(plural(len(chats), "conversation"))
+            counted += [plural(n, "message") + f" of {role}" for role, n in found.roles.items()]
+            counted.append(f"{found.num_targets:,} of {found.num_tokens:,} tokens are targets")
+            for note, count in found.notes.items():
+                yield Check(name, "note", f"{count:,} of {len(chats):,}: {note}")
+        for line in differences[:_SHOWN]:
+            yield Check(name, "warning", line)
+        if not differences:
+            yield Check(name, "ok", f"{', '.join(counted)}: as the library has them")
+    counts = _aligned_rows(pair, rows, template)
+    lines = [*counts.differences()] if counts else []
+    for line in lines:
+        yield Check("first rows, aligned", "warning", line)
+    if counts and not lines:
+        shares = [percent(counts.share), percent(counts.equal / max(1, counts.chunks))]
+        message = f"{shares[0]} of the targets are in a chunk, {shares[1]} of these of equal bytes"
+        yield Check("first rows, aligned", "ok", message)
+
+
+def _aligned_rows(
+    pair: Pair, rows: Sequence[SideText | SideChat], template: str | Path | None
+) -> Aligned | None:
+    """Count what is aligned in rows, as far as both sides can be rendered."""
+    aligner, found = TokenAligner(pair), []
+    for row in rows:
+        with suppress(XtokError):
+            if isinstance(row, SideText):
+                sides = [tokenizer.encode(row.text).ids for tokenizer in pair.tokenizers]
+                flat, mask = aligner.align_document(*sides), np.ones(len(sides[0]), np.bool_)
+            else:
+                ours, theirs = (row.render(t, template) for t in pair.tokenizers)
+                sides, mask = [ours.ids, theirs.ids], ours.assistant_mask
+                flat = align_rendered(aligner, ours, theirs)
+            padded = flat.padded(*(np.ones((1, len(ids)), np.bool_) for ids in sides))
+            labels = np.where(mask, sides[0], -100)
+            found.append(aligned(pair.tokenizers, labels[None], sides[1][None], padded))
+    names = [field.name for field in fields(Aligned)]
+    sums = {name: sum(getattr(one, name) for one in found) for name in names}
+    return Aligned(**sums) if found else None

@@ -87,7 +87,8 @@ def audit(
                 differences += side_differences(
                     tokenizer, side["samples"].rows, rows, template=template
                 )
-        held += ["ids, masks"] if "samples" in batch else []
+        compared = "samples" in batch and all(one.library is not None for one in known)
+        held += ["ids, masks"] if compared else []
     with draws_again(batch["input_ids"].device):
         of_student = _ModelRun("the student", student, _first(batch), tokenizers[0])
         loss = _student_loss(of_student, differences)
