@@ -312,13 +312,16 @@ def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:
     rows = [{"messages": CHAT, "mood": 1}, {"messages": [*CHAT, {**CHAT[0], "name": "Ada"}]}]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = [c for c in doctor(*sides, path).pair_checks if c.name.startswith("first rows")]
+    student, teacher = sides
+    found = [
+        c for c in doctor(student, teacher, path).pair_checks if c.name.startswith("first rows")
+    ]
     assert [c.level for c in found] == ["note", "note", "ok"] * 2 + ["ok"]
     assert "2 conversations, 3 messages of user, 2 messages of assistant" in found[2].message
     assert found[2].message.endswith("tokens are targets: as the library has them")
     assert found[-1].message.startswith("100.0% of the targets are in a chunk")
-    sides[1].library.chat_template = "{{ bos_token }}" + CHATML  # another than xtok read
-    found = [c for c in doctor(*sides, path).pair_checks if c.level == "warning"]
+    teacher.library.chat_template = "{{ bos_token }}" + CHATML  # another than xtok read
+    found = [c for c in doctor(student, teacher, path).pair_checks if c.level == "warning"]
     assert "AutoTokenizer's [" in found[0].message
 
 

@@ -168,7 +168,7 @@ def doctor(
             diagnosed.append(_diagnose(one, trials[one], tools, advance))
     pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
     pair_checks += [*_text_checks(facts), *of_rows]
-    pair_checks += _context_checks(texts, field) if texts else ()
+    pair_checks += _context_checks(texts, field) if facts is not None and facts.text else ()
     pair_checks += [Check("upper case", "warning", n) for n in (case_notes(pair) if pair else ())]
     # Every loss compares the two sides over the bytes of a text.
     is_read = not any(
