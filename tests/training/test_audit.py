@@ -14,6 +14,7 @@ import chat_families
 import pytest
 import torch
 import transformers
+from make import built
 from tiny_models import one_torch_thread, tiny_model
 from torch import Tensor, nn
 
@@ -22,9 +23,14 @@ from xtok import DistillationCollator
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
 from xtok.training.collator import prepare
-from xtok.training.heads import find_heads
+from xtok.training.heads import find_heads, run
+from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS, LossName
+from xtok.training.objective import make_objective
 
 TEXTS = ["There are 201 lighthouses. Fog, and high water.", "High water at 6:12 tonight."]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -453,3 +459,26 @@ def test_no_fault_is_seen_in_any_template(name: str, small: Path, tmp_path: Path
     collate = DistillationCollator(tokenizer, tokenizer)
     found = Bench(collate, prepare(collate([CHAT]))).audit()
     assert found.differences == ()
+
+
+@pytest.mark.parametrize("loss", [name for name, row in LOSSES.items() if not row.is_stored])
+def test_a_model_teaches_itself_nothing(loss: LossName, byte_level: Tokenizer) -> None:
+    """With what xtok makes of a tokenizer beside itself; unused ids have no row in a map."""
+    side = byte_level.at_width(byte_level.vocabulary.tokenizer_vocab_size or 0)
+    collate = DistillationCollator(side, side)
+    batch = prepare(collate(TEXTS))
+    model = tiny_model(side.vocabulary.vocab_size, seed=0, sharp=0.5).eval()
+    kind = LOSSES[loss].map
+    made: Any = None
+    if kind is EVENTS:
+        made = xtok.events(side, side)
+    elif kind is SPELLINGS:
+        made = xtok.events(side, side, for_loss="csd")
+    elif kind is not None:
+        made = built(side, side)
+    objective = make_objective(collate.pairs, loss, made)
+    with torch.no_grad():
+        logits = run(model, batch).logits
+        terms = objective.terms(logits, [logits], batch)
+    assert float(terms.distillation) == pytest.approx(0, abs=1e-5)
+    assert float(terms.coverage) == 1
