@@ -64,7 +64,7 @@ def test_a_whole_map(path: Path, pair: Pair, digits: Tokenizer) -> None:
     assert messages(whole)["scale slot"] == "1 row, on teacher id 257"
     assert messages(whole)["exact rows"] == "257 rows of equal bytes"
     assert messages(verify(xtok.build(digits, digits)))["student roles"] == (
-        "6 tokens with a role: turn_start, turn_end, think_start, …"
+        "5 tokens with a role: turn_start, turn_end, eos, …"
     )
 
 
