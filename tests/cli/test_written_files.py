@@ -137,7 +137,7 @@ def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("output", [[], ["-o", "x.pt"]])
 def test_a_stage_that_is_trained_on_says_what_is_better(cli: Cli, output: list[str]) -> None:
-    better = "note: to train on, xtok build STUDENT TEACHER --for p-kl (gold, h-kl) makes a better"
+    better = "note: to train, xtok events STUDENT TEACHER (event KL) is better"
     line = "generate -s bytes -t bytes --embedding-model spelling --top_k 8"
     done = works(cli(*line.split(), *output))
     for one in (done, works(cli("sort-cut", done.stdout.strip(), "--top_k", "4", *output))):

@@ -94,7 +94,8 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         map: a map, its file or its module; None for losses without a map.
         teacher_template: the teacher's chat template, if not its tokenizer's own: a file, the name
             of a format, or Jinja.
-        hidden_states, audit: as of an `XTokTrainer`.
+        hidden_states: as of an `XTokTrainer`.
+        audit: as of an `XTokTrainer`.
         **kwargs: as of a `GOLDTrainer`: datasets, `processing_class` …
 
     Raises:
