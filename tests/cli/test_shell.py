@@ -212,7 +212,7 @@ atexit.register(lambda: os.kill(os.getpid(), stop))
 STOPS = [
     # The program, the stop, the command line of models M and a text T
     *(
-        (AT_IMPORT.format(module), "SIGINT", f"build M M{quiet}")
+        (AT_IMPORT.format(module), "SIGINT", f"build M bytes{quiet}")
         for module in ("typer", "xtok.cli.build", "xtok.building.build")
         for quiet in ("", " --quiet")
     ),

@@ -350,3 +350,16 @@ def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:
     assert contexts_in(lines, "text") == (4, 2, 2.5)
     assert contexts_in(tmp_path / "b.parquet", "text") == (2, 2, 3.0)
     assert contexts_in(tmp_path / "c.txt", "text")[1] == 0
+
+
+def test_a_context_stands_behind_the_bos_that_a_text_has_itself(
+    digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    [bos] = byte_level.table.roles["bos"]
+    text = byte_level.table.control_names[bos] + TEXT
+    collator = DistillationCollator(digits, byte_level)
+    [side] = collator([{"text": text, "teacher_context": CONTEXT}])["teachers"]
+    [usual] = DistillationCollator(digits, byte_level)(
+        [{"text": TEXT, "teacher_context": CONTEXT}]
+    )["teachers"]
+    assert side["input_ids"].tolist() == usual["input_ids"].tolist()

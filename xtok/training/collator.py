@@ -60,12 +60,18 @@ class _SampleRow(NamedTuple):
     conversation: Conversation | None = None
     text: str | None = None
     num_before: int = 0
+    own_bos: int = 0  # of the text itself: 1 where it begins with one
     num_alone: int = 0
     stops: NDArray[np.int64] = np.zeros(0, np.int64)  # of stretches of targets, where they matter
 
+    @property
+    def begin(self) -> int:
+        """Where what the teacher alone reads stands: behind the beginning of the text."""
+        return self.num_before + self.own_bos
+
     def behind(self, context: Sequence[int] | NDArray[Any]) -> _SampleRow:
         """Return the row with more that the teacher alone reads, behind its beginning."""
-        at, size = self.num_before, len(context)
+        at, size = self.begin, len(context)
         return self._replace(
             ids=np.insert(self.ids, at, context),
             is_target=np.insert(self.is_target, at, [False] * size),
@@ -85,7 +91,7 @@ class _SampleRow(NamedTuple):
         What the teacher alone reads is cut first, from its left; then the row, from its right.
         """
         excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
-        cut = slice(self.num_before, self.num_before + excess)
+        cut = slice(self.begin, self.begin + excess)
         return np.delete(np.arange(len(self.ids)), cut)[:end]
 
 
@@ -383,7 +389,8 @@ class DistillationCollator:
     ) -> list[_SampleRow]:
         """Return texts and conversations as one side reads them, whole."""
         texts = [s for s in samples if isinstance(s, SideText)]
-        encoded = iter(tokenizer.encode_batch([part for s in texts for part in s]))
+        encoded = iter(tokenizer.encode_batch([s.text for s in texts]))
+        contexts = iter(tokenizer.encode_batch([s.context for s in texts]))
         name = "student_template" if tokenizer is self.student else "teacher_templates"
         rows = []
         for sample in samples:
@@ -391,8 +398,11 @@ class DistillationCollator:
                 inner = next(encoded)
                 begin, end = tokenizer.table.around(inner, bos=self.bos, eos=self.eos)
                 ids = np.array([*begin, *inner, *end], np.int64)
-                row = _SampleRow(ids, np.ones(len(ids), np.bool_), text=sample.text)
-                rows.append(row._replace(num_before=len(begin)).behind(next(encoded)))
+                row = _SampleRow(
+                    ids, np.ones(len(ids), np.bool_), text=sample.text, num_before=len(begin),
+                    own_bos=int(bool({*inner[:1]} & {*tokenizer.table.roles.get("bos", ())})),
+                )  # fmt: skip
+                rows.append(row.behind(next(contexts)))
             else:
                 with _naming(name):
                     shown = sample.render(tokenizer, template)
@@ -426,10 +436,10 @@ class DistillationCollator:
     ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
-            alone = theirs.num_before + np.arange(theirs.num_alone)
+            alone = theirs.begin + np.arange(theirs.num_alone)
             shared = theirs._replace(ids=np.delete(theirs.ids, alone))
             alignment = _align_texts(aligner, sides_of, ours, shared)
-            chunk = np.insert(alignment.teacher_chunk_id, theirs.num_before, [-1] * len(alone))
+            chunk = np.insert(alignment.teacher_chunk_id, theirs.begin, [-1] * len(alone))
             alignment = replace(alignment, teacher_chunk_id=chunk)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
