@@ -84,7 +84,7 @@ def sample(
     """Return a cache of a teacher with random logits, and a student with others, or the same."""
     [ids] = teacher.encode_batch([text])
     logits = _logits(teacher, len(ids), seed=0)
-    logits[range(len(ids) - 1), ids[1:]] += 6  # it has read such texts
+    logits[range(len(ids) - 1), ids[1:]] += 14  # it has read such texts
     values, chosen = logits.log_softmax(-1).topk(K)
     topk = {"topk_ids": [[], *chosen[:-1].tolist()], "topk_logprobs": [[], *values[:-1].tolist()]}
     given = work / "teacher.parquet"
