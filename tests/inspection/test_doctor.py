@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import xtok
-from xtok.conversation import tool_suffix
+from xtok.conversation import render, tool_suffix
 from xtok.inspection import Check
 from xtok.inspection.doctor import TokenizerDiagnosis, doctor
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -323,6 +323,32 @@ def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:
     teacher.library.chat_template = "{{ bos_token }}" + CHATML  # another than xtok read
     found = [c for c in doctor(student, teacher, path).pair_checks if c.level == "warning"]
     assert "AutoTokenizer's [" in found[0].message
+
+
+def test_conversations_that_a_teacher_reads_otherwise(small: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(small / "small-digits", tmp_path / "small-digits")
+    (folder / "chat_template.jinja").write_text(CHATML)
+    side = load_tokenizer(str(folder))
+    own = [{"role": "system", "content": "There are 201."}, *CHAT]
+    other = [CHAT[0], {**CHAT[1], "content": "There are 202 steps."}]
+    rows: list[dict[str, object]] = [
+        {"messages": CHAT}, {"messages": CHAT, "teacher_messages": own},
+        {"messages": CHAT, "teacher_messages": other},
+    ]  # fmt: skip
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    warning, count = (
+        c for c in doctor(side, side, path).pair_checks if c.name == "teacher_messages"
+    )
+    assert warning.level == "warning"
+    assert "line 3" in warning.message
+    assert "from byte 12 on" in warning.message
+    usual, longer = (len(render(side, chat).ids) for chat in (CHAT, own))
+    assert count.message == (
+        f"1 of 3 conversations have them, with which the teacher reads {longer / usual:.1f} times "
+        "as many tokens there"
+    )
+    assert longer > 1.2 * usual
 
 
 def test_text_goes_with_two_models(cli: Cli, byte_level: Tokenizer, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from xtok._lib.shards import Paths
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.building.counting.texts import check_texts, read_samples
-from xtok.conversation.files import chat_record
-from xtok.conversation.teacher_side import SideChat, SideText
+from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.teacher_side import SideChat, SideText, teachers_chats
+from xtok.conversation.templates import is_missing
 from xtok.errors import XtokError
 from xtok.inspection import Check
 from xtok.inspection.chat_audit import ChatAudit, audit_chats
@@ -195,6 +196,7 @@ def row_checks(
             yield Check(name, "warning", line)
         if not differences:
             yield Check(name, "ok", f"{', '.join(counted)}: as the library has them")
+    yield from _teachers_own(pair.tokenizers[1], chats, template)
     counts = _aligned_rows(pair, rows, template)
     lines = [*counts.differences()] if counts else []
     for line in lines:
@@ -203,6 +205,27 @@ def row_checks(
         shares = [percent(counts.share), percent(counts.equal / max(1, counts.chunks))]
         message = f"{shares[0]} of the targets are in a chunk, {shares[1]} of these of equal bytes"
         yield Check("first rows, aligned", "ok", message)
+
+
+def _teachers_own(
+    teacher: Tokenizer, chats: Sequence[ChatRecord], template: str | Path | None
+) -> Iterator[Check]:
+    """Say how many conversations a teacher reads otherwise, and how much longer these are."""
+    name, sizes = "teacher_messages", []
+    for chat in chats:
+        if is_missing(chat.teacher_messages):
+            continue
+        try:
+            sides = SideChat(chat), *teachers_chats(chat, 1)
+            sizes.append([len(side.render(teacher, template).ids) for side in sides])
+        except XtokError as error:
+            yield Check(name, "warning", error.message)
+    if sizes:
+        usual, own = map(sum, zip(*sizes, strict=True))
+        message = f"{len(sizes):,} of {plural(len(chats), 'conversation')} have them, with which "
+        yield Check(
+            name, "ok", f"{message}the teacher reads {own / usual:.1f} times as many tokens there"
+        )
 
 
 def _aligned_rows(
