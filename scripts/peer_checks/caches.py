@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def sample(
     """Return a cache of a teacher with random logits, and a student with others, or the same."""
     [ids] = teacher.encode_batch([text])
     logits = _logits(teacher, len(ids), seed=0)
-    logits[range(len(ids) - 1), ids[1:]] += 14  # it has read such texts
+    logits[range(len(ids) - 1), ids[1:]] += math.log(logits.shape[1] / 4)  # it has read such texts
     values, chosen = logits.log_softmax(-1).topk(K)
     topk = {"topk_ids": [[], *chosen[:-1].tolist()], "topk_logprobs": [[], *values[:-1].tolist()]}
     given = work / "teacher.parquet"
