@@ -103,6 +103,13 @@ def test_a_field_of_another_place_is_noted(
     assert not DistillationCollator(digits, [])([sample])["teachers"]
 
 
+@pytest.mark.parametrize("name", ["teacher_context", "teacher_messages"])
+def test_stored_logprobs_have_no_context_of_their_own(byte_level: Tokenizer, name: str) -> None:
+    row = {"input_ids": [65, 66], "realized_logprob": [None, -1.0], name: TEXT}
+    with pytest.raises(XtokError, match=f"sample 0: it has {name} beside input_ids"):
+        DistillationCollator(byte_level, byte_level)([row])
+
+
 # Conversations
 
 CHAT = [

@@ -234,16 +234,21 @@ def _error(place: object, name: str, problem: str) -> XtokError:
     return XtokError(f"{place}: {problem}", hint=_HINT.format(_WHAT[name]))
 
 
-def require_used(fields: Mapping[str, Any], place: object, unused: str) -> None:
-    """Raise an error for a field that does not belong to what it is beside.
+def require_used(fields: Mapping[str, Any], place: object, beside: str) -> None:
+    """Raise an error for a field of `TEACHER_FIELDS` that does not belong to what it is beside.
+
+    Args:
+        fields: of a row.
+        place: of the row, for errors.
+        beside: what the row has: `text`, `messages`, or the teacher's `input_ids`.
 
     Raises:
-        XtokError: if `unused`, one of `TEACHER_FIELDS`, is there.
+        XtokError: if one is there.
     """
-    if not is_missing(fields.get(unused)):
-        of, field = ("messages", "teacher_messages"), ("text", "teacher_context")
-        beside, instead = (field, of)[unused == "teacher_context"]
-        raise XtokError(
-            f"{place}: it has {unused} beside {beside}, and nothing reads that",
-            hint=f"give {instead} instead",
-        )
+    own = {"text": "teacher_context", "messages": "teacher_messages"}.get(beside)
+    for unused in TEACHER_FIELDS:
+        if unused != own and not is_missing(fields.get(unused)):
+            raise XtokError(
+                f"{place}: it has {unused} beside {beside}, and nothing reads that",
+                hint=f"give {own} instead" if own else "give the ids of all that the teacher read",
+            )

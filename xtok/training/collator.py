@@ -28,7 +28,6 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, plain
 from xtok.conversation.files import chat_record, unread_notes
 from xtok.conversation.teacher_side import (
-    TEACHER_FIELDS,
     SideChat,
     SideText,
     for_each_teacher,
@@ -318,6 +317,8 @@ class DistillationCollator:
             count = len(self.teachers)
             raise ValueError(f"rows of log-probabilities are of one teacher, and there are {count}")
         [teacher], [aligner] = self.teachers, self.aligners
+        for n, row in enumerate(rows):
+            require_used(row, f"sample {n}", "input_ids")
         scored = [_scored_row(row) for row in rows]
         theirs = [row for row, _ in scored]
         parts = [_parts(row.ids, row.is_target) for row in theirs]
@@ -636,7 +637,7 @@ def _read(sample: Sample, place: str, num_teachers: int) -> list[SideText | Side
     sample = plain(sample)  # of objects, too
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
     text = fields.get("text", sample)
-    require_used(fields, place, TEACHER_FIELDS[isinstance(text, str)])
+    require_used(fields, place, "text" if isinstance(text, str) else "messages")
     if isinstance(text, str):
         for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
             warnings.warn(note, stacklevel=4)

@@ -237,7 +237,7 @@ def _teacher_side(example: Mapping[str, Any], place: str) -> dict[str, Any]:
             told = told[:end]
         prompt, is_chat = told, not isinstance(told, str)
     if is_chat:
-        require_used(example, place, "teacher_context")
+        require_used(example, place, "messages")
         prompt = {"messages": prompt, "chat_template_kwargs": example.get("chat_template_kwargs")}
     return {
         "teacher_messages": prompt if is_chat or given else None,
