@@ -35,6 +35,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
     "credit": ("credit:credit", "shares of a chunk's log-probability beside exact byte marginals"),
     "projecting": ("projecting:quality", "projected predictions beside what a teacher writes"),
+    "projecting-cost": ("storing:cost", "`xtok project`: core-hours and gigabytes of a cache"),
     "serving": ("serving:serving", "`xtok serve`: student tokens per second, and its memory"),
     "synthetic": ("synthetic:constants", "the constants of counting/synthetic.py, measured"),
     "csd": ("completions:held", "what CSD's events hold of a teacher, and how truly"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import benchmark
 import pytest
-from benchmarks import commands, projecting
+from benchmarks import commands, projecting, storing
 from conftest import REAL, ROOT
 from tiny_models import save_model
 
@@ -90,6 +91,24 @@ def test_cases_on_real_tokenizers(
             pytest.skip(f"{name} is not there: run scripts/fetch_tokenizers.py")
     first = rows(capsys, case, "--size=0.02", f"--only={only}")[0]
     assert expected.items() <= first.items()
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("few_synthetic_texts")
+def test_the_cost_of_projecting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (REAL / "qwen.tiktoken").exists():
+        pytest.skip("qwen.tiktoken is not there: run scripts/fetch_tokenizers.py")
+    constants = {"PAIRS": (("mistral-v3", "qwen"),), "CANDIDATES": (16, 64), "CHARACTERS": 300}
+    for name, value in constants.items():
+        monkeypatch.setattr(storing, name, value)
+    found = rows(capsys, "projecting-cost", "--size=0.02")
+    assert [row["K"] for row in found] == [16, 64]
+    for less, more in pairwise(found):
+        for size in ("neutral, GB", "distillkit, GB", "vllm, GB"):
+            assert 0 < less[size] < more[size]
+    assert all(row["unseen, core-hours"] > 0 for row in found)
 
 
 @pytest.mark.real
