@@ -173,7 +173,9 @@ def plan(settings: Sequence[str], seeds: int, rates: Sequence[float] = ()) -> It
                 yield from (run_of(setting, CE, 0, rate) for rate in others)
             begun.add(setting)
     if "healing" in settings:
-        for rate in (rates or SETTINGS["healing"].rates)[1:]:
+        first, *others = rates or SETTINGS["healing"].rates
+        yield from (run_of("healing", row, 0, first) for row in READINGS)
+        for rate in others:
             yield from (run_of("healing", row, 0, rate) for row in TUNED)
 
 
@@ -452,6 +454,11 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
             print(f"| {' | '.join(shown)} |" + f" rate {kind.rate:g}")
 
 
+def kind_of(run: Row | Run) -> tuple[Any, ...]:
+    """Return what tells kinds of students apart but for weights, seeds, rates and lengths."""
+    return run.loss, run.artefact, run.reads, run.how
+
+
 def named(run: Run) -> list[str]:
     """Return what a table says of a run beside its loss and artefact."""
     return [f"after {run.reads} characters"] * (run.reads > 0) + [run.how] * bool(run.how)
@@ -527,18 +534,18 @@ def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    kinds = [row[:2] for row in (CE, *TUNED, STORED)]
+    kinds = [kind_of(row) for row in (CE, EVENTS, STORED, *INFORMED, CSD, OF_OWN, MADE_FOR)]
     first = next((run for run, _ in found if run.loss == "ce"), None)
     shown = [
-        (kinds.index(run[1:3]), run.length, run, line)
+        (kinds.index(kind_of(run)), run.length, run, line)
         for run, line in found
-        if run[1:3] in kinds and first and run[3:7] == (1.0, 1.0, first.seed, first.rate)
+        if kind_of(run) in kinds and first and run[3:7] == (1.0, 1.0, first.seed, first.rate)
     ]
     for kind, _, run, line in sorted(shown, key=lambda of_run: of_run[:2]):
         colour = f"C{kind}"
         steps, bits_per_byte = line["steps"][-MEASUREMENTS:], totals(line)[-MEASUREMENTS:]
         times = np.array(steps) * line["seconds"]
-        name = f"{run.loss}, {steps[-1]} steps"
+        name = ", ".join((run.loss, *named(run), f"{steps[-1]} steps"))
         axes.plot(times, bits_per_byte, colour, marker=".", label=name)
         if read := line.get("teacher_seconds"):
             axes.plot(times + read, bits_per_byte, colour, linestyle="--")
