@@ -102,6 +102,13 @@ def tables(name: str) -> str:
     return name
 
 
+def changed_table() -> object:
+    """Read a table that was changed."""
+    content = torch.load(tables("t.pt"))
+    torch.save({**content, "lengths": content["lengths"] + 1}, "t.pt")
+    return SpellingMap.load("t.pt")
+
+
 TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
 
 
@@ -196,6 +203,17 @@ def weights(matrix: NDArray[np.float32]) -> str:
 
 ASK = {"role": "user", "content": "x"}
 ANSWER = {"role": "assistant", "content": "y"}
+TURNS = [ASK, ANSWER]
+
+
+def collated(**sample: object) -> object:
+    """Make a batch of one sample, for two teachers."""
+    collator = xtok.DistillationCollator(
+        "bytes", ["bytes", "bytes"], student_template="plain", teacher_templates=["plain", "plain"]
+    )
+    return collator([sample])
+
+
 TOLD = {"role": "tool", "content": "four"}
 DROPS = "{% if m.role != 'tool' %}{{ m.role }}<|im_end|>{% endif %}"
 WITHIN = "{% if m.role != 'tool' %}{{ m.role }}<|im_end|>{% if not loop.first %}"
@@ -240,6 +258,13 @@ def projected(
         "a.parquet", bytes_pair(), "out.parquet", config,
         teacher_template=template, student_template=template,
     )  # fmt: skip
+
+
+def empty_cache() -> Path:
+    lists = pyarrow.list_(pyarrow.int32())
+    columns = {"input_ids": lists, "topk_ids": pyarrow.list_(lists)}
+    columns["topk_logprobs"] = pyarrow.list_(pyarrow.list_(pyarrow.float32()))
+    return parquet(**{name: pyarrow.array([], kind) for name, kind in columns.items()})
 
 
 def answers(*lines: object) -> object:
@@ -298,6 +323,7 @@ TEXTS = (
     "'corpus/*.jsonl.gz'"
 )
 READABLE = "check the path and its permissions; fetch a damaged file again"
+AS_A_FILE = "write it to a file first: it is read more than once"
 LINES = (
     "give one JSON object per line, and the name of its text field with field=; plain text needs "
     "a name that ends in .txt"
@@ -320,6 +346,10 @@ WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes on
 FETCH = "the checkpoint is damaged: fetch it again"
 WHOLE = "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
 EACH = "give one for each teacher, as map= of a trainer or of make_loss"
+OF_TEACHERS = (
+    "give a text, or a list with one for each teacher, null for one that reads the student's"
+)
+SAME_ANSWERS = "give both sides the same answers, in one order; everything else may differ"
 COLLATE = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
 
 NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
@@ -381,6 +411,9 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: load_tokenizer("small/small.tiktoken@("),
      "the pattern for small/small.tiktoken is not a regular expression that splits text: …",
      "in a shell, put single quotes around it: 'small/small.tiktoken@\\p{L}+|\\s+'"),
+    (lambda: load_tokenizer(r"small/small.tiktoken@\w+").encode("a."),
+     r"the split pattern '\\w+' leaves out a part of the text 'a.'",
+     r"give a pattern that matches all text, as with |[\s\S] at its end"),
     (lambda: load_tokenizer("small/small.model@x"), "small/small.model takes no @x",
      "@ is for a repo's revision, or the split pattern of a tiktoken file"),
     (lambda: load_tokenizer(f"{file('a.tiktoken', 'YWI= 0')}@x"),
@@ -463,6 +496,10 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.txt", "the text".encode("utf-16-le")),
      "a.txt is not UTF-8: 8 of 16 bytes at offset 0 are zero",
      "convert it, if it is UTF-16LE, with: iconv -f UTF-16LE -t UTF-8"),
+    (lambda: read_text("a.txt", bytes(range(256))),
+     "a.txt is not UTF-8: byte 0x80 at offset 128, in line 2, beside control characters",
+     "give a file of text: .txt, .jsonl or .parquet, also as .gz or .zst"),
+    (lambda: find_texts("/dev/null"), "/dev/null is a device, not a regular file", AS_A_FILE),
     (lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
      "the text a.txt.gz cannot be read: …", READABLE),
     (lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
@@ -499,6 +536,14 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_chats("a.jsonl", '[{}] [{}]'), "a.jsonl, line 1: more than one JSON value", CHAT),
     (lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
      "a.parquet: there is no column 'messages', but: text, id", CHAT),
+    (lambda: read_chats("a.jsonl", '{"role": "user"}'),
+     "a.jsonl, line 1: no messages, but: role", CHAT),
+    (lambda: read_chats("a.json", "[[], []]"), "a.json, conversation 0: it has no messages",
+     CHAT),
+    (lambda: read_chats("a.json", '{"messages": [{}], "tools": "x"}'),
+     "a.json: its tools are not a list", CHAT),
+    (lambda: read_chats("a.json", '{"messages": [{}], "chat_template_kwargs": []}'),
+     "a.json: its chat_template_kwargs are not an object", CHAT),
     (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
     (lambda: read_chats("a.json", "3"), "a.json: its messages are not a list", CHAT),
     (lambda: read_chats("a.json", '[{"role": "\xff"}]'.encode("latin1")),
@@ -731,6 +776,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: there("o.pt", spellings("null:5").save)
          and shutil.move("o.reverse.pt", tables("t.reverse.pt")) and SpellingMap.load("t.pt"),
      "t.pt and t.reverse.pt do not belong together: bytes in bytes, and bytes in null:5", TABLES),
+    (changed_table, "t.pt was changed since xtok wrote it", TABLES),
     (lambda: file(tables("t.reverse.pt"), b"PK\3\4") and SpellingMap.load("t.pt"),
      "t.reverse.pt is not a whole .pt file: …", MAP),
     (lambda: file(tables("t.pt"), pt_bytes({"subtoks": torch.ones(2, 8), "lengths": torch.ones(2)}))
@@ -934,10 +980,23 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.parquet: the file is Parquet, so it is not a vllm cache", CACHES),
     (lambda: xtok.project(there("pipe.jsonl", os.mkfifo), bytes_pair(), "out.parquet"),
      "pipe.jsonl is a pipe, not a regular file",
-     "write it to a file first: it is read more than once"),
+     AS_A_FILE),
     (lambda: instead("pyarrow", lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.parquet")),
      "a.parquet needs the package pyarrow, which is not installed",
      "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
+    (lambda: xtok.project(file("a.parquet"), bytes_pair(), "a.parquet"),
+     "the output a.parquet is an input", PATHS),
+    (lambda: xtok.project(str(empty_cache()), bytes_pair(), "out.parquet"),
+     "the files hold no rows", "give a cache that has some"),
+    (lambda: (cache_of(when=b"\xff"), xtok.project(
+        "a.parquet", bytes_pair(), "a.jsonl", xtok.ProjectConfig(to="vllm"))),
+     "a.parquet: the column 'when' is of the type binary, which JSON does not have",
+     "leave out the column, or write it as a string or a number"),
+    (lambda: (cache_of(), xtok.project("a.parquet", to_pieces(), "out.parquet",
+        back_map=there("forth.safetensors", xtok.build(*to_pieces().tokenizers).save))),
+     "forth.safetensors: it is of bytes → small.model, and must lead from the teacher to the "
+     "student, small.model → bytes",
+     "leave out back_map=, or build it of the teacher and the student, in this order"),
     (lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.txt"),
      "the output a.txt does not end in .parquet", "name it a.parquet"),
     # Training
@@ -963,6 +1022,29 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the map is learnable, and a trainer optimizes only its model",
      "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
      "`to_map` returns"),
+    (lambda: collated(messages=TURNS, tools="f"), "sample 0: its tools are not a list", CHAT),
+    (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",
+     OF_TEACHERS),
+    (lambda: collated(text="a", teacher_context=["b"]),
+     "sample 0: teacher_context is for 1 teachers, and there are 2", OF_TEACHERS),
+    (lambda: collated(text="a", teacher_context=[3, None]), "sample 0: teacher_context is no text",
+     OF_TEACHERS),
+    (lambda: collated(messages=TURNS, teacher_context="b"),
+     "sample 0: it has teacher_context beside messages, and nothing reads that",
+     "give teacher_messages instead"),
+    (lambda: collated(text="a", teacher_messages=TURNS),
+     "sample 0: it has teacher_messages beside text, and nothing reads that",
+     "give teacher_context instead"),
+    (lambda: collated(messages=TURNS, teacher_messages=[ASK, {**ANSWER, "content": "yä"}]),
+     "sample 0: the content of message 1 of messages, an answer, is not that of message 1 of "
+     "teacher_messages: they differ from byte 1 on", SAME_ANSWERS),
+    (lambda: collated(messages=TURNS, teacher_messages=[ASK]),
+     "sample 0: messages have 1 answers, and teacher_messages have 0", SAME_ANSWERS),
+    (lambda: collated(messages=TURNS, teacher_messages=[{"content": "x"}]),
+     "sample 0: teacher_messages: message 0 has no role",
+     'a message is an object such as {"role": "user", "content": "Hello"}'),
+    (lambda: collated(messages=TURNS, teacher_messages="x"),
+     "sample 0: teacher_messages: its messages are not a list", CHAT),
     (lambda: heads_of("no head"), "the student needs whole logits: Linear is not a decoder of "
      "Transformers", WHOLE),
     (lambda: heads_of("more"), "the student needs whole logits: LlamaForCausalLM has positions "

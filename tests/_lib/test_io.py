@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from stat import S_IMODE
@@ -59,9 +58,9 @@ def test_an_output_whose_owner_cannot_be_kept_is_refused(
 
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     monkeypatch.setattr(os, "chown", refused)
-    with pytest.raises(OutputError, match=re.escape(f"{path} is of another owner")):
+    with pytest.raises(OutputError, match="of another owner"):
         check_output(path, [".txt"])
-    with pytest.raises(OutputError, match="cannot be written: Operation not permitted"):
+    with pytest.raises(OutputError, match="Operation not permitted"):
         write(path, [b"after"])
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"before", ["a.txt"])
 
@@ -69,7 +68,7 @@ def test_an_output_whose_owner_cannot_be_kept_is_refused(
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_streams_are_no_outputs(path: str) -> None:
     """Whatever they lead to: the error names what was given."""
-    with pytest.raises(OutputError, match=f"the output {path} is a stream"):
+    with pytest.raises(OutputError, match=f" {path} .* stream"):
         check_output(path, [".safetensors"])
 
 

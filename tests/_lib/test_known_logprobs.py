@@ -167,7 +167,7 @@ def test_a_few_rows_of_the_next_token_behind_an_empty_one(
         xtok.project(path, xtok.pair(digits, byte_level), tmp_path / f"{name}.out.parquet")
 
     run("right", 0)
-    with pytest.raises(XtokError, match=r"shifted by one: \d+% hold the next token, and 0% their"):
+    with pytest.raises(XtokError, match="shifted by one"):
         run("next", 1)
 
 
@@ -391,7 +391,7 @@ def test_documents_are_compared_one_by_one() -> None:
         if documents is made:
             lawful(topk, V)
             continue
-        with pytest.raises(UnlawfulError, match="hold the next token") as error:
+        with pytest.raises(UnlawfulError, match="shifted by one") as error:
             lawful(topk, V)
         assert (error.value.row, error.value.is_document) == (7 * T, True)
 

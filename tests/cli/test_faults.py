@@ -195,15 +195,15 @@ def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
     fails(run(*build, *kept, "--top-k", "3"), "not writable", "path")
     assert works(run(*build, "own/map.safetensors")).stdout == "own/map.safetensors\n"
     works(run("-m", "xtok", "verify", "own/map.safetensors", "small.model", "bytes"))
-    fails(run(*build, "map.safetensors"), "the folder of the output, ., is not writable", "path")
+    fails(run(*build, "map.safetensors"), "the output, ., is not writable", "path")
     fails(run(*build, "new/map.safetensors"), "not writable")
     shutil.copy(folder / "finished.safetensors", folder / "own" / "roots.safetensors")
     fails(run(*build, "own/roots.safetensors"), "of another owner", "remove the file first")
     (folder / "own" / "roots.safetensors").unlink()
     secret = "-m", "xtok", "build", "secret.model", "bytes", "-o", "own/a.safetensors"
-    fails(run(*secret), "secret.model cannot be read: Permission denied", "permissions")
+    fails(run(*secret), "secret.model cannot be read", "permissions")
     text = run(*build, "own/a.safetensors", "--text", "secret.txt")
-    fails(text, "secret.txt cannot be read: Permission denied", "permissions")
+    fails(text, "secret.txt cannot be read", "permissions")
     assert os.listdir(folder / "own") == ["map.safetensors"]
 
 

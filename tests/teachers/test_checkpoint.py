@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import stored_teachers as teachers
-from checks import Done, killed, on_a_full_disk, works
+from checks import Done, fails, killed, on_a_full_disk, works
 from conftest import Cli
 from stored_teachers import Row
 
@@ -244,7 +244,7 @@ def test_what_is_part_of_a_job(
     with pytest.raises(KeyboardInterrupt):
         run(text_progress=stopping)
     change(tmp_path)
-    with pytest.raises(XtokError, match=f"is of another run, of other .*{says}"):
+    with pytest.raises(XtokError, match=f"another run, .*{says}"):
         run()
 
 
@@ -271,9 +271,7 @@ def test_no_cluster_keeps_what_is_done(
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
     options = "-o", "out.parquet", "--engine", "ray", "--address", "nowhere"
     done = cli("project", cache_file, *models, "--map", back_map, *options)
-    assert done.returncode == 1
-    assert "error: there is no Ray cluster at nowhere: " in done.stderr
-    assert "Traceback" not in done.stderr
+    fails(done, "no Ray cluster at nowhere: ")
     assert names(stopped) == KEPT
 
 
@@ -376,11 +374,7 @@ def test_two_runs_of_one_output(
 
     def again() -> None:
         done = cli(*command, "-q")
-        assert done.returncode == 1
-        assert done.stderr == (
-            "error: another run writes out.parquet\n"
-            "hint: wait until it has ended, or give another output\n"
-        )
+        fails(done, "another run writes out.parquet")
 
     run(tmp_path / "out.parquet", text_progress=lambda *_: at_the_end(again))
     assert (tmp_path / "out.parquet").read_bytes() == whole
@@ -392,7 +386,7 @@ def test_two_runs_that_share_a_file_beside_their_outputs(run: Run, tmp_path: Pat
     ours, config = ProjectConfig(to="distillkit", top_k=8), folder / "compression_config.yaml"
 
     def another() -> None:
-        with pytest.raises(XtokError, match="is of other predictions"):
+        with pytest.raises(XtokError, match="other predictions"):
             run(folder / "b.parquet", ProjectConfig(to="distillkit", top_k=4))
         run(folder / "c.parquet", ours)
 

@@ -246,11 +246,11 @@ def test_what_is_valid(project: Project, s: Any, t: Any, options: Any, valid: li
 
 
 def test_texts_that_part_are_an_error_with_the_place(project: Project) -> None:
-    with pytest.raises(XtokError, match=r'byte 4, after "é: ": .* "12", the teacher "7"') as error:
+    with pytest.raises(XtokError, match=r'byte 4, .*"12", .*"7"') as error:
         project(ids("é: 12"), ids("é: 7"), [-1.0] * 5)
     assert error.value.parameter == "partial"
     rows = [ids("a"), ids("one\x1b[31m" + "x" * 60)]
-    with pytest.raises(XtokError, match=r"of row 1 part at byte 0,") as error:
+    with pytest.raises(XtokError, match="row 1 part at byte 0") as error:
         project(rows, [ids("a"), ids("two")], [[-1.0], [-1.0] * 3])
     assert "\x1b" not in str(error.value)
     assert "x" * 30 not in str(error.value)

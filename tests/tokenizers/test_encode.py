@@ -130,7 +130,7 @@ def test_a_split_pattern_that_leaves_out_text(tmp_path: Path) -> None:
     assert not tokenizer.keeps_text
     assert load_tokenizer(f"{tmp_path / 'a.tiktoken'}@[\\s\\S]").keeps_text
     assert tokenizer.encode("a 1").bounds.tolist() == [0, 1, 2, 3]
-    with pytest.raises(TokenizerError, match=r"leaves out a part of the text 'a\.'"):
+    with pytest.raises(TokenizerError, match=r"leaves out .*'a\.'"):
         tokenizer.encode("a.")
     given = Retokenizer(pair("bytes", tokenizer))
     assert given([list(b"a.1")]) == [list(b"a.1")]
@@ -142,8 +142,8 @@ def test_half_a_surrogate_pair_is_an_error(request: pytest.FixtureRequest, kind:
     collator = DistillationCollator(tokenizer, tokenizer, bos=False)
     for call in (tokenizer.encode_batch, tokenizer.library_ids, tokenizer.library_arrays, collator):
         for wrong in ("ok\ud800bad", "\udc00"):
-            with pytest.raises(XtokError, match=r"text 1, .*half of a surrogate pair"):
+            with pytest.raises(XtokError, match=r"text 1, .*surrogate"):
                 call(["two boats", wrong])
     for one in (tokenizer.encode, tokenizer.segment):
-        with pytest.raises(XtokError, match="half of a surrogate pair"):
+        with pytest.raises(XtokError, match="surrogate"):
             one("ok\ud800bad")

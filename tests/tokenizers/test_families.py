@@ -70,7 +70,7 @@ def test_megatrons_vocabulary_needs_a_pattern(megatron: Path) -> None:
     with pytest.raises(TokenizerError, match="the pattern for"):
         load_tokenizer(f"{megatron}@(")
     megatron.write_text('[{"token_bytes": 1}]')
-    with pytest.raises(TokenizerError, match="not a vocabulary of Megatron"):
+    with pytest.raises(TokenizerError, match="Megatron"):
         load_tokenizer(f"{megatron}@v1")
 
 

@@ -94,9 +94,9 @@ TENFOLD = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
         ({"type": "Precompiled", "precompiled_charsmap": "QUJDREVGRw=="}, ": Precompiled"),
         (
             {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "x"},
-            ": Onig: Regex search error: retry-limit-in-match over",
+            "retry-limit-in-match",
         ),
-        ({"type": "Sequence", "normalizers": [TENFOLD] * 9}, "a text 1000000000 times as long"),
+        ({"type": "Sequence", "normalizers": [TENFOLD] * 9}, "1000000000 times"),
     ],
 )
 def test_a_tokenizer_json_that_costs_too_much(
@@ -112,7 +112,7 @@ def test_a_tokenizer_json_that_costs_too_much(
 def test_a_vocabulary_far_wider_than_its_tokens(small: Path, tmp_path: Path) -> None:
     """Is refused, unless its width is given."""
     folder = changed_json(tmp_path, small, last=2_000_000)
-    with pytest.raises(TokenizerError, match="has 1200 tokens, and a vocabulary size of 2000001"):
+    with pytest.raises(TokenizerError, match=r"1200 tokens, .* 2000001"):
         load_tokenizer(folder)
     assert load_tokenizer(folder, vocab_size=2_000_001).vocabulary.vocab_size == 2_000_001
 
@@ -122,7 +122,7 @@ def test_a_vocabulary_far_wider_than_its_tokens(small: Path, tmp_path: Path) -> 
 )
 def test_a_token_id_beyond_all_limits(small: Path, tmp_path: Path) -> None:
     folder = changed_json(tmp_path, small, last=2**31)
-    with within(20), pytest.raises(TokenizerError, match="a vocabulary size of 2147483649"):
+    with within(20), pytest.raises(TokenizerError, match="2147483649"):
         load_tokenizer(folder)
 
 

@@ -281,15 +281,15 @@ def test_pointers_of_git_lfs(tmp_path: Path) -> None:
     for name in ("tokenizer.model", "tokenizer.json"):
         path = tmp_path / name
         path.write_text(pointer)
-        problem = f"{path} is a pointer of Git LFS, not the file itself"
-        assert not_loaded(tmp_path) == not_loaded(path) == problem
+        for model in (tmp_path, path):
+            assert f"{path} is a pointer of Git LFS" in not_loaded(model)
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"version": "1.0", "model": {}}'])
 def test_no_tokenizer_json_and_a_damaged_one(tmp_path: Path, text: str) -> None:
-    assert not_loaded(tmp_path).endswith("has no tokenizer.json, so no fast tokenizer")
+    assert "no tokenizer.json" in not_loaded(tmp_path)
     (tmp_path / "tokenizer.json").write_text(text)
-    wrong = "is not a tokenizer that AutoTokenizer loads" if text else "tokenizer.json is empty"
+    wrong = "AutoTokenizer" if text else "tokenizer.json is empty"
     assert wrong in not_loaded(tmp_path)
     plain = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # is loaded without AutoTokenizer
     (tmp_path / "tokenizer_config.json").write_text(plain)
@@ -397,7 +397,7 @@ def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
     for model in (path, f"{path}@x"):  # it is not blamed on the pattern
-        assert "is not a SentencePiece model, nor a tiktoken file" in not_loaded(model)
+        assert "nor a tiktoken file" in not_loaded(model)
 
 
 @pytest.mark.parametrize("place", [b"\n\x05<unk>", b"\n\x04\xe2\x96\x81"])

@@ -212,7 +212,7 @@ def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path, capsys: 
     with pytest.raises(XtokError, match="there are no texts"):
         run(empty, tmp_path / "e")
     mistaken = [o.replace("small-digits", "small-byte-level") for o in setting]
-    with pytest.raises(XtokError, match="student is 896 wide, and its tokenizer has 1200 ids"):
+    with pytest.raises(XtokError, match=r"896 wide, .* 1200 ids"):
         run(mistaken, tmp_path / "f", steps=1)
 
 
@@ -265,7 +265,7 @@ def test_options_that_do_not_fit_the_teachers(
     student = next(o for o in setting if o.startswith("--student=")).removeprefix("--student=")
     other = [f"--teacher={student}", f"--teacher-tokenizer={small / 'small-digits'}"]
     other += [o for o in setting if o.startswith("--map=")]
-    with pytest.raises(XtokError, match="averaged logits need one tokenizer"):
+    with pytest.raises(XtokError, match="one tokenizer"):
         run([*setting, *other], tmp_path / "run", "--teachers=averaged-logits")
 
 

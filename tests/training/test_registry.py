@@ -175,14 +175,14 @@ def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path:
         untyped.p_kl(*logits, m, side["shifted"])
     with pytest.raises(ValueError, match=r"ExactPairs is due: give exact_pairs\("):
         untyped.gold(*logits, ProjectionModule(m), side["shifted"])
-    with pytest.raises(XtokError, match="event-kl needs an event map"):
+    with pytest.raises(XtokError, match="an event map"):
         make_loss("event-kl", map=m)
 
 
 def test_both_spellings_of_a_name(pair: Pair) -> None:
     for name in LOSSES:
         assert loss_named(name.replace("-", "_")) is LOSSES[name]  # type: ignore[arg-type]
-    with pytest.raises(XtokError, match="event-kl needs an event map"):
+    with pytest.raises(XtokError, match="an event map"):
         make_loss("event_kl")  # type: ignore[arg-type]
     assert xtok.BuildConfig.for_loss("p_kl") == xtok.BuildConfig.for_loss("p-kl")  # type: ignore[arg-type]
     made: Any = xtok.events(*pair.tokenizers, for_loss="event_kl")  # type: ignore[arg-type]

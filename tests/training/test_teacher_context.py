@@ -106,7 +106,7 @@ def test_a_field_of_another_place_is_noted(
 @pytest.mark.parametrize("name", ["teacher_context", "teacher_messages"])
 def test_stored_logprobs_have_no_context_of_their_own(byte_level: Tokenizer, name: str) -> None:
     row = {"input_ids": [65, 66], "realized_logprob": [None, -1.0], name: TEXT}
-    with pytest.raises(XtokError, match=f"sample 0: it has {name} beside input_ids"):
+    with pytest.raises(XtokError, match=f"sample 0: .* {name} beside input_ids"):
         DistillationCollator(byte_level, byte_level)([row])
 
 
@@ -153,40 +153,6 @@ def family(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         return load_tokenizer(folder)
 
     return load
-
-
-BAD: dict[str, tuple[Any, str]] = {
-    "a number": ({"text": TEXT, "teacher_context": 3}, "sample 0: teacher_context is no text"),
-    "too few": ({"text": TEXT, "teacher_context": [CONTEXT]}, "is for 1 teachers, and there are 2"),
-    "one of them": ({"text": TEXT, "teacher_context": [3, None]}, "teacher_context is no text"),
-    "beside messages": (
-        {"messages": CHAT, "teacher_context": CONTEXT}, "has teacher_context beside messages"
-    ),
-    "beside a text": (
-        {"text": TEXT, "teacher_messages": CHAT}, "has teacher_messages beside text"
-    ),
-    "another answer": (
-        {"messages": CHAT, "teacher_messages": [*CHAT[:3], {**CHAT[3], "content": "They ä"}]},
-        "sample 0: the content of message 3 of messages, .* message 3 of .*from byte 5 on",
-    ),
-    "an answer less": (
-        {"messages": CHAT, "teacher_messages": CHAT[:2]},
-        "messages have 2 answers, and teacher_messages have 1",
-    ),
-    "no role": (
-        {"messages": CHAT, "teacher_messages": [{"content": "x"}]},
-        "sample 0: teacher_messages: message 0 has no role",
-    ),
-    "no messages": ({"messages": CHAT, "teacher_messages": "x"}, "its messages are not a list"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_fields(digits: Tokenizer, byte_level: Tokenizer, name: str) -> None:
-    sample, message = BAD[name]
-    options: Any = {"student_template": "plain", "teacher_templates": ["plain", "plain"]}
-    with pytest.raises(XtokError, match=message):
-        DistillationCollator(digits, [byte_level, byte_level], **options)([sample])
 
 
 def given_to(way: Any) -> list[dict[str, str]]:

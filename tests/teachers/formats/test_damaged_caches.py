@@ -312,7 +312,7 @@ def test_long_lines(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(answers, "MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 24)))
-    assert told(path, byte_level) == ", line 1: more than 1 MiB"
+    assert "line 1: more than 1 MiB" in told(path, byte_level)
 
 
 def test_answers_without_candidates_are_worked_on_a_few_at_a_time(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from checks import fails
 from conftest import Cli
 from served_teachers import Model, running
 
@@ -108,10 +109,7 @@ def test_a_second_signal_ends_it_at_once(small: Path, digits: Tokenizer) -> None
 def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     done = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
-    assert (done.returncode, done.stdout) == (1, "")
-    error, hint = done.stderr.splitlines()[-2:]
-    assert error.startswith("error: the teacher's server at http://127.0.0.1:9: ConnectError: ")
-    assert hint.startswith("hint: give the address of a vLLM or SGLang server of the teacher")
+    fails(done, "http://127.0.0.1:9: ConnectError: ", "the address of a vLLM or SGLang server")
     assert "note: the first startup for two models takes up to" in done.stderr
     done = cli("serve", *models)
     assert done.returncode == 2
@@ -119,28 +117,20 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = cli("serve", *models, "--teacher-url", "x", "--port", port)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-2:] == [
-        f"error: 127.0.0.1:{port} cannot be listened on: Address already in use",
-        "hint: give another --port, or stop what listens there",
-    ]
-    with bound("127.0.0.1", 0) as first, pytest.raises(XtokError, match="cannot be listened on"):
+    fails(done, f"127.0.0.1:{port} ", "--port")
+    with bound("127.0.0.1", 0) as first, pytest.raises(XtokError) as raised:
         bound("127.0.0.1", first.getsockname()[1])  # while the first one still starts
-    with pytest.raises(XtokError, match="cannot be listened on: ") as raised:
+    assert raised.value.parameter == "port"
+    with pytest.raises(XtokError) as raised:
         bound("192.0.2.1", 0)
-    assert raised.value.hint == "give another host="
+    assert raised.value.parameter == "host"
     for name in ("XTOK_API_KEY", "XTOK_TEACHER_API_KEY"):
         done = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
-        assert done.returncode == 1
-        assert "error: a key has a space or line break at an end" in done.stderr
+        fails(done, "a key has a space")
         assert "secret" not in done.stderr
     with running(Model(digits, max_logprobs=5).app) as behind:
         done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--host", "0.0.0.0")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-2:] == [
-        f"error: the server at {behind} gives 5 candidates per token, and 64 are needed",
-        "hint: start it with --max-logprobs 64",
-    ]
+    fails(done, f"{behind} gives 5 candidates", "--max-logprobs 64")
     assert "note: anybody who can reach 0.0.0.0 can send requests: set XTOK_API_KEY" in done.stderr
 
 
@@ -164,12 +154,7 @@ def test_a_server_that_does_not_answer_for_the_teacher_is_an_error(
         served.scored_rows = once  # type: ignore[method-assign]
     with running(served.app) as behind:
         done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--wait", "0")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Traceback" not in done.stderr
-    error, hint = done.stderr.splitlines()[-2:]
-    assert error.startswith("error: ")
-    assert behind in error
-    assert hint.startswith("hint: ")
+    fails(done, behind)
 
 
 def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +162,6 @@ def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delattr("xtok.teachers.serving.server", raising=False)
-    with pytest.raises(XtokError, match="a server needs the package uvicorn, which is not") as got:
+    with pytest.raises(XtokError, match="needs the package uvicorn") as got:
         xtok.serve(pair, "http://127.0.0.1:9")
-    assert got.value.hint == (
-        "pip install starlette uvicorn httpx msgspec prometheus-client, or in a clone of xtok: "
-        "pip install -e '.[serve]'"
-    )
+    assert "pip install starlette uvicorn" in got.value.hint

@@ -631,7 +631,7 @@ def test_a_teacher_that_allows_fewer_candidates(pair: Pair, digits: Tokenizer) -
     for allowed, options in ((5, {}), (20, {"candidates": 32})):
         with pytest.raises(XtokError, match=f"gives {allowed} candidates") as raised:
             begin(pair, Model(digits, max_logprobs=allowed), **options)
-        assert raised.value.hint == "start it with --max-logprobs 64"
+        assert "--max-logprobs 64" in raised.value.hint
 
 
 @KINDS
@@ -641,11 +641,8 @@ def test_swapped_sides_are_told(
 ) -> None:
     """Where the server has the tokenizer of what was given as the student."""
     model = Model(byte_level, kind, tokenizes=tokenizes)
-    with pytest.raises(XtokError, match="the sides are swapped: the server at ") as raised:
+    with pytest.raises(XtokError, match=r"swapped: .* small-byte-level, .*small-digits"):
         begin(pair, model, student=byte_level)
-    assert raised.value.message.endswith(
-        " has the tokenizer of small-byte-level, and small-digits was given as the teacher"
-    )
 
 
 @KINDS
@@ -656,10 +653,9 @@ def test_the_wrong_teacher_is_an_error(
     """With /tokenize, and by the names of tokens in its answers."""
     teacher, _ = begin(pair, Model(digits, kind, tokenizes=tokenizes))
     assert (teacher.kind, teacher.candidates, teacher.max_model_len) == (kind, 64, 2048)
-    with pytest.raises(XtokError, match="has another tokenizer than small-byte-level") as raised:
+    with pytest.raises(XtokError, match="another tokenizer than small-byte-level") as raised:
         begin(pair.reversed, Model(digits, kind, tokenizes=tokenizes))
-    hint = "give the model that it serves (the-teacher) as the teacher"
-    assert raised.value.hint.startswith(hint)
+    assert "(the-teacher)" in raised.value.hint
 
 
 @KINDS
@@ -693,11 +689,11 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
 def test_servers_that_are_none(digits: Tokenizer) -> None:
     with running(Starlette()) as url, pytest.raises(XtokError, match="404 Not Found") as raised:
         begun(url, digits)
-    assert "it answers neither as vLLM nor as SGLang does" in raised.value.message
-    with pytest.raises(XtokError, match=r"^the teacher's server at http://127.0.0.1:9: Connect"):
+    assert "neither as vLLM nor as SGLang" in raised.value.message
+    with pytest.raises(XtokError, match=r"127\.0\.0\.1:9: Connect"):
         begun("http://user:secret@127.0.0.1:9", digits)
     for wrong in ("ftp://x", "http://", "127.0.0.1:99999", "http://[::1", "http://u:secret@x:y"):
-        with pytest.raises(XtokError, match="is not the address of a server") as raised:
+        with pytest.raises(XtokError, match="not the address") as raised:
             begun(wrong, digits)
         assert "secret" not in str(raised.value)
 
@@ -719,7 +715,7 @@ def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: To
     _, notes = begin(pair, model)
     assert notes[0].endswith(" gives 20 candidates per token: let it give 64 for more")
     model.gives = 19
-    with pytest.raises(XtokError, match="gives 19 candidates per token, and 64 are needed"):
+    with pytest.raises(XtokError, match="gives 19 candidates"):
         begin(pair, model)
 
 
@@ -932,7 +928,7 @@ def test_a_teacher_that_calls_tokens_odd_names(digits: Tokenizer, odd: bytes) ->
         if not odd:
             begun(url, digits)
             return
-        with pytest.raises(XtokError, match=f"^the teacher's server at {url}: ") as raised:
+        with pytest.raises(XtokError, match=f"{url}: ") as raised:
             begun(url, digits)
     assert raised.value.parameter == "teacher_url"
 

@@ -396,16 +396,16 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
     stub.GOLDConfig = SimpleNamespace(__dataclass_fields__=fields)
     stub.GOLDTrainer = SimpleNamespace(compute_loss=1, prediction_step=1, _prepare_inputs=1)
     for version, module, problem in (
-        ("1.13.0", stub, r"^TRL 1\.13\.0 is too old"),
+        ("1.13.0", stub, "too old"),
         ("2.0.0", stub, "no _fill_buffer, _prepare_dataset_with_original_text, use_extended_uld"),
-        ("2.0.0", None, r"^TRL 2\.0\.0 has no GOLDTrainer"),
+        ("2.0.0", None, "no GOLDTrainer"),
     ):
         monkeypatch.setattr(sys.modules["trl"], "__version__", version)
         monkeypatch.setitem(sys.modules, "trl.experimental.gold", module)
         with pytest.raises(XtokError, match=problem):
             gold.gold_classes()
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(XtokError, match=r"^TRL is not installed .*'trl>=1\.14,<1\.17'"):
+    with pytest.raises(XtokError, match=r"not installed .*'trl>=1\.14,<1\.17'"):
         gold.gold_classes()
 
 

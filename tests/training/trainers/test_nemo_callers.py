@@ -133,5 +133,5 @@ def test_a_table_of_the_draft_is_a_map(pair: tuple[Any, Any], tmp_path: Path) ->
     ids = [tokenize(tokenizer, TEXTS[1:2], 12)["input_ids"] for tokenizer in pair]
     aligned = found.align(*ids)
     assert int(aligned.pair_is_correct.sum()) == int(aligned.pair_valid.sum()) > 5
-    with pytest.raises(XtokError, match="the sides are swapped"):
+    with pytest.raises(XtokError, match="swapped"):
         TokenAligner(*pair[::-1], str(path))
