@@ -1,4 +1,4 @@
-"""A process of `test_sharded.py`: a step of a student and two teachers that FSDP2 has in pieces."""
+"""A process of `test_sharded.py`: a step of models that FSDP2 or DeepSpeed has in pieces."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ TEXTS = [
     "The keeper lit 201 lamps.", "for x in range(1234): print(x)", "Ashes.", "día tras día",
     "High water at 6:12.", "The last rock, and 3 steps.",
 ]  # fmt: skip
-LAYOUTS = "root", "layers", "head"
-"""What is sharded: the model as one; also each layer; also the head by itself."""
+LAYOUTS = "root", "layers", "head", "zero3"
+"""What is sharded: the model as one; also each layer; also the head by itself. Or the student, by
+DeepSpeed's ZeRO-3."""
 
 
 def objective_of(pair: Pair) -> Objective:
@@ -47,7 +48,9 @@ def models_of(pair: Pair, layout: str | None, *, tied: bool, low: bool = False) 
         tiny_model(pair.shape[seed > 0], seed=seed, sharp=0.5, tied=tied and not seed)
         for seed in range(4)
     ]
-    if layout is not None:
+    if layout == "zero3":
+        made[0] = engine_of(made[0])
+    elif layout is not None:
         mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if low else MixedPrecisionPolicy()
         for model in made:
@@ -56,6 +59,33 @@ def models_of(pair: Pair, layout: str | None, *, tied: bool, low: bool = False) 
             for part in (*parts, model):
                 fully_shard(part, mesh=mesh, mp_policy=policy)
     return made
+
+
+def engine_of(model: Any) -> Any:
+    """A model in DeepSpeed's engine, every parameter in pieces."""
+    import deepspeed
+
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+
+def gradients_of(student: Any) -> dict[str, Tensor]:
+    """All gradients, whole."""
+    if hasattr(student, "zero_optimization_stage"):
+        from deepspeed.utils import safe_get_full_grad
+
+        named = student.module.named_parameters()
+        return {name: safe_get_full_grad(parameter) for name, parameter in named}
+    return {
+        name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
+        for name, p in student.named_parameters() if p.grad is not None
+    }  # fmt: skip
 
 
 def step(
@@ -76,12 +106,9 @@ def step(
                 logits_of(*one) for one in zip(teachers, batch["teachers"], heads[1:], strict=True)
             ]
         terms = objective.terms(logits, theirs, batch, totals)
-        (terms.loss * world).backward()
+        getattr(student, "backward", Tensor.backward)(terms.loss * world)
         value += terms.loss.detach()
-    return value, {
-        name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
-        for name, p in student.named_parameters() if p.grad is not None
-    }  # fmt: skip
+    return value, gradients_of(student)
 
 
 def batches_of(pair: Pair, rows: list[list[str]]) -> list[dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""Models that FSDP2 has in pieces, on processes of a CPU: loss and gradients are one process's."""
+"""Models in pieces, of FSDP2 and DeepSpeed, on CPUs: loss and gradients are one process's."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def run(processes: int, *args: str) -> None:
         f"--nproc-per-node={processes}", str(HERE / "sharded.py"), *args,
     ]  # fmt: skip
     paths = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=300, check=False
     )
@@ -35,6 +36,11 @@ def run(processes: int, *args: str) -> None:
     [
         (2, ["root tied float32", "head untied float32", "head untied bfloat16"]),
         (4, ["layers tied float32"]),
+        pytest.param(
+            2,
+            ["zero3 tied float32", "zero3 untied float32"],
+            marks=pytest.mark.skipif(find_spec("deepspeed") is None, reason="no DeepSpeed"),
+        ),
     ],
 )
 def test_heads_in_pieces(processes: int, cases: list[str], tmp_path: Path, small: Path) -> None:

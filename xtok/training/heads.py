@@ -57,15 +57,33 @@ class Head:
 
         `autocast` is the type in which the decoder ran; None: in its own.
         """
-        if self.shards is not None:
-            self.shards.unshard()  # until FSDP2 reduces the gradient, or runs the model again
-        weight, bias = self.linear.weight, self.linear.bias
+        hidden, weight, bias = self._whole(hidden)
         if self.bias is not None:
             bias = self.bias.flatten() if bias is None else bias + self.bias.flatten()
         if autocast is None:
             hidden = hidden.to(weight.dtype)
         with torch.autocast(hidden.device.type, autocast, enabled=autocast is not None):
             return HiddenLogits(hidden, weight, bias, scale=self.scale, softcap=self.softcap)
+
+    def _whole(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return hidden states, and the weight and bias of `linear`, gathered from any pieces."""
+        linear = self.linear
+        if self.shards is not None:
+            self.shards.unshard()  # until FSDP2 reduces the gradient, or runs the model again
+        if not hasattr(linear.weight, "ds_id"):
+            return hidden, linear.weight, linear.bias
+
+        def forward(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+            bias = linear.bias
+            return hidden, linear.weight.clone(), None if bias is None else bias.clone()
+
+        # DeepSpeed's hooks gather around a call of the module, and again where its backward begins.
+        linear.forward = forward
+        try:
+            hidden, weight, bias = linear(hidden)
+        finally:
+            del linear.forward
+        return hidden, weight, bias
 
 
 def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
@@ -230,8 +248,6 @@ def _shards(inner: Any, linear: nn.Module) -> Any:
 
 
 def _weight_problem(weight: Tensor) -> str | None:
-    if hasattr(weight, "ds_id"):
-        return "DeepSpeed ZeRO-3 has its head in pieces"
     if hasattr(weight, "device_mesh"):
         return "tensor parallelism has its head in pieces"
     if weight.device.type == "meta":
@@ -279,11 +295,11 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
     [(hidden, autocast)] = taken
     if problem := _other_positions(hidden, few):
         return f"{_name(model)} has {problem}"
-    ours = [head.logits(hidden, autocast) for head in candidates]
-    if problem := _weight_problem(linear.weight):
-        return problem
     positions = torch.zeros_like(few[0]), torch.arange(len(PROBES), device=ids.device)
-    for head, logits in zip(candidates, ours, strict=True):
+    for head in candidates:
+        logits = head.logits(hidden, autocast)
+        if problem := _weight_problem(linear.weight):
+            return problem
         if _is_close(logits.at(positions), expected, logits.dtype):
             return head
     return (
