@@ -34,8 +34,7 @@ from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.formats.ranked import Scores
 from xtok.teachers.serving.server import bound, score
 from xtok.teachers.serving.teacher import PROBE
-from xtok.teachers.shared_text import SharedText
-from xtok.teachers.translator import Translator
+from xtok.teachers.translator import SharedText, Translator
 
 PAIRS = (("llama3", "qwen"), ("qwen", "llama3"))
 K, AT_ONCE, CHARACTERS = 64, 64, 3000

@@ -18,7 +18,7 @@ import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
 from xtok.maps.recipe import difference, recipe_of
-from xtok.teachers.checkpoint import identity_of
+from xtok.teachers.checkpoint import recipe_of_parts
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 
 Document = dict[str, Any]
@@ -117,7 +117,7 @@ class Kept:
 
     def models_of(self, tokenizer: Tokenizer) -> Any:
         pair = xtok.pair(self.other, tokenizer)
-        return identity_of(pair, (), "", ProjectConfig(), (None, None))["models"]
+        return recipe_of_parts(pair, (), "", ProjectConfig(), (None, None))["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
         """Whether it gives other ids; then nothing may be kept, else it may be either way."""

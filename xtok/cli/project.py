@@ -69,14 +69,13 @@ def project(
 
     Example: xtok project teacher.parquet STUDENT TEACHER -o student.parquet
     """
-    from xtok.teachers.checkpoint import kept_parts
     from xtok.teachers.formats.caches import find_caches
 
-    found = find_caches(teacher_topk, output, config)  # before models are loaded
+    find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
     try:
         projected = xtok.project(
-            found,
+            teacher_topk,
             pair,
             output,
             config,
@@ -89,10 +88,6 @@ def project(
             text_progress=console.text_progress_bar,
             note=console.print_note,
         )
-    except KeyboardInterrupt:
-        if kept := len(kept_parts(found.target)):
-            console.print_note(f"{kept:,} parts are kept; run the same command again to resume")
-        raise
     except XtokError as error:
         if error.parameter != "back_map":
             raise

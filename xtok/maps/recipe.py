@@ -62,6 +62,11 @@ def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
     return {**made, "options": {**made["options"], **options}}
 
 
+def differing(made: Recipe, asked: Recipe) -> list[str]:
+    """Return what is asked for and what is kept was not made of: a map, or parts of `project`."""
+    return [name for name, value in asked.items() if made.get(name) != value]
+
+
 def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
     """Return how a map differs from the one of a pair and a recipe, in words; None if it does not.
 
@@ -84,8 +89,7 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
     if made is None or recipe is None:
         return "it does not say how it was built: an earlier version or another command made it"
     old, new = made.get("options", {}), recipe["options"]
-    for name in new if isinstance(old, dict) else ():
-        if old.get(name) != new[name]:
-            return f"its {name} is {old.get(name)}, not {new[name]}"
+    for name in differing(old, new) if isinstance(old, dict) else ():
+        return f"its {name} is {old.get(name)}, not {new[name]}"
     words = (why for name, why in _IN_WORDS.items() if made.get(name) != recipe.get(name))
     return next(words, "it was made in another way")

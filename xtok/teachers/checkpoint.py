@@ -12,11 +12,11 @@ import functools
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +30,12 @@ from xtok.config import ProjectConfig
 from xtok.conversation import find_template
 from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.recipe import differing
+from xtok.maps.records import Recipe
 from xtok.teachers.formats import neutral
 from xtok.teachers.formats.caches import Cache, read_cache
-from xtok.teachers.formats.documents import Documents
-from xtok.teachers.shared_text import Templates
+from xtok.teachers.stored_texts import project_documents
+from xtok.teachers.translator import Templates, Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
@@ -69,9 +71,8 @@ class Totals:
 class ProjectJob:
     """What to project: the same job gives the same parts, wherever they are made."""
 
-    identity: Mapping[str, Any]  # all that the parts depend on; see `identity_of`
-    caches: tuple[Cache, ...]
-    shards: tuple[tuple[int, Shard], ...]  # each with the number of its cache
+    recipe: Recipe  # all that the parts depend on; see `recipe_of_parts`
+    shards: tuple[tuple[Cache, Shard], ...]  # each with the cache that it is of
     back_map: ProjectionMap
     config: ProjectConfig
     templates: Templates  # of both sides
@@ -79,8 +80,13 @@ class ProjectJob:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A digest of the identity."""
-        return hashlib.sha256(_as_json(self.identity)).hexdigest()
+        """A digest of the recipe."""
+        return hashlib.sha256(_as_json(self.recipe)).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """The bytes that are read."""
+        return sum(shard.size for _, shard in self.shards)
 
     def part(self, shard: int) -> tuple[Path, str]:
         """Return the path of a shard's part, and what it is about."""
@@ -88,21 +94,20 @@ class ProjectJob:
 
     def absolute(self) -> ProjectJob:
         """Make all paths absolute: workers run in another folder."""
-        return replace(
-            self,
-            caches=tuple(replace(cache, path=cache.path.absolute()) for cache in self.caches),
-            shards=tuple((n, s._replace(path=s.path.absolute())) for n, s in self.shards),
-            folder=self.folder.absolute(),
-        )
+        shards = [
+            (replace(cache, path=cache.path.absolute()), shard._replace(path=shard.path.absolute()))
+            for cache, shard in self.shards
+        ]
+        return replace(self, shards=tuple(shards), folder=self.folder.absolute())
 
 
-def identity_of(
+def recipe_of_parts(
     pair: Pair,
     inputs: Sequence[Cache],
     map_digest: str,
     config: ProjectConfig,
     templates: Templates,
-) -> dict[str, Any]:
+) -> Recipe:
     """Return all that the parts of a job depend on, for JSON.
 
     Raises:
@@ -131,18 +136,8 @@ def _templates(tokenizer: Tokenizer, template: str | Path | None) -> list[Any]:
     return [names, chosen if isinstance(chosen, str) else chosen.template]
 
 
-def _as_json(identity: Mapping[str, Any]) -> bytes:
-    return json.dumps(identity, indent=1, sort_keys=True).encode()
-
-
-def kept_parts(target: Path) -> list[Path]:
-    """Return the parts that are kept for an output."""
-    return sorted(folder_of(target).glob(f"{'[0-9]' * 6}.part"))
-
-
-def folder_of(target: Path) -> Path:
-    """Return where the parts of an output are kept: next to it."""
-    return target.with_name(f"{target.name}.checkpoint")
+def _as_json(recipe: Recipe) -> bytes:
+    return json.dumps(recipe, indent=1, sort_keys=True).encode()
 
 
 @contextmanager
@@ -159,35 +154,29 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
     )
     with locked(target, timeout=0, note=note, busy=busy):
         plan = job.folder / _PLAN
-        if kept := kept_parts(target):
-            _check_plan(job, plan)
-            note(f"resuming from {len(kept):,} parts in {job.folder}")
-        write_sealed(plan, [_as_json(job.identity)], _PLAN)
+        if kept := _kept_parts(job):
+            made = json.loads(read_sealed(plan, _PLAN) or "null")
+            if made is not None and (names := differing(made, job.recipe)):
+                others = " and ".join(names)
+                raise XtokError(
+                    f"the checkpoint {job.folder} is of another run, of other {others}",
+                    hint=f"delete its parts to start again: rm {job.folder}/*.part",
+                )
+            note(f"resuming from {kept:,} parts in {job.folder}")
+        write_sealed(plan, [_as_json(job.recipe)], _PLAN)
         try:
             yield
-        except BaseException:
-            if not kept_parts(target):
+        except BaseException as error:
+            if not (kept := _kept_parts(job)):
                 remove(job.folder, _OURS)
+            elif isinstance(error, KeyboardInterrupt):
+                note(f"{kept:,} parts are kept; run the same command again to resume")
             raise
         remove(job.folder, _OURS)
 
 
-def _check_plan(job: ProjectJob, plan: Path) -> None:
-    """Check that parts are of a job, where what is beside them tells; they know it, too."""
-    before = json.loads(read_sealed(plan, _PLAN) or "null")
-    if before is not None and before != json.loads(_as_json(job.identity)):
-        differing = [name for name in job.identity if before.get(name) != job.identity[name]]
-        raise XtokError(
-            f"the checkpoint {job.folder} is of another run, of other {' and '.join(differing)}",
-            hint=f"delete its parts to start again: rm {job.folder}/*.part",
-        )
-
-
-class Worker(NamedTuple):
-    """What projects the rows of a job, one call at a time."""
-
-    teacher: Tokenizer
-    project: Callable[[Documents], Documents]  # of rows that are checked
+def _kept_parts(job: ProjectJob) -> int:
+    return len([*job.folder.glob(f"{'[0-9]' * 6}.part")])
 
 
 @dataclass(frozen=True)
@@ -201,23 +190,27 @@ class PartSummary:
 def make_part(
     job: ProjectJob,
     shard: int,
-    worker: Worker,
+    translator: Translator,
     advance: Callable[[int, int], object],
 ) -> PartSummary:
     """Make the part of a shard, unless it is there; `advance` takes bytes read and tokens made."""
     if (found := summary_of(job, shard)) is not None:
         advance(job.shards[shard][1].size, 0)
         return found
-    arrow = need("pyarrow", job.folder)
+    arrow, teacher = need("pyarrow", job.folder), translator.teacher
     schema, totals = arrow.schema([]), Totals()
 
     def streams() -> Iterator[memoryview]:
         nonlocal schema
-        for table, counted, consumed in _projected(job, shard, worker):
+        cache, of_file = job.shards[shard]
+        for given, consumed in read_cache(cache, of_file):
+            rows = cache.check(given, teacher.vocabulary)
+            made = project_documents(translator, rows, job.config.top_k)
+            table = neutral.table(made)
             schema = one_schema([schema, table.schema])
-            totals.add(counted)
+            totals.add(_totals(rows.topk, made.topk, teacher.table))
             yield _streamed(table)
-            advance(consumed, counted.positions)
+            advance(consumed, len(made.topk.token_ids))
         about = {_TOTALS: json.dumps(asdict(totals))}
         yield _streamed(schema.with_metadata(about).empty_table())
 
@@ -283,16 +276,6 @@ def one_schema(schemas: Sequence[Any]) -> Any:
             f"the files have columns of one name and other types: {error}",
             hint="project them one by one, or leave out the column",
         ) from error
-
-
-def _projected(job: ProjectJob, shard: int, worker: Worker) -> Iterator[tuple[Any, Totals, int]]:
-    """Project a shard; yield some rows at a time, what they have, and the bytes they took."""
-    number, of_file = job.shards[shard]
-    cache, teacher = job.caches[number], worker.teacher
-    for given, consumed in read_cache(cache, of_file):
-        rows = cache.check(given, teacher.vocabulary)
-        made = worker.project(rows)
-        yield neutral.table(made), _totals(rows.topk, made.topk, teacher.table), consumed
 
 
 def _totals(given: TopK, made: TopK, table: TokenTable) -> Totals:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,38 +17,28 @@ from xtok._lib.io import atomic_output, locked, remove, write
 from xtok._lib.opening import need, parquet_writer
 from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok._lib.ragged import offsets_of
+from xtok._lib.shards import Paths
 from xtok.config import WAIT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.given import MapLike
 from xtok.teachers.back_map import bind_back_map, kept_back_map
 from xtok.teachers.checkpoint import (
-    PartSummary,
     ProjectJob,
     Totals,
-    Worker,
-    folder_of,
     holding,
-    identity_of,
     make_part,
     one_schema,
+    recipe_of_parts,
     tables_of,
 )
 from xtok.teachers.formats import distillkit, neutral
-from xtok.teachers.formats.caches import (
-    WRITERS,
-    Cache,
-    FoundCaches,
-    find_caches,
-    open_cache,
-    read_cache,
-)
+from xtok.teachers.formats.caches import WRITERS, Cache, find_caches, open_cache, read_cache
 from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import Target
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
-from xtok.teachers.shared_text import Templates
-from xtok.teachers.stored_texts import notes_on, project_documents
-from xtok.teachers.translator import Translator
+from xtok.teachers.stored_texts import notes_on
+from xtok.teachers.translator import Templates, Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import Pair
@@ -109,7 +98,7 @@ class Projected:
 
 
 def project(
-    teacher_topk: str | Path | Sequence[str | Path] | FoundCaches,
+    teacher_topk: Paths,
     pair: Pair,
     output: str | Path,
     config: ProjectConfig | None = None,
@@ -130,8 +119,7 @@ def project(
     bytes.
 
     Args:
-        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed. Or what
-            `find_caches` found of them and the output.
+        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed.
         pair: the student and the teacher whose ids the files have, with their tokenizers.
         output: `.parquet`, or `.jsonl` for vLLM's answers.
         config: the options; the defaults if None.
@@ -151,33 +139,37 @@ def project(
             run writes it.
     """
     config = ProjectConfig.or_default(config)
-    found = teacher_topk
-    if not isinstance(found, FoundCaches):
-        found = find_caches(found, output, config)
-    target, paths = found.target, found.paths
+    paths, target = find_caches(teacher_topk, output, config)
     pair, given = bind_back_map(pair, back_map, note)
-    beside = _files_beside(target, pair, config)
-    _check_beside(beside)
+    beside: tuple[Path, bytes] | None = None
+    if config.to == "distillkit":
+        content = distillkit.config_for(pair.student.vocab_size, config.top_k)
+        beside = target.with_name(distillkit.CONFIG), content.encode()
+        _check_beside(*beside)
     templates = student_template, teacher_template
     inputs = _opened(paths, config, pair, templates, note)
     projection = given or kept_back_map(pair, progress, note)
     stamps = _stamps(paths)
     job = ProjectJob(
-        identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
-        caches=inputs,
-        shards=tuple((n, shard) for n, cache in enumerate(inputs) for shard in cache.shards),
+        recipe=recipe_of_parts(pair, inputs, mapfile.sha256(projection), config, templates),
+        shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
         back_map=projection,
         config=config,
         templates=templates,
-        folder=folder_of(target),
+        folder=target.with_name(f"{target.name}.checkpoint"),
     )
-    with holding(job, target, note), _files_held(beside, note):
+    with ExitStack() as held:
+        held.enter_context(holding(job, target, note))
+        if beside is not None:
+            held.enter_context(_holding_beside(*beside, note))
         if sources:
             from xtok.teachers.ray import make_parts_on_ray
 
-            parts = make_parts_on_ray(job, _worker_of, sources, address, text_progress)
+            parts = make_parts_on_ray(job, sources, address, text_progress)
         else:
-            parts = _make_parts(job, pair, text_progress)
+            translator = Translator(pair, projection, templates=templates)
+            with text_progress("projecting", job.size) as advance:
+                parts = [make_part(job, n, translator, advance) for n in range(len(job.shards))]
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
                 hint = (
@@ -314,18 +306,6 @@ def _is_json(kind: Any) -> bool:
     return any(is_of(kind) for is_of in (*plain, types.is_large_string))
 
 
-def _worker_of(job: ProjectJob, pair: Pair, num_threads: int | None = None) -> Worker:
-    translator = Translator(pair, job.back_map, templates=job.templates, num_threads=num_threads)
-    project_some = partial(project_documents, translator, top_k=job.config.top_k)
-    return Worker(translator.teacher, project_some)
-
-
-def _make_parts(job: ProjectJob, pair: Pair, progress: TextProgress) -> list[PartSummary]:
-    worker = _worker_of(job, pair)
-    with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
-        return [make_part(job, n, worker, advance) for n in range(len(job.shards))]
-
-
 def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
     """Join all parts, whose tables have columns of this schema, to the output."""
     meaningless = slot_candidates(pair.tables[0])
@@ -352,46 +332,37 @@ def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
     _write_tables(target, made, _about(job, pair))
 
 
-def _files_beside(target: Path, pair: Pair, config: ProjectConfig) -> dict[Path, bytes]:
-    """Return what DistillKit wants next to all outputs of a folder, and with which content."""
-    if config.to != "distillkit":
-        return {}
-    content = distillkit.config_for(pair.student.vocab_size, config.top_k)
-    return {target.with_name(distillkit.CONFIG): content.encode()}
-
-
-def _check_beside(files: Mapping[Path, bytes]) -> None:
-    """Check that files that several outputs share are what this one needs, where they exist."""
-    for path, content in files.items():
-        if path.exists() and path.read_bytes() != content:
-            raise OutputError(
-                f"{path} is of other predictions, and would be replaced",
-                hint="give an output in a folder of its own",
-            )
+def _check_beside(path: Path, content: bytes) -> None:
+    """Check that a file that all outputs of a folder share is what this one needs, if it exists."""
+    if path.exists() and path.read_bytes() != content:
+        raise OutputError(
+            f"{path} is of other predictions, and would be replaced",
+            hint="give an output in a folder of its own",
+        )
 
 
 @contextmanager
-def _files_held(files: Mapping[Path, bytes], note: Note) -> Iterator[None]:
-    """Write such files at the start, so that no other run writes others while this one works.
+def _holding_beside(path: Path, content: bytes, note: Note) -> Iterator[None]:
+    """Write such a file at the start, so that no other run writes another while this one works.
 
     A run that fails removes what it wrote, and another one that needs it writes it again.
     """
-    made: list[Path] = []
+    is_ours = False
 
     def hold() -> None:
-        for path, content in files.items():
-            with locked(path, timeout=WAIT, note=note):
-                _check_beside(files)
-                if not path.exists():
-                    made.append(path)
-                    write(path, [content])
+        nonlocal is_ours
+        with locked(path, timeout=WAIT, note=note):
+            _check_beside(path, content)
+            if not path.exists():
+                is_ours = True
+                write(path, [content])
 
     try:
         hold()
         yield
         hold()
     except BaseException:
-        for path in made:
+        if is_ours:
             remove(path.parent, [re.escape(path.name)], with_folder=False)
         raise
 
@@ -425,7 +396,7 @@ def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str])
 
 def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
     """Return the footer of the output."""
-    cache, (student, teacher) = job.caches[0], pair.tables
+    (cache, _), (student, teacher) = job.shards[0], pair.tables
     return {
         "format_version": str(neutral.FORMAT_VERSION),
         "convention": "T" if job.config.to == "neutral" else "N",
@@ -438,7 +409,7 @@ def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
         "vocab_size": str(pair.student.vocab_size),
         "teacher": pair.teacher.model_id,
         "teacher_sha256": teacher.sha256(),
-        "map_sha256": job.identity["map"],
+        "map_sha256": job.recipe["map"],
         "source": PROJECTED,
     }
 

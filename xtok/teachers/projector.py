@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok._lib.threads import available_cores
-from xtok._lib.topk import TopK, chosen_rows
+from xtok._lib.topk import TopK
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
@@ -161,38 +161,6 @@ class Projector:
             np.concatenate(ids), np.concatenate(logprobs), rest,
             np.where(np.isnan(credit), own, credit),
         )  # fmt: skip
-
-    def project_spans(
-        self,
-        teacher: TopK,
-        student_ids: NDArray[np.int32],
-        student_bounds: NDArray[np.int64],
-        spans: Sequence[Sequence[tuple[slice, slice]]],
-        top_k: int,
-    ) -> tuple[TopK, NDArray[np.int64]]:
-        """Project predictions where both sides spell the same.
-
-        As `project`, with the spans of each document: where in it the student's tokens are, and the
-        teacher's.
-
-        Returns:
-            predictions, a document per span; and the row of each student token, −1 for none.
-        """
-        places = []  # of the tokens of both sides that are projected
-        for side, begins in ((0, student_bounds), (1, teacher.bounds)):
-            ranges = [
-                np.arange(begin + span[side].start, begin + span[side].stop)
-                for of_document, begin in zip(spans, begins.tolist(), strict=False)
-                for span in of_document
-            ]
-            ends = offsets_of([len(span) for span in ranges])
-            places.append((np.concatenate([*ranges, np.zeros(0, np.int64)]), ends))
-        (ours, our_ends), (theirs, their_ends) = places
-        given = chosen_rows(teacher, theirs, teacher.token_ids[theirs], their_ends)
-        projected = self.project(given, student_ids[ours], our_ends, top_k)
-        row_of = np.full(len(student_ids), -1, np.int64)
-        row_of[ours] = np.arange(len(ours))
-        return projected, row_of
 
     def _places(
         self, student: FlatIds, teacher: FlatIds, given: TopK

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias
 
 from xtok._lib.progress import TextProgress
 from xtok.errors import XtokError, install_hint
-from xtok.teachers.checkpoint import PartSummary, ProjectJob, Worker, make_part
+from xtok.teachers.checkpoint import PartSummary, ProjectJob, make_part
+from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
 from xtok.tokenizers import pair as pair_of
-
-if TYPE_CHECKING:
-    from xtok.tokenizers.pairs import Pair
-
-T = TypeVar("T")
 
 WAITING_PER_CORE = 4
 """Shards per core of the cluster that are submitted at a time."""
@@ -52,7 +48,6 @@ class TokenizerSource:
 
 def make_parts_on_ray(
     job: ProjectJob,
-    worker_of: Callable[[ProjectJob, Pair, int], Worker],
     sources: Sequence[TokenizerSource],
     address: str | None,
     progress: TextProgress,
@@ -60,18 +55,26 @@ def make_parts_on_ray(
     """Make all parts of a job on a cluster; return their summaries.
 
     All nodes read the files and the tokenizers, and write the parts, under one path.
-    `worker_of` makes of a job, a pair and a number of threads what projects rows.
 
     Raises:
         XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has another
             tokenizer, or work is lost; also what projecting raises.
     """
-    task = _Task(job.absolute(), worker_of, tuple(source.absolute() for source in sources))
-    size = sum(shard.size for _, shard in job.shards)
-    with connected(address) as ray, progress("projecting", size) as advance:
-        parts = dict[int, PartSummary]()
-        for number, (tokens, part) in _done_on(ray, _make_part, task, range(len(job.shards))):
-            parts[number] = part
+    rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
+    parts = dict[int, PartSummary]()
+    with connected(address) as ray, progress("projecting", job.size) as advance:
+        # Ray runs a task again only if its node or process is lost: our own errors are values.
+        remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part)
+        told = ray.put((job.absolute(), tuple(source.absolute() for source in sources)))
+        most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
+        while len(parts) < len(job.shards):
+            waiting |= {remote.remote(told, n): n for n in islice(rest, most - len(waiting))}
+            [done], _ = ray.wait(list(waiting), num_returns=1)
+            value = _result(ray, done)
+            if isinstance(value, XtokError):
+                raise value
+            number = waiting.pop(done)
+            tokens, parts[number] = value
             advance(job.shards[number][1].size, tokens)
     return [parts[number] for number in range(len(job.shards))]
 
@@ -112,36 +115,8 @@ def connect(ray: Any, address: str | None) -> None:
         ) from error
 
 
-class _Task(NamedTuple):
-    """What each task is told, besides the number of its shard."""
-
-    job: ProjectJob
-    worker_of: Callable[[ProjectJob, Pair, int], Worker]
-    sources: tuple[TokenizerSource, ...]
-
-
-def _done_on(
-    ray: Any, function: Callable[..., Any], task: _Task, items: Iterable[T]
-) -> Iterator[tuple[T, Any]]:
-    """Run `function(task, item)` on the cluster for each item; yield both as they are done.
-
-    Raises:
-        XtokError: if that is what a function returned; also if work is lost.
-    """
-    # Ray runs a task again only if its node or process is lost: our own errors are values.
-    remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(function)
-    told = ray.put(task)
-    most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
-    rest, waiting = iter(items), dict[Any, T]()
-    while True:
-        waiting |= {remote.remote(told, item): item for item in islice(rest, most - len(waiting))}
-        if not waiting:
-            return
-        [done], _ = ray.wait(list(waiting), num_returns=1)
-        value = _result(ray, done)
-        if isinstance(value, XtokError):
-            raise value
-        yield waiting.pop(done), value
+Task: TypeAlias = tuple[ProjectJob, tuple[TokenizerSource, ...]]
+"""What each task is told, besides the number of its shard."""
 
 
 def _result(ray: Any, reference: Any) -> Any:
@@ -160,42 +135,39 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _make_part(task: _Task, shard: int) -> tuple[int, PartSummary] | XtokError:
+def _make_part(task: Task, shard: int) -> tuple[int, PartSummary] | XtokError:
     """Make a part on a node; return the student's tokens made, or an error of the user's."""
-    path, tokens = task.job.shards[shard][1].path, list[int]()
+    job, tokens = task[0], list[int]()
+    path = job.shards[shard][1].path
     try:
         if not path.exists():
             raise XtokError(
                 f"the node {socket.gethostname()} has no file {path}",
                 hint="put the files on a file system that all nodes share",
             )
-        part = make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
+        part = make_part(job, shard, _translator(*task), lambda _, more: tokens.append(more))
     except XtokError as error:
         return error
     return sum(tokens), part
 
 
-_workers: dict[tuple[str, tuple[TokenizerSource, ...]], Worker] = {}
+_translators: dict[tuple[str, tuple[TokenizerSource, ...]], Translator] = {}
 
 
-def _worker(task: _Task) -> Worker:
-    """Load the tokenizers once per worker process and job."""
-    key = task.job.digest, task.sources
-    if key not in _workers:
+def _translator(job: ProjectJob, sources: tuple[TokenizerSource, ...]) -> Translator:
+    """Load the tokenizers once per worker process and job; they must be those of the job."""
+    key = job.digest, sources
+    if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
-        _workers.clear()
-        pair = pair_of(*_load_same(task.sources, task.job.identity["models"]))
-        _workers[key] = task.worker_of(task.job, pair, 1)
-    return _workers[key]
-
-
-def _load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:
-    """Load tokenizers on a node; others than those of these digests are an `XtokError`."""
-    loaded = [source.load() for source in sources]
-    for tokenizer, source, digest in zip(loaded, sources, digests, strict=True):
-        if tokenizer.definition_sha256 != digest:
-            raise XtokError(
-                f"{source.model} is another tokenizer on the node {socket.gethostname()}",
-                hint="give all nodes the same files, or pin a commit: REPO@REVISION",
-            )
-    return loaded
+        _translators.clear()
+        loaded = [source.load() for source in sources]
+        for tokenizer, source, digest in zip(loaded, sources, job.recipe["models"], strict=True):
+            if tokenizer.definition_sha256 != digest:
+                raise XtokError(
+                    f"{source.model} is another tokenizer on the node {socket.gethostname()}",
+                    hint="give all nodes the same files, or pin a commit: REPO@REVISION",
+                )
+        _translators[key] = Translator(
+            pair_of(*loaded), job.back_map, templates=job.templates, num_threads=1
+        )
+    return _translators[key]

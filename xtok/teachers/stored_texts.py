@@ -19,12 +19,11 @@ from xtok.conversation.teacher_side import SideChat, apart, in_place_of
 from xtok.conversation.templates import plain_messages
 from xtok.errors import XtokError
 from xtok.teachers.formats.documents import Documents, cache_error
-from xtok.teachers.shared_text import SharedText, Templates
+from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
-    from xtok.teachers.translator import Translator
 
 _MOST_CHATS = 100  # whose notes are told before all are projected
 _OTHER_TEXT_HINT = "leave out its text and messages: then the ids tell the text"

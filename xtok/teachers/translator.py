@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,36 @@ from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.formats.ranked import MIN_REST
 from xtok.teachers.projector import Projector
-from xtok.teachers.shared_text import SharedText, Templates
 from xtok.tokenizers.pairs import Pair
+
+Templates = tuple[str | Path | None, str | Path | None]
+"""The student's and the teacher's, as `conversation.render` takes them."""
+
+
+class SharedText(NamedTuple):
+    """A text in the student's tokens and in the teacher's."""
+
+    ids: NDArray[np.int32]  # [S], the student's
+    plain: NDArray[np.int32]  # [P], the same with tokens that the teacher lacks as their text
+    begins: NDArray[np.int64]  # [S + 1], where each token's part of `plain` begins
+    teacher_ids: NDArray[np.int32]  # [T]
+    spans: list[tuple[slice, slice]]  # of `plain` and of the teacher's ids, that spell the same
+    mask: NDArray[np.bool_] | None = None  # [S], what the assistant wrote; None: no conversation
+    alone: slice = slice(0, 0)  # of the teacher's ids: a system text that the student does not read
+
+    @classmethod
+    def of(
+        cls,
+        ids: Sequence[int] | NDArray[np.int32],
+        teacher_ids: NDArray[np.int32],
+        spans: list[tuple[slice, slice]] | None = None,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> Self:
+        """Return a text whose tokens the teacher reads as they are; without spans, all of it."""
+        own = np.asarray(ids, np.int32)
+        whole = slice(0, len(own)), slice(0, len(teacher_ids))
+        begins = np.arange(len(own) + 1)
+        return cls(own, own, begins, teacher_ids, [whole] if spans is None else spans, mask)
 
 
 class Translator:
@@ -271,9 +300,19 @@ class Translator:
         """
         plain = _concatenated(text.plain for text in texts)
         plain_bounds = offsets_of([len(text.plain) for text in texts])
-        projected, row_of = self._projector.project_spans(
-            told, plain, plain_bounds, [text.spans for text in texts], top_k
-        )
+        spans = []  # the places of both sides' tokens in them, and where each begins
+        for side, begins in ((0, plain_bounds), (1, told.bounds)):
+            ranges = [
+                np.arange(begin + span[side].start, begin + span[side].stop)
+                for text, begin in zip(texts, begins.tolist(), strict=False)
+                for span in text.spans
+            ]
+            spans.append((_concatenated(ranges, np.int64), offsets_of([*map(len, ranges)])))
+        (ours, our_bounds), (theirs, their_bounds) = spans
+        given = chosen_rows(told, theirs, told.token_ids[theirs], their_bounds)
+        projected = self._projector.project(given, plain[ours], our_bounds, top_k)
+        row_of = np.full(len(plain), -1)
+        row_of[ours] = np.arange(len(ours))
         of_plain = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
         bounds = offsets_of([len(text.ids) for text in texts])
         # Token i's parts in `plain` are `begins[i]:begins[i + 1]`; one spelled as nothing has none.

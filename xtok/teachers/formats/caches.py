@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.io import check_output
 from xtok._lib.opening import need, parquet_file, reading
-from xtok._lib.shards import Shard, find_files, shards
+from xtok._lib.shards import Paths, Shard, find_files, shards
 from xtok._lib.topk import masses, rows_of
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
@@ -48,18 +48,10 @@ _CACHES_HINT = (
 )
 
 
-@dataclass(frozen=True)
-class FoundCaches:
-    """The files that are projected, and where the output goes: found before models are loaded."""
-
-    paths: tuple[Path, ...]
-    target: Path
-
-
 def find_caches(
-    teacher_topk: str | Path | Sequence[str | Path], output: str | Path, config: ProjectConfig
-) -> FoundCaches:
-    """Find the teacher's caches, and check the path of the output, before any work.
+    teacher_topk: Paths, output: str | Path, config: ProjectConfig
+) -> tuple[list[Path], Path]:
+    """Return the paths of the teacher's caches and of the output, before any work.
 
     Raises:
         XtokError: if there is no such file, the output is one of them or cannot be written, or
@@ -71,7 +63,7 @@ def find_caches(
         if target.exists() and path.samefile(target):
             raise OutputError(f"the output {target} is an input", hint="give another path")
     need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out
-    return FoundCaches(tuple(paths), target)
+    return paths, target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,8 +48,7 @@ from xtok.tokenizers.display import shorten
 from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
-    from xtok.teachers.shared_text import SharedText
-    from xtok.teachers.translator import Translator
+    from xtok.teachers.translator import SharedText, Translator
 
 LARGEST_BODY = 64 << 20
 TOKENS_AT_ONCE = 1 << 16
