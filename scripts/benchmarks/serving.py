@@ -31,7 +31,7 @@ from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.building.build import build
 from xtok.config import ServeConfig
 from xtok.teachers.back_map import BACK_MAP
-from xtok.teachers.formats.ranked import Scores
+from xtok.teachers.formats.ranked import RankedTopK
 from xtok.teachers.serving.server import bound, score
 from xtok.teachers.serving.teacher import PROBE
 from xtok.teachers.translator import SharedText, Translator
@@ -66,17 +66,17 @@ def serving(options: Namespace) -> Iterator[Row]:
         yield row | _served(names, pair, rows, spelled, answers, options)
 
 
-def _answer(ids: NDArray[np.int32], model: NGrams) -> Scores:
+def _answer(ids: NDArray[np.int32], model: NGrams) -> RankedTopK:
     """Return what the n-gram model predicts for a sequence, nothing for its first token."""
     before = {j: ids[max(0, j - ORDER + 1) : j].tolist() for j in range(1, len(ids))}
     rows = {j: model.prediction(context, K) for j, context in before.items()}
     topk = stored(ids, np.array([0, len(ids)]), rows, K)
     rest = topk.rest_logprob - np.log(2, dtype=np.float32)
     own = np.where(np.isnan(topk.realized_logprob), rest, topk.realized_logprob)
-    return Scores(topk._replace(realized_logprob=own), np.ones(len(ids), np.int64))
+    return RankedTopK(topk._replace(realized_logprob=own), np.ones(len(ids), np.int64))
 
 
-def _alone(translator: Translator, spelled: list[SharedText], answers: list[Scores]) -> float:
+def _alone(translator: Translator, spelled: list[SharedText], answers: list[RankedTopK]) -> float:
     start = time.process_time()
     score(translator, spelled, answers, K)
     return sum(len(one.ids) for one in spelled) / (time.process_time() - start)
@@ -84,7 +84,7 @@ def _alone(translator: Translator, spelled: list[SharedText], answers: list[Scor
 
 def _served(
     names: tuple[str, str], pair: xtok.Pair, rows: list[list[int]], spelled: list[SharedText],
-    answers: list[Scores], options: Namespace,
+    answers: list[RankedTopK], options: Namespace,
 ) -> Row:  # fmt: skip
     """Ask a server of the pair, and the teacher's own, 64 requests at once."""
     bodies = {
@@ -118,7 +118,7 @@ def _served(
     }  # fmt: skip
 
 
-def _json(answer: Scores) -> bytes:
+def _json(answer: RankedTopK) -> bytes:
     """Return an answer as vLLM writes it."""
     topk, own = answer.topk, answer.topk.realized_logprob.tolist()
     starts, ids, values = topk.starts.tolist(), topk.ids.tolist(), topk.logprobs.tolist()

@@ -13,7 +13,7 @@ from naive_projecting import Small, map_of, small
 import xtok
 from xtok._lib.ragged import offsets_of
 from xtok._lib.topk import TopK
-from xtok.teachers.formats.ranked import Scores, ranked_entries
+from xtok.teachers.formats.ranked import RankedTopK, ranked_entries
 from xtok.teachers.serving.server import score
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -21,7 +21,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenEntry, TokenType
 
 
-def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
+def said(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
     """Return a teacher's answer: each token after the first, and three others, leave a rest."""
     generator = np.random.default_rng(seed)
     own, size = np.array(ids, np.int32), len(ids)
@@ -37,7 +37,7 @@ def said(ids: Sequence[int], width: int, seed: int = 0) -> Scores:
         own, np.array([0, size]), offsets_of([0, *[4] * (size - 1)]),
         candidates.ravel().astype(np.int32), np.log(shares).ravel().astype(np.float32), *values,
     )  # fmt: skip
-    return Scores(topk, np.ones(size, np.int64))
+    return RankedTopK(topk, np.ones(size, np.int64))
 
 
 def translator(pair: Pair) -> Translator:
@@ -78,7 +78,7 @@ def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -
         np.array([none, n(0.25), n(0.25)], np.float32),
         np.array([none, n(0.25), n(0.5)], np.float32),
     )  # fmt: skip
-    [scores] = score(of, [text], [Scores(topk, np.array([0, 2, 1]))], 8)
+    [scores] = score(of, [text], [RankedTopK(topk, np.array([0, 2, 1]))], 8)
     assert scores.topk.starts.tolist() == [0, 0, 1, 3]
     assert scores.topk.ids.tolist() == [6, 7, 8]
     assert scores.topk.rest_logprob[1:].tolist() == pytest.approx([n(0.75), n(0.25)])
@@ -145,7 +145,7 @@ def test_ranks_follow_the_values_of_fillers_too(own: float) -> None:
         np.array([9], np.int32), np.array([np.log(0.9)], np.float32),
         np.array([nan, rest], np.float32), np.array([nan, own], np.float32),
     )  # fmt: skip
-    _, logprobs, ranks, sizes = ranked_entries(Scores(topk, np.array([1, 2])), 3, 1000)
+    _, logprobs, ranks, sizes = ranked_entries(RankedTopK(topk, np.array([1, 2])), 3, 1000)
     by_rank = np.argsort(ranks[1])
     assert (np.diff(logprobs[1][by_rank]) <= 0).all()
     filler = np.log(0.1 / 999)

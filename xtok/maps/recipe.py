@@ -63,7 +63,7 @@ def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
 
 
 def differing(made: Recipe, asked: Recipe) -> list[str]:
-    """Return what is asked for and what is kept was not made of: a map, or parts of `project`."""
+    """Return in what the recipe of what is kept differs from the one that is asked for."""
     return [name for name, value in asked.items() if made.get(name) != value]
 
 
@@ -89,7 +89,7 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
     if made is None or recipe is None:
         return "it does not say how it was built: an earlier version or another command made it"
     old, new = made.get("options", {}), recipe["options"]
-    for name in differing(old, new) if isinstance(old, dict) else ():
-        return f"its {name} is {old.get(name)}, not {new[name]}"
+    if isinstance(old, dict) and (names := differing(old, new)):
+        return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
     words = (why for name, why in _IN_WORDS.items() if made.get(name) != recipe.get(name))
     return next(words, "it was made in another way")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -180,7 +180,20 @@ def project(
     totals = Totals()
     for part in parts:
         totals.add(part.totals)
-    return _projected(target, pair, totals)
+    return Projected(
+        paths=(os.fspath(target),),
+        student=pair.student.model_id,
+        teacher=pair.teacher.model_id,
+        documents=totals.documents,
+        teacher_tokens=totals.teacher_tokens,
+        student_tokens=totals.positions,
+        first_tokens=totals.firsts,
+        targets=totals.targets,
+        mean_rest=totals.rest / totals.rests if totals.rests else None,
+        teacher_bits_per_byte=totals.bits / totals.num_bytes if totals.num_bytes else None,
+        teacher_is_bound=totals.bounded > 0,
+        notes=() if totals.targets else ("no student token has a prediction",),
+    )
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
@@ -320,16 +333,37 @@ def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
         arrow.concat_tables([schema.empty_table(), table], promote_options="default")
         for table in parts
     )
-    if job.config.to == "neutral":
-        _write_tables(target, tables, _about(job, pair))
+    to = job.config.to
+    if to != "neutral":
+        width = 1 if to == "vllm" else job.config.top_k
+        some = chain.from_iterable(_bounded(table, width) for table in tables)
+        tables = (WRITERS[to](rows, of_student) for rows in some)
+    if to == "vllm":
+        write(target, chain.from_iterable(tables))
         return
-    width = 1 if job.config.to == "vllm" else job.config.top_k
-    some = chain.from_iterable(_bounded(table, width) for table in tables)
-    made = (WRITERS[job.config.to](rows, of_student) for rows in some)
-    if job.config.to == "vllm":
-        write(target, chain.from_iterable(made))
-        return
-    _write_tables(target, made, _about(job, pair))
+    (cache, _), (student, teacher) = job.shards[0], pair.tables
+    about = {
+        "format_version": str(neutral.FORMAT_VERSION),
+        "convention": "T" if to == "neutral" else "N",
+        "k": str(job.config.top_k),
+        "temperature": "1.0",
+        "log_base": "e",
+        "normalized": "topk" if cache.renormalized or to == "axolotl" else "false",
+        "tokenizer": pair.student.model_id,
+        "tokenizer_sha256": student.sha256(),
+        "vocab_size": str(pair.student.vocab_size),
+        "teacher": pair.teacher.model_id,
+        "teacher_sha256": teacher.sha256(),
+        "map_sha256": job.recipe["map"],
+        "source": PROJECTED,
+    }
+    with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
+        writer: Any = None
+        for one in tables:
+            table = one.replace_schema_metadata(about)
+            if writer is None:
+                writer = stack.enter_context(parquet_writer(file, table.schema, **_PARQUET))
+            writer.write_table(table, row_group_size=len(table) or None)
 
 
 def _check_beside(path: Path, content: bytes) -> None:
@@ -382,50 +416,3 @@ def _bounded(table: Any, width: int) -> Iterator[Documents]:
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(sizes)]):
         yield neutral.read(batch.slice(start, stop - start))
-
-
-def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
-    with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
-        writer: Any = None
-        for one in tables:
-            table = one.replace_schema_metadata(about)
-            if writer is None:
-                writer = stack.enter_context(parquet_writer(file, table.schema, **_PARQUET))
-            writer.write_table(table, row_group_size=len(table) or None)
-
-
-def _about(job: ProjectJob, pair: Pair) -> dict[str, str]:
-    """Return the footer of the output."""
-    (cache, _), (student, teacher) = job.shards[0], pair.tables
-    return {
-        "format_version": str(neutral.FORMAT_VERSION),
-        "convention": "T" if job.config.to == "neutral" else "N",
-        "k": str(job.config.top_k),
-        "temperature": "1.0",
-        "log_base": "e",
-        "normalized": "topk" if cache.renormalized or job.config.to == "axolotl" else "false",
-        "tokenizer": pair.student.model_id,
-        "tokenizer_sha256": student.sha256(),
-        "vocab_size": str(pair.student.vocab_size),
-        "teacher": pair.teacher.model_id,
-        "teacher_sha256": teacher.sha256(),
-        "map_sha256": job.recipe["map"],
-        "source": PROJECTED,
-    }
-
-
-def _projected(target: Path, pair: Pair, totals: Totals) -> Projected:
-    return Projected(
-        paths=(os.fspath(target),),
-        student=pair.student.model_id,
-        teacher=pair.teacher.model_id,
-        documents=totals.documents,
-        teacher_tokens=totals.teacher_tokens,
-        student_tokens=totals.positions,
-        first_tokens=totals.firsts,
-        targets=totals.targets,
-        mean_rest=totals.rest / totals.rests if totals.rests else None,
-        teacher_bits_per_byte=totals.bits / totals.num_bytes if totals.num_bytes else None,
-        teacher_is_bound=totals.bounded > 0,
-        notes=() if totals.targets else ("no student token has a prediction",),
-    )

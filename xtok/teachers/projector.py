@@ -22,8 +22,8 @@ from xtok.teachers.projector_kernels import (
     ID_BITS,
     ROOT,
     PrefixTable,
-    ProjectedRows,
-    TeacherArrays,
+    RowBlock,
+    TeacherTokens,
     add_hashes,
     add_stems,
     find_seams,
@@ -145,7 +145,7 @@ class Projector:
         at_once = min(_ROWS_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // top_k))
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
-            rows = ProjectedRows(
+            rows = RowBlock(
                 place[some], inside[some], is_aligned[some], ends[some], student.ids[some],
                 np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
                 *np.empty((1, len(some), top_k), np.float32),
@@ -191,7 +191,7 @@ class Projector:
         credit = shares(sums, ours_in, s, weights)
         return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
 
-    def _fill(self, rows: ProjectedRows, given: TopK, top_k: int) -> None:
+    def _fill(self, rows: RowBlock, given: TopK, top_k: int) -> None:
         """Project rows, and work out what the student makes of bytes that are new."""
         room = max(_LEAST_ROOM, 2 * int(np.diff(given.starts).max()) + 2)
         num_students = len(self.student.table)
@@ -366,10 +366,10 @@ def may_split(stem: bytes) -> bool:
     return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
 
 
-def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> TeacherArrays:
+def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> TeacherTokens:
     is_open, joined = seams(teacher, student)
     entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
-    return TeacherArrays(
+    return TeacherTokens(
         data=np.ascontiguousarray(teacher.data),
         offsets=np.ascontiguousarray(teacher.offsets),
         is_text=teacher.lengths > 0,

@@ -28,7 +28,7 @@ _HASH = np.uint64(0xCBF29CE484222325)
 BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
 
 
-class TeacherArrays(NamedTuple):
+class TeacherTokens(NamedTuple):
     """A teacher's tokens, the map's rows of them, and what they say of the student's."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
@@ -65,8 +65,8 @@ class PrefixTable(NamedTuple):
     num_same_start: NDArray[np.int32]  # [stems], how many teacher tokens begin with what is before
 
 
-class ProjectedRows(NamedTuple):
-    """Rows of the student, and their projections: at most `top_k` candidates each."""
+class RowBlock(NamedTuple):
+    """Some rows of the student: where each begins, and its projection, `top_k` candidates."""
 
     place: NDArray[np.int64]  # [rows], the teacher's token at the byte where the student's begins
     inside: NDArray[np.int64]  # [rows], how many bytes of it are before that
@@ -201,10 +201,10 @@ def project_rows(  # type: ignore[no-untyped-def]
     long again (`scripts/benchmark.py serving` says tokens per second).
 
     Args:
-        teacher: a `TeacherArrays`.
+        teacher: a `TeacherTokens`.
         given: a `TopK`.
         stems: `PrefixTable`.
-        rows: `ProjectedRows`; what is found is written there, where no stem is missing.
+        rows: `RowBlock`; what is found is written there, where no stem is missing.
         todo: int64, which rows, none of which is done.
         is_same: whether both have one tokenizer.
         top_k: the most candidates of a row.

@@ -91,7 +91,8 @@ def _text_in(
     spelled_as, is_control = translator.teacher_spelled, translator.is_control[ids]
     data, spelled = text.encode(), [spelled_as[i] for i in ids.tolist()]
     ends, whole = offsets_of([*map(len, spelled)]), b"".join(spelled)
-    inner = _inner(is_control)
+    of_text = np.flatnonzero(~is_control)  # without the control tokens around them
+    inner = slice(int(of_text[0]), int(of_text[-1]) + 1) if len(of_text) else slice(len(ids), 0)
     for begin, start in enumerate(ends[: inner.start + 1].tolist()):
         for space in (0, 1):  # some libraries put one before a text
             stop = start + space + len(data)
@@ -113,12 +114,6 @@ def _text_in(
         f"its ids do not spell its text: they differ from byte {differs} on",
         f"give the teacher that made these ids, or {_OTHER_TEXT_HINT}",
     )
-
-
-def _inner(is_control: NDArray[np.bool_]) -> slice:
-    """Return where ids are, without the control tokens around them."""
-    text = np.flatnonzero(~is_control)
-    return slice(int(text[0]), int(text[-1]) + 1) if len(text) else slice(len(is_control), 0)
 
 
 def _of_text(

@@ -253,7 +253,7 @@ class Translator:
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
         """
-        parts = [[i] if self._is_text(i) else self._text_of(i) for i in ids]
+        parts = [self._as_text(i) for i in ids]
         begin: list[int] = []
         roles, counterpart = self.student.table.roles_by_id.get(ids[0], ()), self._roles.get(ids[0])
         if "bos" in roles and (counterpart in (None, *self._bos) or "eos" in roles):
@@ -271,14 +271,12 @@ class Translator:
             np.array(teacher_ids, np.int32), [span],
         )  # fmt: skip
 
-    def _is_text(self, token_id: int) -> bool:
-        """Whether the teacher reads a token as its bytes, or as a control token of its own."""
-        return bool(self.student.table.lengths[token_id] > 0) or token_id in self._roles
-
-    def _text_of(self, token_id: int) -> list[int]:
-        """Return the student's tokens of a token's name."""
+    def _as_text(self, token_id: int) -> list[int]:
+        """Return a token that the teacher reads as its bytes or role; of others, their name's."""
+        table = self.student.table
+        if table.lengths[token_id] > 0 or token_id in self._roles:
+            return [token_id]
         if token_id not in self._texts:
-            table = self.student.table
             name = table.control_names.get(token_id) or table.name(token_id)
             self._texts[token_id] = self.student.segment(name)
         return self._texts[token_id]

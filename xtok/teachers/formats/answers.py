@@ -80,8 +80,7 @@ def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tup
     size, done = 0, shard.start
     for line in _lines(shard):
         for answer in _answers(line.value, line.place):
-            topk = read(answer, line.place)
-            columns = _columns(answer, kind, line.place)
+            topk, columns = read(answer, line.place), _columns(answer, kind, line.place)
             mask = _mask(answer, len(topk.token_ids), line.place)
             pending.append(_Answer(topk, columns, mask, line.place))
             size += len(topk.ids) + len(topk.token_ids)

@@ -121,8 +121,15 @@ class Cache:
         size, counts = vocabulary.tokenizer_vocab_size or 0, np.diff(topk.starts)
         largest = topk.token_ids.copy()
         np.maximum.at(largest, rows_of(topk.starts), topk.ids)
-        for where, key, stated in self._stated():
-            is_width = key in ("vocab_size", "d")
+        told = [("the footer", key, self.about.get(key)) for key in ("k", "vocab_size")]
+        told += [(distillkit.CONFIG, "d", str(self.config.d))] if self.config is not None else []
+        for where, key, number in told:
+            if number is None:
+                continue
+            if not (number.isascii() and number.isdecimal()):
+                problem = f"its footer has {key}={number}, which is not a number"
+                raise cache_error(self.path, problem, _FOOTER_HINT)
+            stated, is_width = int(number), key != "k"
             values = largest if is_width else counts
             wrong = values >= stated if is_width else values > stated
             what = "it has the id {}" if is_width else "a row has {} candidates"
@@ -132,22 +139,6 @@ class Cache:
                 raise cache_error(self.path, problem, "give the model that made these ids")
         stated_sums = "the footer has normalized=topk"
         _require(documents, is_off, "its probabilities sum to {:.4g}", sums, stated_sums)
-
-    def _stated(self) -> Iterator[tuple[str, str, int]]:
-        """Yield the numbers that it says of itself, and where.
-
-        Raises:
-            XtokError: for a number of the footer that is none.
-        """
-        for key in ("k", "vocab_size"):
-            value = self.about.get(key)
-            if value is not None:
-                if not (value.isascii() and value.isdecimal()):
-                    problem = f"its footer has {key}={value}, which is not a number"
-                    raise cache_error(self.path, problem, _FOOTER_HINT)
-                yield "the footer", key, int(value)
-        if self.config is not None:
-            yield distillkit.CONFIG, "d", self.config.d
 
 
 def _require(
@@ -189,19 +180,15 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             problem = f"its footer has {key}={about[key]}, and {' or '.join(values)} is read"
             raise cache_error(path, problem, "write it as this version of xtok does")
     temperature = about.get("temperature", "1")
-    if not is_one(temperature):
+    try:
+        is_one = float(temperature) == 1
+    except ValueError:
+        is_one = False
+    if not is_one:
         problem = f"its footer has temperature={temperature}, and only 1 is read"
         raise cache_error(path, problem, "store log-probabilities at temperature 1")
     config = distillkit.compression_of(path, schema.names) if kind == "distillkit" else None
     return Cache(path=path, kind=kind, about=about, config=config)
-
-
-def is_one(number: str) -> bool:
-    """Whether text is the number 1."""
-    try:
-        return float(number) == 1
-    except ValueError:
-        return False
 
 
 def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
@@ -231,32 +218,28 @@ def read_cache(
         XtokError: if the file is damaged, or not what its format demands.
     """
     with reading(cache.path, "the cache"):
-        if shard.format == "parquet":
-            yield from _parquet(cache, shard, candidates)
-        else:
+        if shard.format != "parquet":
             yield from read_answers(shard, cache.kind, candidates)
-
-
-def _parquet(cache: Cache, shard: Shard, candidates: int) -> Iterator[tuple[Documents, int]]:
-    file = parquet_file(shard.path, buffer_size=1 << 20)
-    about = file.metadata
-    stop = about.num_row_groups if shard.stop is None else shard.stop
-    for group in range(shard.start, stop):
-        first = sum(about.row_group(before).num_rows for before in range(group))
-        # Of a damaged footer, `column` below ends the process (pyarrow 26); reading is an error.
-        next(file.iter_batches(1, row_groups=[group], use_threads=False), None)
-        part = about.row_group(group)
-        values = max(part.column(i).num_values for i in range(part.num_columns))
-        at_once = max(1, part.num_rows * candidates // max(1, values))
-        for batch in file.iter_batches(at_once, row_groups=[group], use_threads=False):
-            places = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
-            if cache.kind == "neutral":
-                documents = neutral.read(batch, places)
-            else:
-                projected = cache.is_projected
-                documents = distillkit.read(batch, places, cache.config, is_projected=projected)
-            yield documents, shard.size * len(batch) // max(1, part.num_rows)
-            first += len(batch)
+            return
+        file = parquet_file(shard.path, buffer_size=1 << 20)
+        about = file.metadata
+        stop = about.num_row_groups if shard.stop is None else shard.stop
+        for group in range(shard.start, stop):
+            first = sum(about.row_group(before).num_rows for before in range(group))
+            # Of a damaged footer, `column` below ends the process (pyarrow 26); reading raises.
+            next(file.iter_batches(1, row_groups=[group], use_threads=False), None)
+            part = about.row_group(group)
+            values = max(part.column(i).num_values for i in range(part.num_columns))
+            at_once = max(1, part.num_rows * candidates // max(1, values))
+            for batch in file.iter_batches(at_once, row_groups=[group], use_threads=False):
+                places = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
+                if cache.kind == "neutral":
+                    rows = neutral.read(batch, places)
+                else:
+                    of_ours = cache.is_projected
+                    rows = distillkit.read(batch, places, cache.config, is_projected=of_ours)
+                yield rows, shard.size * len(batch) // max(1, part.num_rows)
+                first += len(batch)
 
 
 WRITERS: Mapping[CacheFormat, Callable[[Documents, Target], Any]] = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok._lib.topk import TopK, candidates_of
 from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, Documents, cache_error
-from xtok.teachers.formats.flat_values import Bounds, flat_lists, place_of
+from xtok.teachers.formats.flat_values import Bounds, flat_numbers, place_of
 
 PAD = -1e4
 """What fills a row for readers that want rows of one width, and make NaN of −inf."""
@@ -46,10 +46,32 @@ class CacheColumns:
     def flat_lists(
         self, name: str, depth: int, dtype: type, *, optional: bool = False
     ) -> tuple[list[Bounds], NDArray[Any]]:
-        """Return a column as `flat_values.flat_lists` does."""
-        return flat_lists(
-            self.batch.column(name), name, depth, dtype, self.places, optional=optional
-        )
+        """Return the bounds of a column's lists, the outermost first, and their flat values.
+
+        A list that is null has no values.
+
+        Args:
+            name: of a column with a list per document; with a depth of 2, one per token of it.
+            depth: how many lists are within each other.
+            dtype: as `flat_numbers` takes it.
+            optional: whether a float may be null.
+
+        Raises:
+            XtokError: if it holds other lists, and as `flat_numbers` does.
+        """
+        import pyarrow.compute
+
+        array, levels, types = self.batch.column(name), list[Bounds](), pyarrow.types
+        for _ in range(depth):
+            kinds = types.is_list, types.is_large_list, types.is_fixed_size_list
+            if not any(is_list(array.type) for is_list in kinds):
+                kind = f"{'lists of ' * len(levels)}{array.type}"
+                problem = f"its {name} are {kind}, not {'lists of ' * depth}numbers"
+                raise cache_error(self.places[0], problem, AGAIN_HINT)
+            sizes = pyarrow.compute.list_value_length(array).fill_null(0)
+            levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
+            array = array.flatten()
+        return levels, flat_numbers(array, name, dtype, self.places, levels, optional=optional)
 
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
         """Return an optional column of a value per token; None if there is none.

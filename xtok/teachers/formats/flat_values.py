@@ -26,48 +26,6 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 _WORDS = {np.float32: "numbers", np.bool_: "true or false"}  # the others are integers
 
 
-def flat_lists(
-    array: Any,
-    name: str,
-    depth: int,
-    dtype: type,
-    places: Sequence[object],
-    *,
-    optional: bool = False,
-) -> tuple[list[Bounds], NDArray[Any]]:
-    """Return the bounds of a column's lists, the outermost first, and their flat values.
-
-    A list that is null has no values.
-
-    Args:
-        array: a pyarrow array, a list per document; with a depth of 2, one per token of it.
-        name: what errors call it.
-        depth: how many lists are within each other.
-        dtype: as `flat_numbers` takes it.
-        places: the documents', at least one, as errors name them.
-        optional: whether a float may be null.
-
-    Raises:
-        XtokError: if it holds other lists, and as `flat_numbers` does.
-    """
-    import pyarrow.compute
-
-    levels: list[Bounds] = []
-    for _ in range(depth):
-        types = pyarrow.types
-        if not any(
-            is_list(array.type)
-            for is_list in (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        ):
-            kind = f"{'lists of ' * len(levels)}{array.type}"
-            problem = f"its {name} are {kind}, not {'lists of ' * depth}numbers"
-            raise cache_error(places[0], problem, AGAIN_HINT)
-        sizes = pyarrow.compute.list_value_length(array).fill_null(0)
-        levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
-        array = array.flatten()
-    return levels, flat_numbers(array, name, dtype, places, levels, optional=optional)
-
-
 def json_document(
     token_ids: Any,
     counts: list[int],

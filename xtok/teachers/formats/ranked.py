@@ -16,20 +16,20 @@ MIN_REST = 2.0**-24
 """The least share that tokens outside the candidates have together: none is impossible."""
 
 
-class Scores(NamedTuple):
-    """What the teacher says of one sequence of the student's; row 0 is empty."""
+class RankedTopK(NamedTuple):
+    """Predictions of one sequence, and the rank of each of its tokens; row 0 is empty."""
 
     topk: TopK  # one document; `realized_logprob` is finite from the second token on
     ranks: NDArray[np.int64]  # [S], of each token itself
 
 
-def scores_of(
+def ranked_topk(
     ids: Sequence[int],
     rows: Sequence[Mapping[int, Any]],
     logprobs: Sequence[float],
     ranks: Sequence[int],
     own: Sequence[float] | None = None,
-) -> Scores:
+) -> RankedTopK:
     """Return a server's rows of candidates by id, and the log-probabilities of all.
 
     Args:
@@ -60,10 +60,10 @@ def scores_of(
         np.array(ids, np.int32), np.array([0, len(ids)]), starts, candidates.astype(np.int32),
         values, unknown, realized,
     )  # fmt: skip
-    return Scores(topk, np.array(ranks, np.int64))
+    return RankedTopK(topk, np.array(ranks, np.int64))
 
 
-def completed(scores: Scores, vocab_size: int) -> Scores:
+def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
     """Return scores with a value for each token after the first.
 
     One that no model said one of, as where a server writes −9999, has that of the tokens that are
@@ -76,17 +76,17 @@ def completed(scores: Scores, vocab_size: int) -> Scores:
     return scores._replace(topk=topk._replace(realized_logprob=realized.astype(np.float32)))
 
 
-def ranked(topk: TopK) -> Scores:
+def ranked(topk: TopK) -> RankedTopK:
     """Return a document's predictions with the rank of each token among the candidates."""
     row_of = rows_of(topk.starts)
     is_better = topk.logprobs > topk.realized_logprob[row_of]
     is_better &= topk.ids != topk.token_ids[row_of]
     ranks = np.bincount(row_of, is_better, len(topk.token_ids)).astype(np.int64) + 1
-    return Scores(topk, ranks)
+    return RankedTopK(topk, ranks)
 
 
 def ranked_entries(
-    scores: Scores, top_k: int, vocab_size: int
+    scores: RankedTopK, top_k: int, vocab_size: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return candidates as servers write them: the token itself, then the `top_k` best of each row.
 
@@ -155,7 +155,7 @@ def _fill_short_rows(
 
 
 def logprobs_of_ids(
-    scores: Scores, wanted: Sequence[Sequence[int]], vocab_size: int
+    scores: RankedTopK, wanted: Sequence[Sequence[int]], vocab_size: int
 ) -> list[list[float]]:
     """Return the log-probabilities of the wanted ids of each row."""
     topk = scores.topk

@@ -15,7 +15,7 @@ from xtok._lib.known_logprobs import without_null
 from xtok._lib.topk import TopK
 from xtok.teachers.formats.documents import cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
-from xtok.teachers.formats.ranked import Scores, ranked_entries, scores_of
+from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 ROUTE = "/generate"
 MORE = "let it give {}"
@@ -88,7 +88,7 @@ def request(model: str, ids: Sequence[int], top_k: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_response(content: bytes, ids: Sequence[int]) -> Scores:
+def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     """Return what a server says of the ids that it was asked for; nothing is checked but types.
 
     Raises:
@@ -118,7 +118,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
         kept.append(row)
     values = without_null(chain.from_iterable(row.values() for row in kept))
     own_values = without_null(own[0] for own in about.input_token_logprobs)
-    return scores_of(ids, kept, values, ranks, own_values)
+    return ranked_topk(ids, kept, values, ranks, own_values)
 
 
 def token_names(value: Any, ids: Sequence[int]) -> list[Any]:
@@ -127,7 +127,7 @@ def token_names(value: Any, ids: Sequence[int]) -> list[Any]:
 
 
 def response_rows(
-    scores: Scores, top_k: int, vocab_size: int
+    scores: RankedTopK, top_k: int, vocab_size: int
 ) -> list[list[tuple[float, int, None]]]:
     """Return the `input_top_logprobs` that a server answers with, that of the first token too."""
     all_ids, logprobs, ranks, _ = ranked_entries(scores, top_k, vocab_size)

@@ -12,7 +12,7 @@ from xtok._lib.known_logprobs import without_null
 from xtok._lib.topk import TopK
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
-from xtok.teachers.formats.ranked import Scores, ranked_entries, scores_of
+from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 if TYPE_CHECKING:
     from xtok.teachers.formats.structs import VllmEntry
@@ -46,16 +46,12 @@ def read(answer: Mapping[str, Any], place: object) -> TopK:
             if [*map(str, of_row)] != [*map(str, candidates)]:  # as "+1", " 1" or "1_0"
                 raise ValueError("no id")
             ids += of_row
-            logprobs += [_logprob(entry) for entry in candidates.values()]
+            logprobs += [e["logprob"] if isinstance(e, dict) else e for e in candidates.values()]
             counts.append(len(candidates))
     except MALFORMED as error:
         where = f"{place}, position {len(counts)}"
         raise cache_error(where, "its prompt_logprobs are not vLLM's", _ASK) from error
     return json_document(answer["prompt_token_ids"], counts, ids, logprobs, place, _ASK)
-
-
-def _logprob(entry: Any) -> Any:
-    return entry["logprob"] if isinstance(entry, dict) else entry
 
 
 def _unflattened(flat: Mapping[str, Any], place: object) -> list[dict[int, Any]]:
@@ -145,7 +141,7 @@ def request(model: str, ids: Sequence[int], top_k: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_response(content: bytes, ids: Sequence[int]) -> Scores:
+def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     """Return what a server says of the ids that it was asked for; nothing is checked but types.
 
     Raises:
@@ -166,7 +162,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> Scores:
     values = without_null(entry.logprob for entry in entries_of)
     realized = [row.get(i) for i, row in zip(ids, kept, strict=False)]
     ranks = [(entry.rank or 0) if entry else 0 for entry in realized]
-    return scores_of(ids, kept, values, ranks)
+    return ranked_topk(ids, kept, values, ranks)
 
 
 def token_names(value: Any, ids: Sequence[int]) -> list[Any]:
@@ -176,7 +172,9 @@ def token_names(value: Any, ids: Sequence[int]) -> list[Any]:
     return [entry.get("decoded_token") for entry in found]
 
 
-def response_rows(scores: Scores, top_k: int, vocab_size: int) -> list[dict[int, VllmEntry] | None]:
+def response_rows(
+    scores: RankedTopK, top_k: int, vocab_size: int
+) -> list[dict[int, VllmEntry] | None]:
     """Return the `prompt_logprobs` that a server answers with."""
     from xtok.teachers.formats.structs import VllmEntry
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -12,6 +15,7 @@ from xtok.conversation import render
 from xtok.errors import XtokError, install_hint
 from xtok.maps.given import MapLike
 from xtok.teachers.back_map import bind_back_map, kept_back_map
+from xtok.teachers.translator import Translator
 from xtok.tokenizers.pairs import Pair
 
 NEEDED = "starlette uvicorn httpx msgspec prometheus-client"
@@ -56,8 +60,8 @@ def serve(
             template takes no system text.
     """
     try:
-        from xtok.teachers.serving import server
-        from xtok.teachers.translator import Translator
+        from xtok.teachers.serving.server import Proxy, bound, is_here, run
+        from xtok.teachers.serving.teacher import TeacherServer
     except ImportError as error:
         raise XtokError(
             f"a server needs the package {error.name}, which is not installed",
@@ -73,19 +77,46 @@ def serve(
             if error.parameter:
                 error.renamed("teacher_template")
             raise
-    with server.bound(config.host, config.port) as opened:
-        pair, given = bind_back_map(pair, back_map, note)
+    own_key, teacher_key = (_key(config, name) for name in ("api_key", "teacher_api_key"))
 
-        def make_translator() -> Translator:
-            return Translator(
-                pair,
-                given or kept_back_map(pair, progress, note),
-                templates=(student_template, teacher_template),
-                chat=config.chat,
+    async def answer(opened: socket.socket) -> None:
+        host, port = opened.getsockname()[:2]
+        if not own_key and not is_here(host):
+            note(
+                f"anybody who can reach {host} can send requests: set XTOK_API_KEY to a key that "
+                "clients send"
             )
-
-        asyncio.run(
-            server.serve(
-                pair, teacher_url, config, opened, make_translator, teacher_system, note, on_ready
-            )
+        asked = TeacherServer(
+            teacher_url, teacher, api_key=teacher_key, concurrency=config.concurrency
         )
+        async with aclosing(asked):
+            await asked.begin(config.candidates, config.wait, note, pair.tokenizers[0])
+            projection = given or kept_back_map(pair, progress, note)
+            templates = student_template, teacher_template
+            translator = Translator(pair, projection, templates=templates, chat=config.chat)
+            proxy = Proxy(
+                translator, asked, api_key=own_key, teacher_system=teacher_system, note=note
+            )
+            await proxy.warm_up()
+            note(
+                f"{pair.teacher.model_id} at {asked.url} ({asked.kind}, {asked.candidates} "
+                f"candidates per token) is answered in the tokens of {pair.student.model_id}"
+            )
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            await run(proxy, opened, lambda: on_ready(url))
+
+    with bound(config.host, config.port) as opened:
+        pair, given = bind_back_map(pair, back_map, note)
+        asyncio.run(answer(opened))
+
+
+def _key(config: ServeConfig, parameter: str) -> str | None:
+    """Return a key, by default from the environment; one that no header can hold is an error."""
+    key: str | None = getattr(config, parameter) or os.environ.get(f"XTOK_{parameter.upper()}")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise XtokError(
+            "a key has a space or line break at an end, or characters that no header can hold",
+            hint=f"give {{option}} or XTOK_{parameter.upper()} without",
+            parameter=parameter,
+        )
+    return key

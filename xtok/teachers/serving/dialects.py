@@ -16,7 +16,7 @@ import numpy as np
 from xtok._lib.keys import unique_keys
 from xtok.config import MAX_ENTRIES
 from xtok.teachers.formats import sglang, vllm
-from xtok.teachers.formats.ranked import Scores, logprobs_of_ids
+from xtok.teachers.formats.ranked import RankedTopK, logprobs_of_ids
 from xtok.tokenizers.display import shorten
 from xtok.tokenizers.table import Vocabulary
 
@@ -46,9 +46,8 @@ class Asked:
 
     sequences: list[list[int]]
     top_k: int
-    write: Callable[
-        [Sequence[Scores], Vocabulary, int], bytes
-    ]  # the student's, the request's number
+    # of what is said of each, the student's vocabulary, and the request's number
+    write: Callable[[Sequence[RankedTopK], Vocabulary, int], bytes]
     about: Common
     unread: Sequence[str] = ()  # its fields that ask for something, and that nobody reads
     num_chosen: int = 0  # how many ids of each place are chosen by the request itself
@@ -120,7 +119,7 @@ def completions(body: bytes) -> Asked:
     sequences, _ = _split(asked.prompt, "prompt")
     top_k = _checked_top_k(asked.prompt_logprobs)
 
-    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
         size = sum(map(len, sequences))
         rows = [vllm.response_rows(one, top_k, student.vocab_size) for one in scores]
         choices = [
@@ -165,14 +164,12 @@ def inference(body: bytes) -> Asked:
     """Read `POST /inference/v1/generate`."""
     asked, unread = _read(body, _TokensRequest)
     sampling, ids = asked.sampling_params, asked.token_ids
-    wanted: list[list[int]] = []
-    if sampling.prompt_logprob_token_ids is None:
-        top_k = _checked_top_k(sampling.prompt_logprobs)
-    else:
-        top_k = _checked_top_k(sampling.prompt_logprobs or 0)
-        wanted = _wanted_ids(sampling, len(ids))
+    asked_k, wanted = sampling.prompt_logprobs, list[list[int]]()
+    if sampling.prompt_logprob_token_ids is not None:
+        asked_k, wanted = asked_k or 0, _wanted_ids(sampling, len(ids))
+    top_k = _checked_top_k(asked_k)
 
-    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
         [one] = scores
         answer: dict[str, Any] = {
             "request_id": f"generate-tokens-{number}", "prompt_logprobs": None,
@@ -208,7 +205,7 @@ def _wanted_ids(sampling: _Sampling, count: int) -> list[list[int]]:
     return [*repeat([], start + 1), *rows]
 
 
-def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary, first: int) -> str:
+def _npy(one: RankedTopK, wanted: list[list[int]], student: Vocabulary, first: int) -> str:
     """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`.
 
     Its first row is that of the token `first`.
@@ -223,7 +220,7 @@ def _npy(one: Scores, wanted: list[list[int]], student: Vocabulary, first: int) 
 
 
 def _chosen_logprobs(
-    one: Scores, wanted: list[list[int]], student: Vocabulary, lowest: int = 0
+    one: RankedTopK, wanted: list[list[int]], student: Vocabulary, lowest: int = 0
 ) -> list[list[float]]:
     outside = [i for row in wanted for i in row if not lowest <= i < student.vocab_size]
     if outside:
@@ -267,10 +264,10 @@ def generate(body: bytes) -> Asked:
     shortest = min(map(len, sequences), default=0)
     if asked.logprob_start_len >= max(1, shortest):
         raise BadRequest(f"logprob_start_len: {asked.logprob_start_len}, of {shortest} tokens")
-    top_k = _valid_top_k(asked.top_logprobs_num, "top_logprobs_num")
+    top_k = _checked_top_k(asked.top_logprobs_num, "top_logprobs_num")
     rows = _chosen_ids(asked, sequences)
 
-    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
         answers = [
             _sglang_answer(f"{number}-{n}", one, student, asked, wanted)
             for n, (one, wanted) in enumerate(zip(scores, rows, strict=True))
@@ -301,7 +298,7 @@ def _chosen_ids(
 
 def _sglang_answer(
     name: str,
-    one: Scores,
+    one: RankedTopK,
     student: Vocabulary,
     asked: _GenerateRequest,
     wanted: list[list[int]] | None,
@@ -340,7 +337,7 @@ def _demo(body: bytes) -> Asked:
         raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
     top_k = _checked_top_k(asked.prompt_logprobs)
 
-    def write(scores: Sequence[Scores], student: Vocabulary, number: int) -> bytes:
+    def write(scores: Sequence[RankedTopK], student: Vocabulary, number: int) -> bytes:
         rows = [
             {i: entry.logprob for i, entry in (row or {}).items()} or None
             for row in vllm.response_rows(scores[0], top_k, student.vocab_size)
@@ -388,14 +385,10 @@ def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]
     return [*given], False  # type: ignore[list-item]
 
 
-def _checked_top_k(top_k: int | None) -> int:
-    """Return how many candidates a request of vLLM's wants."""
+def _checked_top_k(top_k: int | None, field: str = "prompt_logprobs") -> int:
+    """Return how many candidates a request wants; vLLM's may say none."""
     if top_k is None:
-        raise BadRequest("prompt_logprobs: this server only scores, so ask for them")
-    return _valid_top_k(top_k, "prompt_logprobs")
-
-
-def _valid_top_k(top_k: int, field: str) -> int:
+        raise BadRequest(f"{field}: this server only scores, so ask for them")
     if not 0 <= top_k <= MAX_ENTRIES:
         raise BadRequest(f"{field}: {top_k} is not in 0..{MAX_ENTRIES}")
     return top_k

@@ -6,14 +6,14 @@ import asyncio
 import errno
 import hmac
 import itertools
-import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,13 +29,11 @@ from starlette.types import Receive, Scope, Send
 
 from xtok._lib.progress import Note, silent_note
 from xtok._lib.topk import joined, split, within
-from xtok.config import ServeConfig
 from xtok.errors import XtokError
-from xtok.teachers.formats.ranked import Scores, ranked
+from xtok.teachers.formats.ranked import RankedTopK, ranked
 from xtok.teachers.serving.dialects import (
     Asked,
     BadRequest,
-    Common,
     UnknownModel,
     completions,
     error_body,
@@ -45,7 +43,6 @@ from xtok.teachers.serving.dialects import (
 )
 from xtok.teachers.serving.teacher import PROBE, TeacherError, TeacherServer
 from xtok.tokenizers.display import shorten
-from xtok.tokenizers.pairs import Pair
 
 if TYPE_CHECKING:
     from xtok.teachers.translator import SharedText, Translator
@@ -64,6 +61,11 @@ _BACKLOG = 2048
 """Connections that may wait to be accepted, as uvicorn has it."""
 
 Parser = Callable[[bytes], Asked]
+_PARSERS: dict[str, Parser] = {
+    "/v1/completions": completions,
+    "/generate": generate,
+    "/inference/v1/generate": inference,
+}
 
 
 class Metrics:
@@ -71,40 +73,27 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
-        make: Any = {"registry": self.registry, "namespace": "xtok"}
-        self.requests = prometheus.Counter(
-            "requests", "Requests for log-probabilities.", ["route", "status"], **make
-        )
-        self.tokens = prometheus.Counter("tokens", "Tokens that were scored.", ["side"], **make)
-        self.teacher = prometheus.Summary(
-            "teacher_seconds", "What the teacher's server took for a sequence.", **make
-        )
-        self.own = prometheus.Summary(
-            "own_seconds", "What projecting took, for the sequences that waited.", **make
-        )
-        self.sequences = prometheus.Counter(
-            "sequences", "Sequences, by whether they were read as conversations.", ["chat"], **make
-        )
-        self.rest = prometheus.Summary(
-            "rest", "The share of each prediction that is not known.", **make
-        )
-
-    def text(self) -> bytes:
-        """Return all of it, as Prometheus reads it."""
-        text: bytes = prometheus.generate_latest(self.registry)
-        return text
+        counter = partial(prometheus.Counter, registry=self.registry, namespace="xtok")
+        summary = partial(prometheus.Summary, registry=self.registry, namespace="xtok")
+        by_chat = "Sequences, by whether they were read as conversations."
+        self.requests = counter("requests", "Requests for log-probabilities.", ["route", "status"])
+        self.tokens = counter("tokens", "Tokens that were scored.", ["side"])
+        self.sequences = counter("sequences", by_chat, ["chat"])
+        self.teacher = summary("teacher_seconds", "What the teacher's server took for a sequence.")
+        self.own = summary("own_seconds", "What projecting took, for the sequences that waited.")
+        self.rest = summary("rest", "The share of each prediction that is not known.")
 
 
 def score(
-    translator: Translator, texts: Sequence[SharedText], answers: Sequence[Scores], top_k: int
-) -> list[Scores]:
+    translator: Translator, texts: Sequence[SharedText], answers: Sequence[RankedTopK], top_k: int
+) -> list[RankedTopK]:
     """Return what a teacher says of texts, on the student's tokens; a value for each but the first.
 
     Of equal tokenizers that read the same, answers stay the same, but for ids beyond the student's
     width, which a wider teacher's padding has.
     """
     width = translator.pair.student.vocab_size
-    scores = dict[int, Scores]()
+    scores = dict[int, RankedTopK]()
     for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         if translator.is_same and len(text.ids) == len(text.teacher_ids):
             cut = within(answer.topk, width)
@@ -121,9 +110,9 @@ class _WaitingSequence(NamedTuple):
     """A sequence that the teacher's server has scored, and that a request waits for."""
 
     text: SharedText
-    answer: Scores  # the teacher's
+    answer: RankedTopK  # the teacher's
     top_k: int  # candidates that it needs
-    future: asyncio.Future[Scores]  # the answer in the student's tokens
+    future: asyncio.Future[RankedTopK]  # the answer in the student's tokens
 
 
 class RequestQueue:
@@ -135,9 +124,9 @@ class RequestQueue:
         self._waiting: list[_WaitingSequence] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def __call__(self, text: SharedText, answer: Scores, top_k: int) -> Scores:
+    async def __call__(self, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
         """Return a teacher's answer in the student's tokens."""
-        future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[RankedTopK] = asyncio.get_running_loop().create_future()
         self._waiting.append(_WaitingSequence(text, answer, top_k, future))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -175,7 +164,7 @@ class RequestQueue:
         self._waiting = left
         return batch
 
-    def _project(self, batch: Sequence[_WaitingSequence]) -> list[Scores]:
+    def _project(self, batch: Sequence[_WaitingSequence]) -> list[RankedTopK]:
         begin = time.perf_counter()
         texts, answers, tops, _ = zip(*batch, strict=True)
         scores = score(self._translator, texts, answers, tops[0])
@@ -215,32 +204,29 @@ class Proxy:
 
     def app(self) -> Starlette:
         """Return the routes."""
-
-        def scoring(path: str, parse: Parser) -> Route:
-            async def endpoint(request: Request) -> Response:
-                return await self._scored(request, parse)
-
-            return Route(path, endpoint, methods=["POST"])
-
-        app = Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/metrics", self._metrics),
-                Route("/v1/models", self._models),
-                scoring("/v1/completions", completions),
-                scoring("/generate", generate),
-                scoring("/inference/v1/generate", inference),
-            ]
-        )
+        routes = [
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/v1/models", self._models),
+        ]
+        for path, parse in _PARSERS.items():
+            routes.append(Route(path, partial(self._scored, parse=parse), methods=["POST"]))
+        app = Starlette(routes=routes)
         app.add_middleware(AtTheDoor, is_stopping=lambda: self.is_stopping())
         return app
 
     async def warm_up(self) -> None:
-        """Score a text once, so that kernels are compiled before the first request."""
+        """Score a text once, so that kernels are compiled before the first request.
+
+        Raises:
+            XtokError: if it cannot be scored.
+        """
         ids = self.translator.student.segment(PROBE)
-        asked = Asked([ids], 1, lambda *_: b"", Common())
-        [spelled] = self._spelled([ids])
-        await self._score(spelled, asked)
+        try:
+            [spelled] = self._spelled([ids])
+            await self._score(spelled, 1)
+        except (TeacherError, BadRequest) as error:
+            raise self.teacher.unusable(error) from error
 
     # Routes
 
@@ -251,7 +237,8 @@ class Proxy:
         return Response(status_code=200)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        text = prometheus.generate_latest(self.metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         if problem := self._refused(request):
@@ -269,17 +256,14 @@ class Proxy:
             except BadRequest as error:
                 response = _error(error.status, str(error))
             except TeacherError as error:
-                response = self._of_teacher(error)
+                whose = f"the teacher's server at {self.teacher.url}"
+                response = _error(400 if error.is_request else 502, f"{whose}: {error}")
             except ClientDisconnect:
                 response = Response(status_code=499)
             except asyncio.CancelledError:  # by a second signal
                 response = _error(503, "the server was stopped")
         self.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
-
-    def _of_teacher(self, error: TeacherError) -> Response:
-        whose = f"the teacher's server at {self.teacher.url}"
-        return _error(400 if error.is_request else 502, f"{whose}: {error}")
 
     def _refused(self, request: Request) -> Response | None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -301,7 +285,8 @@ class Proxy:
             )
         for name in asked.unread:
             self._tell_once(name, f"a request has {name}, which this server does not use")
-        tasks = [asyncio.create_task(self._score(one, asked)) for one in spelled]
+        scored = (self._score(one, asked.top_k, asked.num_chosen) for one in spelled)
+        tasks = [asyncio.create_task(one) for one in scored]
         try:
             scores = await asyncio.gather(*tasks)
         finally:
@@ -357,13 +342,12 @@ class Proxy:
                 )
         return spelled
 
-    async def _score(self, spelled: SharedText, asked: Asked) -> Scores:
-        begin = time.perf_counter()
-        top_k = max(asked.top_k, self.teacher.candidates)
-        answer = await self.teacher.score(spelled.teacher_ids.tolist(), top_k)
+    async def _score(self, spelled: SharedText, top_k: int, num_chosen: int = 0) -> RankedTopK:
+        begin, told = time.perf_counter(), self.teacher.candidates
+        answer = await self.teacher.score(spelled.teacher_ids.tolist(), max(top_k, told))
         self.metrics.teacher.observe(time.perf_counter() - begin)
-        most = max(asked.top_k + 1, self.teacher.candidates)
-        scores = await self._queue(spelled, answer, 16 * most if asked.num_chosen else most)
+        most = max(top_k + 1, told)
+        scores = await self._queue(spelled, answer, 16 * most if num_chosen else most)
         self.metrics.tokens.labels("student").inc(len(spelled.ids))
         self.metrics.tokens.labels("teacher").inc(len(spelled.teacher_ids))
         rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)
@@ -534,54 +518,3 @@ async def run(proxy: Proxy, opened: socket.socket, on_ready: Callable[[], object
         await asyncio.wait({task})
         return
     await task
-
-
-def _key(given: str | None, parameter: str) -> str | None:
-    """Return a key, by default from the environment; one that no header can hold is an error."""
-    key = given or os.environ.get(f"XTOK_{parameter.upper()}")
-    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise XtokError(
-            "a key has a space or line break at an end, or characters that no header can hold",
-            hint=f"give {{option}} or XTOK_{parameter.upper()} without",
-            parameter=parameter,
-        )
-    return key
-
-
-async def serve(
-    pair: Pair,
-    teacher_url: str,
-    config: ServeConfig,
-    opened: socket.socket,
-    make_translator: Callable[[], Translator],
-    teacher_system: str,
-    note: Note,
-    on_ready: Callable[[str], object],
-) -> None:
-    """Find out what the teacher's server is, and answer until a signal; see `xtok.serve`."""
-    own_key = _key(config.api_key, "api_key")
-    teacher_key = _key(config.teacher_api_key, "teacher_api_key")
-    host, port = opened.getsockname()[:2]
-    if not own_key and not is_here(host):
-        note(
-            f"anybody who can reach {host} can send requests: set XTOK_API_KEY to a key that "
-            "clients send"
-        )
-    teacher = TeacherServer(
-        teacher_url, pair.tokenizers[1], api_key=teacher_key, concurrency=config.concurrency
-    )
-    async with aclosing(teacher):
-        await teacher.begin(config.candidates, config.wait, note, pair.tokenizers[0])
-        proxy = Proxy(
-            make_translator(), teacher, api_key=own_key, teacher_system=teacher_system, note=note
-        )
-        try:
-            await proxy.warm_up()
-        except (TeacherError, BadRequest) as error:
-            raise teacher.unusable(error) from error
-        note(
-            f"{pair.teacher.model_id} at {teacher.url} ({teacher.kind}, {teacher.candidates} "
-            f"candidates per token) is answered in the tokens of {pair.student.model_id}"
-        )
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        await run(proxy, opened, lambda: on_ready(url))

@@ -20,7 +20,7 @@ from xtok.errors import XtokError
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.documents import Documents
-from xtok.teachers.formats.ranked import Scores, completed
+from xtok.teachers.formats.ranked import RankedTopK, completed
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.sides import MAX_WIDTH
 
@@ -50,11 +50,7 @@ ENTRY_BYTES = 512
 NOTE_INTERVAL = 30.0
 """Seconds after which it is said again that a server is waited for."""
 
-_BUSY = (
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-)
+_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 
 PROBE = (
     "In 2014, 3,141 people said: “It's été — naïve!”\n\tdef f(x):  return x ** 2  # 東京で\r\n"
@@ -324,7 +320,7 @@ class TeacherServer:
     def _format(self) -> ModuleType:
         return _FORMATS[self.kind]
 
-    async def score(self, ids: Sequence[int], top_k: int) -> Scores:
+    async def score(self, ids: Sequence[int], top_k: int) -> RankedTopK:
         """Return the log-probabilities of ids, and of the best candidates of each place.
 
         Raises:
@@ -342,7 +338,7 @@ class TeacherServer:
             self._note = silent_note
         return scores
 
-    def _read(self, content: bytes, ids: Sequence[int]) -> Scores:
+    def _read(self, content: bytes, ids: Sequence[int]) -> RankedTopK:
         try:
             topk, ranks = self._format.read_response(content, ids)
             answer = Documents(topk, {}, ["its answer"])
@@ -353,7 +349,7 @@ class TeacherServer:
             ) from error
         except XtokError as error:
             raise TeacherError(str(error)) from error
-        return completed(Scores(answer.topk, ranks), len(self.tokenizer.table))
+        return completed(RankedTopK(answer.topk, ranks), len(self.tokenizer.table))
 
     async def _sent(self, method: str, route: str, most: int = 0, **options: Any) -> httpx.Response:
         """Send a request; an answer may have a megabyte more than `most` bytes."""
@@ -406,7 +402,7 @@ class TeacherServer:
         self._connections += event == "connection.connect_tcp.complete"
 
 
-def _widest(scores: Scores) -> int:
+def _widest(scores: RankedTopK) -> int:
     """Return how many of the best candidates a place has at most, the token itself aside."""
     sizes = np.diff(scores.topk.starts)
     return int((sizes - (scores.ranks >= sizes)).max(initial=0))
