@@ -9,13 +9,11 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
 from xtok.alignment.aligner import (
     AlignmentBatch,
     FlatAlignment,
@@ -25,15 +23,12 @@ from xtok.alignment.aligner import (
 )
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import Conversation, plain
-from xtok.conversation.files import chat_record, unread_notes
 from xtok.conversation.teacher_side import (
     SideChat,
     SideText,
     for_each_teacher,
     prompt_of,
     require_used,
-    teachers_chats,
 )
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -41,57 +36,20 @@ from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.chunks import Chunks, NumberedAlignment
-from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
+from xtok.training.rows import IGNORED, check_length, stack
+from xtok.training.samples import (
+    Part,
+    Sample,
+    SampleRow,
+    align_targets,
+    align_texts,
+    cut_rows,
+    parts_of,
+    read_sample,
+    row_of,
+    scored_row,
+)
 from xtok.training.topk_collator import StoredTopK
-
-Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-
-
-class _SampleRow(NamedTuple):
-    """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
-
-    That is a conversation, or a text. Before what both sides read are `num_before` control tokens,
-    and behind these `num_alone` tokens that the teacher alone reads.
-    """
-
-    ids: NDArray[np.int64]
-    is_target: NDArray[np.bool_]
-    conversation: Conversation | None = None
-    text: str | None = None
-    num_before: int = 0
-    own_bos: int = 0  # of the text itself: 1 where it begins with one
-    num_alone: int = 0
-    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # of stretches of targets, where they matter
-
-    @property
-    def begin(self) -> int:
-        """Where what the teacher alone reads stands: behind the beginning of the text."""
-        return self.num_before + self.own_bos
-
-    def behind(self, context: Sequence[int] | NDArray[Any]) -> _SampleRow:
-        """Return the row with more that the teacher alone reads, behind its beginning."""
-        at, size = self.begin, len(context)
-        return self._replace(
-            ids=np.insert(self.ids, at, context),
-            is_target=np.insert(self.is_target, at, [False] * size),
-            num_alone=self.num_alone + size,
-            stops=self.stops + size * (self.stops > at),
-        )
-
-    def read_alone(self) -> _SampleRow:
-        """Return a row of whose prompt the student reads nothing."""
-        places = np.flatnonzero(self.is_target)
-        first = int(places[0]) if len(places) else len(self.ids)
-        return self._replace(num_alone=max(0, first - self.num_before))
-
-    def kept(self, end: int | None) -> NDArray[np.int64]:
-        """Return the places of the tokens that a maximum length keeps, int64.
-
-        What the teacher alone reads is cut first, from its left; then the row, from its right.
-        """
-        excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
-        cut = slice(self.begin, self.begin + excess)
-        return np.delete(np.arange(len(self.ids)), cut)[:end]
 
 
 @dataclass(frozen=True)
@@ -99,10 +57,6 @@ class Samples:
     """What rows of a batch were made of, to compare them with their library's."""
 
     rows: Sequence[SideText | SideChat]
-
-
-Part = tuple[list[int], bool]
-"""Neighbouring tokens that are all targets, or all not."""
 
 
 class DistillationCollator:
@@ -199,7 +153,7 @@ class DistillationCollator:
         rows = [s for s in samples if isinstance(s, Mapping) and "input_ids" in s]
         if len(rows) == len(samples):
             return self._logprob_batch(rows)
-        read = [_read(s, f"sample {n}", len(self.teachers)) for n, s in enumerate(samples)]
+        read = [read_sample(s, f"sample {n}", len(self.teachers)) for n, s in enumerate(samples)]
         of_student, *of_teachers = map(list, zip(*read, strict=True))
         ours = self._rows(self.student, self.student_template, of_student)
         if any(row.is_target.any() and not row.is_target[: self.max_length].any() for row in ours):
@@ -275,7 +229,7 @@ class DistillationCollator:
         ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
         wanted = (mask != 0) & (target != IGNORED)
         rows = [
-            _parts(row[keep], is_target[keep])
+            parts_of(row[keep], is_target[keep])
             for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
         ]
         sides: list[dict[str, Any]] = []
@@ -288,7 +242,7 @@ class DistillationCollator:
             self._warn_of_cuts(teacher, theirs)
             side = _pad(theirs, teacher, self.max_length)
             alignments = [
-                _align_targets(self.aligners[number], _row_of(parts), row, self.max_length)
+                align_targets(self.aligners[number], row_of(parts), row, self.max_length)
                 for parts, row in zip(rows, theirs, strict=True)
             ]
             side["alignment"] = _alignment_of_batch(
@@ -319,14 +273,14 @@ class DistillationCollator:
         [teacher], [aligner] = self.teachers, self.aligners
         for n, row in enumerate(rows):
             require_used(row, f"sample {n}", "input_ids")
-        scored = [_scored_row(row) for row in rows]
+        scored = [scored_row(row) for row in rows]
         theirs = [row for row, _ in scored]
-        parts = [_parts(row.ids, row.is_target) for row in theirs]
+        parts = [parts_of(row.ids, row.is_target) for row in theirs]
         spelled = iter(_spelled(self._to_student, parts))
         ours = []
         for of_row in parts:
             our_parts = [(next(spelled), flag) for _, flag in of_row]
-            ours.append(_row_of(self._with_bos(self.student, our_parts, is_target=True)))
+            ours.append(row_of(self._with_bos(self.student, our_parts, is_target=True)))
         sides_of = self.student, teacher
         alignments = [
             self._align(aligner, sides_of, *both) for both in zip(ours, theirs, strict=True)
@@ -349,7 +303,7 @@ class DistillationCollator:
 
     def _teacher_row(
         self, number: int, parts: list[Part], prompt: Any, context: str | None
-    ) -> _SampleRow:
+    ) -> SampleRow:
         """Return a row as a teacher reads it: with its own prompt, context and beginning."""
         teacher = self.teachers[number]
         bos = teacher.table.roles.get("bos", ())
@@ -359,7 +313,7 @@ class DistillationCollator:
             parts = [(self._prompt_ids(number, prompt), False), *parts]
         if prompt is None or isinstance(prompt, str):
             parts = self._with_bos(teacher, parts, is_target=False)
-        row = _row_of(parts)
+        row = row_of(parts)
         row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
         if prompt is not None:
             row = row.read_alone()
@@ -387,7 +341,7 @@ class DistillationCollator:
         tokenizer: Tokenizer,
         template: str | Path | None,
         samples: Sequence[SideText | SideChat],
-    ) -> list[_SampleRow]:
+    ) -> list[SampleRow]:
         """Return texts and conversations as one side reads them, whole."""
         texts = [s for s in samples if isinstance(s, SideText)]
         encoded = iter(tokenizer.encode_batch([s.text for s in texts]))
@@ -399,7 +353,7 @@ class DistillationCollator:
                 inner = next(encoded)
                 begin, end = tokenizer.table.around(inner, bos=self.bos, eos=self.eos)
                 ids = np.array([*begin, *inner, *end], np.int64)
-                row = _SampleRow(
+                row = SampleRow(
                     ids, np.ones(len(ids), np.bool_), text=sample.text, num_before=len(begin),
                     own_bos=int(bool({*inner[:1]} & {*tokenizer.table.roles.get("bos", ())})),
                 )  # fmt: skip
@@ -409,7 +363,7 @@ class DistillationCollator:
                     shown = sample.render(tokenizer, template)
                 for note in shown.notes:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
-                row = _SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown)
+                row = SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown)
                 if sample.answers is not None:
                     bos = tokenizer.table.roles.get("bos", ())
                     row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
@@ -417,7 +371,7 @@ class DistillationCollator:
                 rows.append(row)
         return rows
 
-    def _warn_of_cuts(self, teacher: Tokenizer, rows: Sequence[_SampleRow]) -> None:
+    def _warn_of_cuts(self, teacher: Tokenizer, rows: Sequence[SampleRow]) -> None:
         """Warn of rows whose teacher's context `max_length` cuts."""
         end, short = self.max_length, []
         for number, row in enumerate(rows):
@@ -432,56 +386,19 @@ class DistillationCollator:
         self,
         aligner: TokenAligner,
         sides_of: tuple[Tokenizer, Tokenizer],
-        ours: _SampleRow,
-        theirs: _SampleRow,
+        ours: SampleRow,
+        theirs: SampleRow,
     ) -> FlatAlignment:
         """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
         if ours.conversation is None or theirs.conversation is None:
             alone = theirs.begin + np.arange(theirs.num_alone)
             shared = theirs._replace(ids=np.delete(theirs.ids, alone))
-            alignment = _align_texts(aligner, sides_of, ours, shared)
+            alignment = align_texts(aligner, sides_of, ours, shared)
             chunk = np.insert(alignment.teacher_chunk_id, theirs.begin, [-1] * len(alone))
             alignment = replace(alignment, teacher_chunk_id=chunk)
         else:
             alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
-        return _cut(alignment, (ours, theirs), (self.max_length, self.max_length))
-
-
-def _cut(
-    alignment: FlatAlignment,
-    rows: tuple[_SampleRow, _SampleRow],
-    ends: tuple[int | None, int | None],
-) -> FlatAlignment:
-    """Cut two whole rows that are aligned; keep the chunks that are all targets, and inside."""
-    both = alignment.student_chunk_id, alignment.teacher_chunk_id
-    sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]
-    kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
-    for row, chunk, places in sides:
-        kept[chunk[~row.is_target]] = False
-        kept[np.delete(chunk, places)] = False
-    kept[-1] = False  # of the tokens that are in no chunk, −1
-    number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-    chunks = [number[chunk[places]] for _, chunk, places in sides]
-    return FlatAlignment(
-        chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
-    )
-
-
-def _scored_row(row: Mapping[str, Any]) -> tuple[_SampleRow, NDArray[np.float32]]:
-    """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
-    ids = read_ids(row["input_ids"], "input_ids")
-    columns = columns_of(row, ("realized_logprob", "loss_mask"))
-    if "realized_logprob" not in columns:
-        raise ValueError("a row of a teacher's input_ids needs their realized_logprob")
-    realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
-    realized = own_logprobs(realized, np.arange(len(ids))[:1])
-    if not np.isnan(realized[:1]).all():
-        raise ValueError(f"realized_logprob begins with a value, and {PREDICTS_FIRST}")
-    if (wrong := realized > STORED_ROUNDING).any():
-        raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
-    is_target = flags(columns, "loss_mask", len(ids))
-    is_target[1:] &= ~np.isnan(realized[1:])
-    return _SampleRow(ids, is_target), realized
+        return cut_rows(alignment, (ours, theirs), (self.max_length, self.max_length))
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
@@ -528,17 +445,6 @@ def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
 
 
-def _row_of(parts: Sequence[Part]) -> _SampleRow:
-    ids = [i for part, _ in parts for i in part]
-    flags = [flag for part, flag in parts for _ in part]
-    ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
-    return _SampleRow(
-        np.array(ids, np.int64),
-        np.array(flags, np.bool_),
-        stops=ends[[flag for _, flag in parts]],
-    )
-
-
 @contextmanager
 def _naming(parameter: str) -> Iterator[None]:
     """Let errors about a template name the collator's own parameter."""
@@ -548,37 +454,6 @@ def _naming(parameter: str) -> Iterator[None]:
         if error.parameter == "template":
             error.renamed(parameter)
         raise
-
-
-def _align_texts(
-    aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: _SampleRow, theirs: _SampleRow
-) -> FlatAlignment:
-    """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
-    by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
-    if ours.text is None or not (by_spans or aligner.is_lossy):
-        return aligner.align_document(ours.ids, theirs.ids)
-    for tokenizer, row in zip(sides, (ours, theirs), strict=True):
-        inner = row.ids[row.num_before :]
-        if tokenizer.table.lengths[inner].sum() < len(ours.text.encode()):
-            name = tokenizer.vocabulary.model_id
-            note = f"{name} has no tokens for some of a text: what is there is in no chunk"
-            warnings.warn(note, stacklevel=5)
-    if not by_spans:
-        return aligner.align_document(ours.ids, theirs.ids)
-    places = [_places(*side) for side in zip(sides, (ours, theirs), strict=True)]
-    return aligner.align_spans(ours.ids, places[0], theirs.ids, places[1])
-
-
-def _places(tokenizer: Tokenizer, row: _SampleRow) -> NDArray[np.int64]:
-    """Return where the tokens of a text begin in its bytes, and the last one ends.
-
-    Control tokens around it have a place each, outside.
-    """
-    encoding = tokenizer.encode(row.text or "")
-    before = np.arange(-row.num_before, 0)
-    num_behind = len(row.ids) - row.num_before - len(encoding.ids)
-    behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
-    return np.concatenate([before, encoding.bounds, behind])
 
 
 def _warn_if_unaligned(
@@ -591,71 +466,10 @@ def _warn_if_unaligned(
         warnings.warn(note, stacklevel=3)
 
 
-def _align_targets(
-    aligner: TokenAligner, ours: _SampleRow, theirs: _SampleRow, end: int | None
-) -> FlatAlignment:
-    """Align a row's targets, each stretch of them alone; the teacher's row ends at `end`.
-
-    Ids that stand for nothing, which a model wider than its tokenizer may write, and unknown tokens
-    are in no chunk.
-    """
-    rows, given = (ours, theirs), []
-    for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
-        is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
-        places = np.flatnonzero(row.is_target & ~is_left_out)
-        given.append((places, np.append(0, np.searchsorted(places, row.stops))))
-    sides = [
-        x for row, (at, bounds) in zip(rows, given, strict=True) for x in (row.ids[at], bounds)
-    ]
-    aligned = aligner.align_ids(*sides)
-    chunks = []
-    for row, (at, _), number in zip(
-        rows, given, aligned.numbers(*(np.diff(bounds) for _, bounds in given)), strict=True
-    ):
-        chunk = np.full(len(row.ids), -1, np.int32)
-        chunk[at] = np.where(number < len(aligned.is_correct), number, -1)
-        chunks.append(chunk)
-    total = np.array([len(aligned.is_correct)])
-    whole = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
-    return _cut(whole, rows, (None, end))
-
-
 def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[int]]:
     """Return the parts of all rows in the other side's tokens."""
     parts = [(ids, not place) for row in rows for place, (ids, _) in enumerate(row)]
     return retokenizer([ids for ids, _ in parts], begins=[begins for _, begins in parts])
-
-
-def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
-    cuts = np.flatnonzero(np.diff(is_target)) + 1
-    flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
-    return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
-
-
-def _read(sample: Sample, place: str, num_teachers: int) -> list[SideText | SideChat]:
-    """Return a text, or a conversation, as the student and each teacher read it."""
-    sample = plain(sample)  # of objects, too
-    fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
-    text = fields.get("text", sample)
-    require_used(fields, place, "text" if isinstance(text, str) else "messages")
-    if isinstance(text, str):
-        for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
-            warnings.warn(note, stacklevel=4)
-        contexts = for_each_teacher(
-            fields.get("teacher_context"), num_teachers, "teacher_context", place
-        )
-        return [SideText(text), *(SideText(text, context or "") for context in contexts)]
-    if text is not sample:
-        raise ValueError(f"a text is {type(text).__name__}, and must be a str")
-    if "messages" in fields:
-        listed = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
-        chat = chat_record(listed, place)
-    elif isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
-        chat = chat_record(list(sample), place)
-    else:
-        problem = "neither a text nor a conversation"
-        raise ValueError(f"a sample is {type(sample).__name__}: {problem}")
-    return [SideChat(chat), *teachers_chats(chat, num_teachers)]
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:
@@ -663,7 +477,7 @@ def _pad_id(tokenizer: Tokenizer) -> int:
     return next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
 
 
-def _pad(rows: Sequence[_SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
+def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
     kept = [row.kept(end) for row in rows]
     given = [*zip(rows, kept, strict=True)]
     labels = [np.where(row.is_target, row.ids, IGNORED)[places] for row, places in given]

@@ -1,0 +1,218 @@
+"""A sample as rows of ids, one for each side, and which of their tokens belong together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok._lib.known_logprobs import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
+from xtok.alignment.aligner import FlatAlignment, TokenAligner
+from xtok.conversation import Conversation, plain
+from xtok.conversation.files import chat_record, unread_notes
+from xtok.conversation.teacher_side import (
+    SideChat,
+    SideText,
+    for_each_teacher,
+    require_used,
+    teachers_chats,
+)
+from xtok.tokenizers import Tokenizer
+from xtok.training.rows import columns_of, flags, read_ids
+
+Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+Part = tuple[list[int], bool]
+"""Neighbouring tokens that are all targets, or all not."""
+
+
+class SampleRow(NamedTuple):
+    """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
+
+    That is a conversation, or a text. Before what both sides read are `num_before` control tokens,
+    and behind these `num_alone` tokens that the teacher alone reads.
+    """
+
+    ids: NDArray[np.int64]
+    is_target: NDArray[np.bool_]
+    conversation: Conversation | None = None
+    text: str | None = None
+    num_before: int = 0
+    own_bos: int = 0  # of the text itself: 1 where it begins with one
+    num_alone: int = 0
+    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # of stretches of targets, where they matter
+
+    @property
+    def begin(self) -> int:
+        """Where what the teacher alone reads stands: behind the beginning of the text."""
+        return self.num_before + self.own_bos
+
+    def behind(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
+        """Return the row with more that the teacher alone reads, behind its beginning."""
+        at, size = self.begin, len(context)
+        return self._replace(
+            ids=np.insert(self.ids, at, context),
+            is_target=np.insert(self.is_target, at, [False] * size),
+            num_alone=self.num_alone + size,
+            stops=self.stops + size * (self.stops > at),
+        )
+
+    def read_alone(self) -> SampleRow:
+        """Return a row of whose prompt the student reads nothing."""
+        places = np.flatnonzero(self.is_target)
+        first = int(places[0]) if len(places) else len(self.ids)
+        return self._replace(num_alone=max(0, first - self.num_before))
+
+    def kept(self, end: int | None) -> NDArray[np.int64]:
+        """Return the places of the tokens that a maximum length keeps, int64.
+
+        What the teacher alone reads is cut first, from its left; then the row, from its right.
+        """
+        excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
+        cut = slice(self.begin, self.begin + excess)
+        return np.delete(np.arange(len(self.ids)), cut)[:end]
+
+
+def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText | SideChat]:
+    """Return a text, or a conversation, as the student and each teacher read it."""
+    sample = plain(sample)  # of objects, too
+    fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
+    text = fields.get("text", sample)
+    require_used(fields, place, "text" if isinstance(text, str) else "messages")
+    if isinstance(text, str):
+        for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
+            warnings.warn(note, stacklevel=4)
+        contexts = for_each_teacher(
+            fields.get("teacher_context"), num_teachers, "teacher_context", place
+        )
+        return [SideText(text), *(SideText(text, context or "") for context in contexts)]
+    if text is not sample:
+        raise ValueError(f"a text is {type(text).__name__}, and must be a str")
+    if "messages" in fields:
+        listed = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
+        chat = chat_record(listed, place)
+    elif isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
+        chat = chat_record(list(sample), place)
+    else:
+        problem = "neither a text nor a conversation"
+        raise ValueError(f"a sample is {type(sample).__name__}: {problem}")
+    return [SideChat(chat), *teachers_chats(chat, num_teachers)]
+
+
+def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
+    """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
+    ids = read_ids(row["input_ids"], "input_ids")
+    columns = columns_of(row, ("realized_logprob", "loss_mask"))
+    if "realized_logprob" not in columns:
+        raise ValueError("a row of a teacher's input_ids needs their realized_logprob")
+    realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
+    realized = own_logprobs(realized, np.arange(len(ids))[:1])
+    if not np.isnan(realized[:1]).all():
+        raise ValueError(f"realized_logprob begins with a value, and {PREDICTS_FIRST}")
+    if (wrong := realized > STORED_ROUNDING).any():
+        raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
+    is_target = flags(columns, "loss_mask", len(ids))
+    is_target[1:] &= ~np.isnan(realized[1:])
+    return SampleRow(ids, is_target), realized
+
+
+def parts_of(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
+    """Return a row cut where targets begin and end."""
+    cuts = np.flatnonzero(np.diff(is_target)) + 1
+    flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
+    return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
+
+
+def row_of(parts: Sequence[Part]) -> SampleRow:
+    """Return the row of the parts, which knows where its stretches of targets end."""
+    ids = [i for part, _ in parts for i in part]
+    flags = [flag for part, flag in parts for _ in part]
+    ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
+    return SampleRow(
+        np.array(ids, np.int64),
+        np.array(flags, np.bool_),
+        stops=ends[[flag for _, flag in parts]],
+    )
+
+
+def align_texts(
+    aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: SampleRow, theirs: SampleRow
+) -> FlatAlignment:
+    """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
+    by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
+    if ours.text is None or not (by_spans or aligner.is_lossy):
+        return aligner.align_document(ours.ids, theirs.ids)
+    for tokenizer, row in zip(sides, (ours, theirs), strict=True):
+        inner = row.ids[row.num_before :]
+        if tokenizer.table.lengths[inner].sum() < len(ours.text.encode()):
+            name = tokenizer.vocabulary.model_id
+            note = f"{name} has no tokens for some of a text: what is there is in no chunk"
+            warnings.warn(note, stacklevel=5)
+    if not by_spans:
+        return aligner.align_document(ours.ids, theirs.ids)
+    places = [_places(*side) for side in zip(sides, (ours, theirs), strict=True)]
+    return aligner.align_spans(ours.ids, places[0], theirs.ids, places[1])
+
+
+def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
+    """Return where the tokens of a text begin in its bytes, and the last one ends.
+
+    Control tokens around it have a place each, outside.
+    """
+    encoding = tokenizer.encode(row.text or "")
+    before = np.arange(-row.num_before, 0)
+    num_behind = len(row.ids) - row.num_before - len(encoding.ids)
+    behind = encoding.bounds[-1] + 1 + np.arange(num_behind)
+    return np.concatenate([before, encoding.bounds, behind])
+
+
+def align_targets(
+    aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
+) -> FlatAlignment:
+    """Align a row's targets, each stretch of them alone; the teacher's row ends at `end`.
+
+    Ids that stand for nothing, which a model wider than its tokenizer may write, and unknown tokens
+    are in no chunk.
+    """
+    rows, given = (ours, theirs), []
+    for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
+        is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
+        places = np.flatnonzero(row.is_target & ~is_left_out)
+        given.append((places, np.append(0, np.searchsorted(places, row.stops))))
+    sides = [
+        x for row, (at, bounds) in zip(rows, given, strict=True) for x in (row.ids[at], bounds)
+    ]
+    aligned = aligner.align_ids(*sides)
+    chunks = []
+    for row, (at, _), number in zip(
+        rows, given, aligned.numbers(*(np.diff(bounds) for _, bounds in given)), strict=True
+    ):
+        chunk = np.full(len(row.ids), -1, np.int32)
+        chunk[at] = np.where(number < len(aligned.is_correct), number, -1)
+        chunks.append(chunk)
+    total = np.array([len(aligned.is_correct)])
+    whole = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
+    return cut_rows(whole, rows, (None, end))
+
+
+def cut_rows(
+    alignment: FlatAlignment,
+    rows: tuple[SampleRow, SampleRow],
+    ends: tuple[int | None, int | None],
+) -> FlatAlignment:
+    """Cut two whole rows that are aligned; keep the chunks that are all targets, and inside."""
+    both = alignment.student_chunk_id, alignment.teacher_chunk_id
+    sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]
+    kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
+    for row, chunk, places in sides:
+        kept[chunk[~row.is_target]] = False
+        kept[np.delete(chunk, places)] = False
+    kept[-1] = False  # of the tokens that are in no chunk, −1
+    number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+    chunks = [number[chunk[places]] for _, chunk, places in sides]
+    return FlatAlignment(
+        chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
+    )
