@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from xtok.alignment.aligner import (
     TokenAligner,
     shift_to_predictions,
 )
-from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation.teacher_side import (
     SideChat,
@@ -41,9 +39,8 @@ from xtok.training.samples import (
     Part,
     Sample,
     SampleRow,
+    align_rows,
     align_targets,
-    align_texts,
-    cut_rows,
     parts_of,
     read_sample,
     row_of,
@@ -161,20 +158,11 @@ class DistillationCollator:
             warnings.warn(note, stacklevel=2)
         batch = _pad(ours, self.student, self.max_length)
         batch |= {"samples": Samples(of_student), "teachers": []}
-        for teacher, template, aligner, given in zip(
-            self.teachers, self.teacher_templates, self.aligners, of_teachers, strict=True
-        ):
-            theirs = self._rows(teacher, template, given)
+        for number, (teacher, given) in enumerate(zip(self.teachers, of_teachers, strict=True)):
+            theirs = self._rows(teacher, self.teacher_templates[number], given)
             self._warn_of_cuts(teacher, theirs)
-            sides = (self.student, teacher)
-            alignments = [
-                self._align(aligner, sides, *rows) for rows in zip(ours, theirs, strict=True)
-            ]
-            side = _pad(theirs, teacher, self.max_length)
-            side["alignment"] = _alignment_of_batch(alignments, batch, side)
-            side["samples"] = Samples(given)
-            _warn_if_unaligned(teacher, batch["labels"], side["alignment"])
-            batch["teachers"].append(side)
+            side = self._side(number, theirs, self._aligned(number, ours, theirs), batch)
+            batch["teachers"].append({**side, "samples": Samples(given)})
         return batch
 
     def from_student_ids(
@@ -232,30 +220,23 @@ class DistillationCollator:
             parts_of(row[keep], is_target[keep])
             for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
         ]
-        sides: list[dict[str, Any]] = []
-        for number, teacher in enumerate(self.teachers):
-            spelled = iter(_spelled(self._retokenizers[number], rows))
-            theirs = []
-            for n, row in enumerate(rows):
-                parts = [(next(spelled), flag) for _, flag in row]
-                theirs.append(self._teacher_row(number, parts, *(each[n][number] for each in own)))
-            self._warn_of_cuts(teacher, theirs)
-            side = _pad(theirs, teacher, self.max_length)
-            alignments = [
-                align_targets(self.aligners[number], row_of(parts), row, self.max_length)
-                for parts, row in zip(rows, theirs, strict=True)
-            ]
-            side["alignment"] = _alignment_of_batch(
-                alignments, {"attention_mask": attention_mask}, side
-            )
-            _warn_if_unaligned(self.teachers[number], labels, side["alignment"])
-            sides.append(side)
         batch: dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "labels": labels,
-            "teachers": sides,
+            "teachers": [],
         }
+        for number, teacher in enumerate(self.teachers):
+            theirs = [
+                self._teacher_row(number, parts, *(each[n][number] for each in own))
+                for n, parts in enumerate(_spelled(self._retokenizers[number], rows))
+            ]
+            self._warn_of_cuts(teacher, theirs)
+            alignments = [
+                align_targets(self.aligners[number], row_of(parts), row, self.max_length)
+                for parts, row in zip(rows, theirs, strict=True)
+            ]
+            batch["teachers"].append(self._side(number, theirs, alignments, batch))
         if (mask[:, :1] == 0).any():
             positions = (attention_mask != 0).long().cumsum(1) - 1
             batch["position_ids"] = positions.clamp(min=0)
@@ -267,54 +248,60 @@ class DistillationCollator:
         The teacher's side has `realized_logprob`, `[B, T]`, of the token at that place; `prepare`
         shifts it. Tokens without a log-probability are in no chunk that counts.
         """
-        if len(self.teachers) > 1:
-            count = len(self.teachers)
+        if (count := len(self.teachers)) != 1:
             raise ValueError(f"rows of log-probabilities are of one teacher, and there are {count}")
-        [teacher], [aligner] = self.teachers, self.aligners
         for n, row in enumerate(rows):
             require_used(row, f"sample {n}", "input_ids")
-        scored = [scored_row(row) for row in rows]
-        theirs = [row for row, _ in scored]
+        theirs, realized = zip(*map(scored_row, rows), strict=True)
         parts = [parts_of(row.ids, row.is_target) for row in theirs]
-        spelled = iter(_spelled(self._to_student, parts))
-        ours = []
-        for of_row in parts:
-            our_parts = [(next(spelled), flag) for _, flag in of_row]
-            ours.append(row_of(self._with_bos(self.student, our_parts, is_target=True)))
-        sides_of = self.student, teacher
-        alignments = [
-            self._align(aligner, sides_of, *both) for both in zip(ours, theirs, strict=True)
+        ours = [
+            row_of(self._with_bos(self.student, of_row, is_target=True))
+            for of_row in _spelled(Retokenizer(self.pairs[0].reversed), parts)
         ]
-        batch, side = (
-            _pad(rows_of_side, tokenizer, self.max_length)
-            for rows_of_side, tokenizer in ((ours, self.student), (theirs, teacher))
-        )
-        side["alignment"] = _alignment_of_batch(alignments, batch, side)
-        _warn_if_unaligned(teacher, batch["labels"], side["alignment"])
-        values = [realized[: self.max_length] for _, realized in scored]
-        side["realized_logprob"] = stack(values, np.nan)
+        batch = _pad(ours, self.student, self.max_length)
+        side = self._side(0, theirs, self._aligned(0, ours, theirs), batch)
+        side["realized_logprob"] = stack([one[: self.max_length] for one in realized], np.nan)
         return {**batch, "teachers": [side]}
 
-    @cached_property
-    def _to_student(self) -> Retokenizer:
-        """Spells the only teacher's tokens in the student's."""
-        [pair] = self.pairs
-        return Retokenizer(pair.reversed)
+    def _side(
+        self,
+        number: int,
+        rows: Sequence[SampleRow],
+        alignments: Sequence[FlatAlignment],
+        batch: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Return a teacher's part of a batch, and warn if none of its targets is in a chunk."""
+        side = _pad(rows, self.teachers[number], self.max_length)
+        side["alignment"] = alignment = _alignment_of_batch(alignments, batch, side)
+        has_targets = bool((batch["labels"] != IGNORED).any())
+        if has_targets and not bool(alignment.pair_valid.any()):
+            name = self.teachers[number].vocabulary.model_id
+            note = f"no chunk of this batch aligns with {name}, which teaches nothing here"
+            warnings.warn(note, stacklevel=3)
+        return side
+
+    def _aligned(
+        self, number: int, ours: Sequence[SampleRow], theirs: Sequence[SampleRow]
+    ) -> list[FlatAlignment]:
+        """Align the whole rows of both sides, and cut them."""
+        aligner, tokenizers = self.aligners[number], self.pairs[number].tokenizers
+        return [
+            align_rows(aligner, tokenizers, rows, self.max_length)
+            for rows in zip(ours, theirs, strict=True)
+        ]
 
     def _teacher_row(
         self, number: int, parts: list[Part], prompt: Any, context: str | None
     ) -> SampleRow:
         """Return a row as a teacher reads it: with its own prompt, context and beginning."""
         teacher = self.teachers[number]
-        bos = teacher.table.roles.get("bos", ())
         if prompt is not None:
             while parts and not parts[0][1]:
                 parts = parts[1:]
             parts = [(self._prompt_ids(number, prompt), False), *parts]
         if prompt is None or isinstance(prompt, str):
             parts = self._with_bos(teacher, parts, is_target=False)
-        row = row_of(parts)
-        row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
+        row = row_of(parts).behind_bos(teacher.table)
         if prompt is not None:
             row = row.read_alone()
         return row.behind(teacher.encode(context).ids) if context else row
@@ -365,9 +352,7 @@ class DistillationCollator:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
                 row = SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown)
                 if sample.answers is not None:
-                    bos = tokenizer.table.roles.get("bos", ())
-                    row = row._replace(num_before=int(np.isin(row.ids[:1], bos).sum()))
-                    row = row.read_alone()
+                    row = row.behind_bos(tokenizer.table).read_alone()
                 rows.append(row)
         return rows
 
@@ -381,24 +366,6 @@ class DistillationCollator:
         if short:
             note = f"max_length {end} cuts what {teacher.vocabulary.model_id} alone reads from its "
             warnings.warn(f"{note}left: {listed(short)}", stacklevel=3)
-
-    def _align(
-        self,
-        aligner: TokenAligner,
-        sides_of: tuple[Tokenizer, Tokenizer],
-        ours: SampleRow,
-        theirs: SampleRow,
-    ) -> FlatAlignment:
-        """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
-        if ours.conversation is None or theirs.conversation is None:
-            alone = theirs.begin + np.arange(theirs.num_alone)
-            shared = theirs._replace(ids=np.delete(theirs.ids, alone))
-            alignment = align_texts(aligner, sides_of, ours, shared)
-            chunk = np.insert(alignment.teacher_chunk_id, theirs.begin, [-1] * len(alone))
-            alignment = replace(alignment, teacher_chunk_id=chunk)
-        else:
-            alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
-        return cut_rows(alignment, (ours, theirs), (self.max_length, self.max_length))
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
@@ -456,35 +423,23 @@ def _naming(parameter: str) -> Iterator[None]:
         raise
 
 
-def _warn_if_unaligned(
-    teacher: Tokenizer, labels: torch.Tensor, alignment: PaddedAlignment
-) -> None:
-    """Warn if a batch has targets, and none of them is in a chunk: losses are 0 then."""
-    if not bool(alignment.pair_valid.any()) and bool((labels != IGNORED).any()):
-        name = teacher.vocabulary.model_id
-        note = f"no chunk of this batch aligns with {name}, which teaches nothing here"
-        warnings.warn(note, stacklevel=3)
-
-
-def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[int]]:
-    """Return the parts of all rows in the other side's tokens."""
+def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:
+    """Return rows, part for part, in the other side's tokens."""
     parts = [(ids, not place) for row in rows for place, (ids, _) in enumerate(row)]
-    return retokenizer([ids for ids, _ in parts], begins=[begins for _, begins in parts])
-
-
-def _pad_id(tokenizer: Tokenizer) -> int:
-    roles = tokenizer.table.roles
-    return next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
+    begins = [begins for _, begins in parts]
+    spelled = iter(retokenizer([ids for ids, _ in parts], begins=begins))
+    return [[(next(spelled), is_target) for _, is_target in row] for row in rows]
 
 
 def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
-    kept = [row.kept(end) for row in rows]
-    given = [*zip(rows, kept, strict=True)]
-    labels = [np.where(row.is_target, row.ids, IGNORED)[places] for row, places in given]
-    masks = [np.ones(len(places), np.int64) for places in kept]
+    """Return rows of a side, cut to a maximum length, as a batch."""
+    roles = tokenizer.table.roles
+    pad_id = next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
+    kept = [(row, row.kept(end)) for row in rows]
+    labels = [np.where(row.is_target, row.ids, IGNORED)[places] for row, places in kept]
     return {
-        "input_ids": stack([row.ids[places] for row, places in given], _pad_id(tokenizer)),
-        "attention_mask": stack(masks, 0),
+        "input_ids": stack([row.ids[places] for row, places in kept], pad_id),
+        "attention_mask": stack([np.ones(len(places), np.int64) for _, places in kept], 0),
         "labels": stack(labels, IGNORED),
     }
 

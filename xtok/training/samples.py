@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.known_logprobs import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
+from xtok.alignment.chats import align_rendered
 from xtok.conversation import Conversation, plain
 from xtok.conversation.files import chat_record, unread_notes
 from xtok.conversation.teacher_side import (
@@ -21,6 +23,7 @@ from xtok.conversation.teacher_side import (
     teachers_chats,
 )
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers.table import TokenTable
 from xtok.training.rows import columns_of, flags, read_ids
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -58,6 +61,12 @@ class SampleRow(NamedTuple):
             is_target=np.insert(self.is_target, at, [False] * size),
             num_alone=self.num_alone + size,
             stops=self.stops + size * (self.stops > at),
+        )
+
+    def behind_bos(self, table: TokenTable) -> SampleRow:
+        """Return the row that counts a declared bos, which it may begin with, as before it all."""
+        return self._replace(
+            num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
         )
 
     def read_alone(self) -> SampleRow:
@@ -138,7 +147,26 @@ def row_of(parts: Sequence[Part]) -> SampleRow:
     )
 
 
-def align_texts(
+def align_rows(
+    aligner: TokenAligner,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    rows: tuple[SampleRow, SampleRow],
+    end: int | None,
+) -> FlatAlignment:
+    """Align two whole rows, and cut them at `end`; keep the chunks that are all targets."""
+    ours, theirs = rows
+    if ours.conversation is None or theirs.conversation is None:
+        alone = theirs.begin + np.arange(theirs.num_alone)
+        shared = theirs._replace(ids=np.delete(theirs.ids, alone))
+        alignment = _align_texts(aligner, tokenizers, ours, shared)
+        chunk = np.insert(alignment.teacher_chunk_id, theirs.begin, [-1] * len(alone))
+        alignment = replace(alignment, teacher_chunk_id=chunk)
+    else:
+        alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
+    return _cut(alignment, rows, (end, end))
+
+
+def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: SampleRow, theirs: SampleRow
 ) -> FlatAlignment:
     """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
@@ -195,10 +223,10 @@ def align_targets(
         chunks.append(chunk)
     total = np.array([len(aligned.is_correct)])
     whole = FlatAlignment(chunks[0], chunks[1], total, aligned.is_correct)
-    return cut_rows(whole, rows, (None, end))
+    return _cut(whole, rows, (None, end))
 
 
-def cut_rows(
+def _cut(
     alignment: FlatAlignment,
     rows: tuple[SampleRow, SampleRow],
     ends: tuple[int | None, int | None],
