@@ -389,7 +389,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.gguf is a .gguf file, which xtok does not read",
      "give the repo or folder of the model that it was made from"),
     (lambda: load_tokenizer(file("a.json", '[{"rank": 0, "token_bytes": "AA=="}]')),
-     "a.json is a vocabulary of Megatron, which does not tell its split pattern",
+     "a.json is a vocabulary of Megatron, which lacks its split pattern",
      "give that of --tiktoken-pattern: 'a.json@v2', 'a.json@v1', or 'a.json@REGEX'"),
     (lambda: load_tokenizer(file("rwkv.txt", "1 '\\x00' 1\n2 '\\x01' 1\n")),
      "rwkv.txt is a vocabulary of RWKV, which matches the longest token and is not read",
@@ -445,7 +445,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "model is not a tokenizer that AutoTokenizer loads: …",
      "check its tokenizer.json and tokenizer_config.json, or fetch them again"),
     (lambda: load_tokenizer(folder("tokenizer", decoder=None)),
-     "model has no decoder: what bytes its tokens stand for is not said",
+     "model has no decoder: what bytes its tokens stand for is unknown",
      "use a byte-level or SentencePiece-style tokenizer"),
     (lambda: load_tokenizer(folder("tokenizer", decoder=CTC)),
      "model has a CTC decoder of each token: its text is not the concatenation of its tokens",
@@ -471,7 +471,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "read that code, then allow it with trust_remote_code=; or give its tokenizer.json, if it "
      "has one"),
     (lambda: load_tokenizer(Path(file("words/a.model", file("words/tekken.json"))).parent),
-     "words has several tokenizers, and no config.json that tells its own: a.model, tekken.json",
+     "words has several tokenizers, and no config.json that names its own: a.model, tekken.json",
      "give one of them, such as words/tekken.json"),
     (lambda: load_tokenizer(Path(file("words/vocab.txt", "a b")).parent),
      "words has vocab.txt, and no config.json that names the tokenizer's class", TYPES),
@@ -618,7 +618,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: suffix(DROPS, {"role": "tool", "content": ""}),
      "message 2, the tool's, is not in the text", SUFFIX),
     (lambda: suffix(WITHIN, ASK, ANSWER, TOLD),
-     "message 1, the assistant's, goes on after what the tools say", SUFFIX),
+     "message 1, the assistant's, goes on after the tools' messages", SUFFIX),
     # Maps
     (lambda: read_map(b""), "the map map.safetensors is empty", MAP),
     (lambda: ProjectionMap.load("none.pt"),
@@ -792,7 +792,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "move it away, or give the output another name than t.pt"),
     # Embeddings
     (lambda: generate("small/small-digits"),
-     "the embedding model small/small-digits does not say which embeddings to use",
+     "the embedding model small/small-digits does not name the embeddings to use",
      "give sentence:MODEL for its sentence embeddings, input:MODEL for its input-embedding "
      "layer, own for the two models' own layers, or spelling for none"),
     (lambda: generate("input:./none"), "no such folder: ./none", FOLDER),

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, no_panic
+from xtok.tokenizers._backend import Backend as Backend
+from xtok.tokenizers._backend import no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
@@ -21,28 +22,17 @@ from xtok.tokenizers._hf_folder import hint_without_fast, load_folder, load_json
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import is_megatron, is_tekken, load_megatron, load_tekken
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
-from xtok.tokenizers._tokenizer import Encoding, Tokenizer
+from xtok.tokenizers._tokenizer import Encoding as Encoding
+from xtok.tokenizers._tokenizer import Tokenizer as Tokenizer
 from xtok.tokenizers.hub import ModelFiles
-from xtok.tokenizers.library import library_differences
+from xtok.tokenizers.library import library_differences as library_differences
 from xtok.tokenizers.pairs import Pair
-
-__all__ = [
-    "Backend",
-    "Encoding",
-    "Tokenizer",
-    "from_transformers",
-    "library_differences",
-    "load_tokenizer",
-    "model_id",
-    "pair",
-]
-
 
 ModelLike = str | PathLike[str] | Tokenizer
 """What functions take for a model: what `load_tokenizer` takes, or a loaded tokenizer."""
 
 
-# By prefix: what reads a kind of file, and what tells it from its first 4 kB; the last one takes
+# By prefix: what reads a kind of file, and what recognizes it by its first 4 kB; the last one takes
 # what no other wants.
 _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
     "tekken": (load_tekken, lambda head: head.lstrip().startswith(b"{")),
@@ -170,7 +160,7 @@ def pair(
 
 
 class _Name(NamedTuple):
-    """What a model's name says: `KIND:LOCATION@SUFFIX`."""
+    """A model's name in parts: `KIND:LOCATION@SUFFIX`."""
 
     kind: str | None
     location: str
@@ -364,7 +354,7 @@ def _check_alone(path: Path, files: ModelFiles) -> None:
     found = sorted({p.name for name in NAMES for p in folder.glob(name) if p.is_file()})
     if len(found) > 1:
         raise TokenizerError(
-            f"{files} has several tokenizers, and no config.json that tells its own: "
+            f"{files} has several tokenizers, and no config.json that names its own: "
             f"{', '.join(found)}",
             hint=f"give one of them, such as {path}",
         )

@@ -1,4 +1,4 @@
-"""What one tokenizer library can do, and what the configs next to its files say."""
+"""What one tokenizer library can do, and what the configs next to its files declare."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Backend(ABC):
     def ids_before(self) -> Sequence[int]:
         """Return what the library puts before a text that a model reads; nothing if it puts none.
 
-        Files of SentencePiece, tiktoken and tekken do not tell it.
+        Files of SentencePiece, tiktoken and tekken do not declare it.
         """
         return ()
 

@@ -1,4 +1,4 @@
-"""Model folders: what their configs say, and those with a file of another kind of tokenizer."""
+"""Model folders: what their configs declare, and those with a file of another kind."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class FolderBackend(Backend):
         return self._inner.encode_bytes(data)
 
     def chat_templates(self) -> Mapping[str, str]:
-        """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
+        """Return those of `chat_template.jinja` or `tokenizer_config.json`."""
         return chat_templates(self._files)
 
     def text_changes(self) -> Sequence[TextChange]:

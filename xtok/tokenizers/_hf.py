@@ -219,7 +219,7 @@ class HuggingFaceBackend(Backend):
         return str(first.get("pattern", {}).get("Regex"))
 
     def chat_templates(self) -> Mapping[str, str]:
-        """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
+        """Return those of `chat_template.jinja` or `tokenizer_config.json`."""
         templates = self._hf.chat_template
         if isinstance(templates, str):
             return {"default": templates} if templates else {}
@@ -331,7 +331,7 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
-    """Return display string → bytes in the middle of a text, as the decoder's components say.
+    """Return display string → bytes in the middle of a text, by the decoder's components.
 
     Raises:
         TokenizerError: if the text is not the concatenation of its tokens' bytes.
@@ -357,7 +357,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
             )
     if not components:
         raise TokenizerError(
-            f"{model} has no decoder: what bytes its tokens stand for is not said",
+            f"{model} has no decoder: what bytes its tokens stand for is unknown",
             hint="use a byte-level or SentencePiece-style tokenizer",
         )
 
@@ -421,7 +421,7 @@ def _check_marks(model: Any, decoder: list[Spec], name: str) -> None:
         problem += f"its decoder takes away {taken!r}"
     if problem:
         raise TokenizerError(
-            f"{name} {problem}: what text its tokens stand for is not said",
+            f"{name} {problem}: what text its tokens stand for is unknown",
             hint="use a byte-level, SentencePiece-style or WordPiece tokenizer",
         )
 

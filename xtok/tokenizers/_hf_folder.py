@@ -2,7 +2,7 @@
 
 Importing Transformers takes seconds (a map of two folders 2.5 s without it, 5 with it, on two busy
 cores), so the `tokenizers` library reads `tokenizer.json` alone where AutoTokenizer would not
-change what it says; else Transformers decides. All of this must hold:
+change its contents; else Transformers decides. All of this must hold:
 
 - By the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer takes
   `tokenizer.json` as it is; or it builds a class around its vocabulary and merges, and everything
@@ -59,7 +59,7 @@ def load_folder(
         notes.append(f"ran the tokenizer code of {files}{at}, as you allowed")
     if backend.byte_level_splits() not in (None, TEKKEN_PATTERN) and _is_old_mistral(files):
         notes.append(
-            f"{files} splits text as its tokenizer.json says, which Transformers calls wrong; for "
+            f"{files} splits text as its tokenizer.json does, which Transformers calls wrong; for "
             'the other pattern, write "fix_mistral_regex": true into its tokenizer_config.json'
         )
     if _is_of_mistral_common(files) and files.find("tekken.json"):
@@ -127,7 +127,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
 
 
 def _is_of_mistral_common(files: ModelFiles) -> bool:
-    """Whether AutoTokenizer would give mistral-common's tokenizer, which tells no tokens."""
+    """Whether AutoTokenizer would give mistral-common's tokenizer, which lists no tokens."""
     model_type = files.json("config.json").get("model_type")
     return model_type in _MISTRAL_COMMON_TYPES and find_spec("mistral_common") is not None
 
@@ -218,7 +218,7 @@ BUILT = {
         {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
     ),
 }
-"""The classes that take only the vocabulary from `tokenizer.json`, whatever else it says."""
+"""The classes that take only the vocabulary from `tokenizer.json`, whatever else is in it."""
 
 # By a model's type, "" without a config.json: the classes for which AutoTokenizer takes
 # tokenizer.json as it is, and the class of `BUILT` that the type has. Versions before 5.8 differ;

@@ -45,7 +45,7 @@ def is_tekken(path: Path) -> bool:
 
 
 def load_tekken(path: Path) -> RankBackend:
-    """Load a `tekken.json`; its special tokens are CONTROL, or, where it says so, USER_DEFINED.
+    """Load a `tekken.json`; its special tokens are CONTROL, or as it declares, USER_DEFINED.
 
     Raises:
         TokenizerError: if it is not one.
@@ -57,10 +57,7 @@ def load_tekken(path: Path) -> RankBackend:
         size = int(config["default_vocab_size"])
         if not 0 <= reserved <= size <= MAX_WIDTH:
             raise ValueError(f"{reserved} special tokens do not fit a width of {size}")
-        names = enumerate(_FIRST_SPECIAL_TOKENS.split())
-        listed = document.get("special_tokens") or [
-            {"rank": i, "token_str": name} for i, name in names
-        ]
+        listed = document.get("special_tokens") or _numbered(_FIRST_SPECIAL_TOKENS)
         special = _special_tokens(listed, reserved)
         ranks = _ranks(document["vocab"][: size - reserved], reserved, path)
         if len(ranks) < size - reserved:
@@ -68,6 +65,11 @@ def load_tekken(path: Path) -> RankBackend:
         return RankBackend("tekken", ranks, config["pattern"], special, _ROLES)
     except _FAULTS as error:
         raise damaged(f"{path} is not a tekken file: {error!r}") from error
+
+
+def _numbered(names: str) -> list[dict[str, Any]]:
+    """Return special tokens as a file lists them."""
+    return [{"rank": i, "token_str": name} for i, name in enumerate(names.split())]
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[TokenEntry]:
@@ -107,18 +109,10 @@ _PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     "v2": TEKKEN_PATTERN,
 }
-_MEGATRON_SPECIAL = ["<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>"]
+_MEGATRON_SPECIAL = "<unk> <s> </s> <mask> <pad> <cls> <sep>"
 _NUM_SPECIAL = 1000
 _WIDTH = 1 << 17
-_MEGATRON_ROLES = {
-    "unk": "<unk>",
-    "bos": "<s>",
-    "eos": "</s>",
-    "mask": "<mask>",
-    "pad": "<pad>",
-    "cls": "<cls>",
-    "sep": "<sep>",
-}
+_MEGATRON_ROLES = _ROLES | {role: f"<{role}>" for role in ("mask", "cls", "sep")}
 
 
 def is_megatron(head: bytes) -> bool:
@@ -134,21 +128,13 @@ def load_megatron(path: Path, pattern: str | None) -> RankBackend:
     """
     if pattern is None:
         raise TokenizerError(
-            f"{path} is a vocabulary of Megatron, which does not tell its split pattern",
+            f"{path} is a vocabulary of Megatron, which lacks its split pattern",
             hint=f"give that of --tiktoken-pattern: '{path}@v2', '{path}@v1', or '{path}@REGEX'",
         )
     try:
         vocab = json.loads(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]
         ranks = _ranks(vocab, _NUM_SPECIAL, path)
-        special = [
-            *_MEGATRON_SPECIAL,
-            *(f"<SPECIAL_{i}>" for i in range(len(_MEGATRON_SPECIAL), _NUM_SPECIAL)),
-        ]
-        kinds = [TokenType.UNKNOWN, *[TokenType.CONTROL] * (_NUM_SPECIAL - 1)]
-        added = [
-            TokenEntry(i, kind, name.encode())
-            for i, (kind, name) in enumerate(zip(kinds, special, strict=True))
-        ]
+        added = _special_tokens(_numbered(_MEGATRON_SPECIAL), _NUM_SPECIAL)
     except _FAULTS as error:
         raise damaged(f"{path} is not a vocabulary of Megatron: {error!r}") from error
     try:

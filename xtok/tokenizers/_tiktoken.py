@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a rank file does not say: the pattern, and the tokens that are not ranks."""
+    """What a rank file lacks: the pattern, and the tokens that are not ranks."""
 
     pattern: str  # splits text into pieces before merging
     control: Mapping[str, int] = field(default_factory=dict)  # special tokens, name to id
@@ -135,13 +135,13 @@ FAMILIES = {
     "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": _CL100K,
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": _O200K,
 }
-"""Families by the sha256 of their rank file; a file's name tells nothing."""
+"""Families by the sha256 of their rank file, whatever its name."""
 
 
 def is_rank_file(head: bytes) -> bool:
     """Whether a file that begins so is a list of base64 ranks.
 
-    One good line among the first is enough: which one is broken is `parse_ranks`'s to say.
+    One good line among the first is enough: `parse_ranks` reports those that are broken.
     """
     return any(map(_token_and_rank, head.split(b"\n")[:20]))
 
@@ -363,7 +363,7 @@ def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
         )
     kinds = ((TokenType.CONTROL, family.control), (TokenType.USER_DEFINED, family.text))
     added = [TokenEntry(i, kind, name.encode()) for kind, ids in kinds for name, i in ids.items()]
-    if pattern is None:  # the digest says that all lines are good: 0.2 of 0.8 seconds
+    if pattern is None:  # by the digest all lines are good: 0.2 of 0.8 seconds
         words = data.split()
         ranks = dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
     else:

@@ -108,7 +108,7 @@ class Tokenizer:
         )
 
     def _notes_on_width(self) -> Iterator[str]:
-        """Name the tokens that the model has no row for; say where its config has no width."""
+        """Name the tokens that the model has no row for, and a config without a width."""
         known = self.vocabulary
         if known.width_source == "tokenizer" and self._files and self._files.find("config.json"):
             yield (
@@ -283,7 +283,7 @@ class Tokenizer:
         return ids
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where the library says that each token of a whole text is, in bytes."""
+        """Return where each token of a whole text is by the library, in bytes."""
         with no_panic(self.vocabulary.model_id):
             if self._backend.encode_whole([""]) is not None:
                 return list(self._backend.spans(text))
@@ -332,7 +332,7 @@ class Tokenizer:
 
     @functools.cached_property
     def declared(self) -> Roles:
-        """The bos, eos, pad, unk, cls, sep and mask that its library declares, and who says so.
+        """The bos, eos, pad, unk, cls, sep and mask that its library declares, each with where.
 
         Each role has its ids, the tokenizer's own before the other eos of `generation_config.json`.
         One that is declared as none has no ids; one that nobody declares is not in it.
@@ -355,7 +355,7 @@ class Tokenizer:
     def bos_id(self) -> int | None:
         """The BOS token that the model's library begins a text with; None if it begins with none.
 
-        Files of SentencePiece, tiktoken and tekken do not tell it, so None stands for them, too.
+        Files of SentencePiece, tiktoken and tekken do not declare it: also None.
         """
         with no_panic(self.vocabulary.model_id):
             first = self._backend.ids_before()[:1]
@@ -499,7 +499,7 @@ def _require_utf8(texts: Sequence[str]) -> None:
     """Refuse half of a surrogate pair, which JSON can hold: libraries fail on it in their own ways.
 
     Raises:
-        TokenizerError: says which text has one.
+        TokenizerError: names the text that has one.
     """
     for place, text in enumerate(texts):
         try:
@@ -577,19 +577,19 @@ def _width(
 
     A few tokens may have no row in the model; a width that lacks many is of another model.
     """
-    width, source, says = vocab_size, "option", "as given"
+    width, source, origin = vocab_size, "option", "as given"
     if width is None and files is not None and (of_model := model_vocab_size(files)):
         width, source = of_model
-        says = "from its config" if source == "config" else "the default of its model type"
+        origin = "from its config" if source == "config" else "the default of its model type"
     if width is None:
-        width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
-    problem = f"the vocabulary size {width} of {model_id} ({says})"
+        width, source, origin = largest + 1, "tokenizer", "its largest token id + 1"
+    problem = f"the vocabulary size {width} of {model_id} ({origin})"
     hint = "give the width of the model's logits with {option}"
     if 0 < width < (1 - _MOST_WITHOUT_ROW) * (largest + 1):
         problem += f" does not hold its largest token id {largest}"
         hint += f"; all but a few of the {largest + 1:,} ids have a row"
     elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
-        problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({says})"
+        problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({origin})"
         hint = "its files may be damaged; if the model is as wide as that, give {option}"
     elif not 0 < width <= MAX_WIDTH:
         problem += f" is not in 1..{MAX_WIDTH}"

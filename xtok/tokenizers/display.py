@@ -70,7 +70,7 @@ def unescape(text: str) -> bytes:
 
 
 def shorten(text: str) -> str:
-    """Cut an escaped token that is too long to show, and say how long it is.
+    """Cut an escaped token that is too long to show, and append its length.
 
     >>> shorten("a" * 1000)[-20:]
     'aaaa… (1,000 in all)'
@@ -125,7 +125,7 @@ _NOT_ASCII = re.compile(r"[^\n -~]+")
 
 
 def safe_json(text: str) -> str:
-    r"""Escape the characters of JSON that a terminal might obey, direction marks say, as \uXXXX."""
+    r"""Escape what a terminal might obey in JSON, such as direction marks, as \uXXXX."""
     return _NOT_ASCII.sub(
         lambda m: "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in m[0]), text
     )

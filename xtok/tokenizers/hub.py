@@ -41,7 +41,7 @@ class ModelFiles:
 
         Raises:
             XtokError: if the repo is not available, or if the hub was asked and gave no answer;
-                with `required` also if the local cache, without the hub, does not tell.
+                with `required` also if the local cache, without the hub, does not know.
         """
         if isinstance(self.model, Path):
             path = self.model / name
@@ -160,7 +160,7 @@ class ModelFiles:
     @functools.cached_property
     def is_local(self) -> bool:
         """Whether only the local cache is read; one answer for all files."""
-        return not (self._may_ask() and hub_reachable())
+        return not (self._may_ask() and is_reachable(int(time.monotonic() // 60)))
 
     def _options(self) -> dict[str, Any]:
         return {"revision": self.commit or self.revision, "local_files_only": self.is_local}
@@ -224,17 +224,12 @@ def quiet_hub() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def hub_reachable() -> bool:
+@functools.lru_cache(maxsize=1)
+def is_reachable(minute: int) -> bool:
     """Whether the hub answers at all, by one request; its own library tries for 20 seconds.
 
     The answer holds for a minute, so that many files cost one request.
     """
-    return is_reachable(int(time.monotonic() // 60))
-
-
-@functools.lru_cache(maxsize=1)
-def is_reachable(minute: int) -> bool:
-    """Whether the hub answers; asked once a minute."""
     from huggingface_hub import constants, get_session
 
     try:

@@ -18,7 +18,7 @@ _SHOWN = 6  # ids, from the last one before a difference on
 def library_differences(
     tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]] | None = None
 ) -> list[str]:
-    """Say where roles and ids differ from AutoTokenizer's, a line for each role and text.
+    """Return where roles and ids differ from AutoTokenizer's, a line for each role and text.
 
     None differ where only the file of a tokenizer is known, or Transformers cannot read it:
     `Tokenizer.library` is None then. A row may begin with the declared bos and end with the

@@ -1,4 +1,4 @@
-"""What is to say of a pair's tokenizers, in sentences."""
+"""Notes on a pair's tokenizers, in sentences."""
 
 from __future__ import annotations
 

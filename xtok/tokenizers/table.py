@@ -299,7 +299,7 @@ def decode_vocabulary(
 
 
 class Decoded:
-    """What a tokenizer's entries say, before the width of the table is known.
+    """What a tokenizer's entries hold, before the width of the table is known.
 
     Entries are not kept: 100,000 of them keep Python's garbage collector busy for a tenth of a
     second. The arguments are those of `decode_vocabulary`.

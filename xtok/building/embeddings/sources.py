@@ -43,7 +43,7 @@ def open_source(
     kind, colon, location = embedding_model.partition(":")
     if not (colon and location and kind in ("sentence", "input")):
         raise EmbeddingError(
-            f"the embedding model {embedding_model} does not say which embeddings to use",
+            f"the embedding model {embedding_model} does not name the embeddings to use",
             hint="give sentence:MODEL for its sentence embeddings, input:MODEL for its "
             "input-embedding layer, own for the two models' own layers, or spelling for none",
         )
