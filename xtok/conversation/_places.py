@@ -92,8 +92,8 @@ class Places:
     ) -> Iterator[tuple[int, int]]:
         """Return what the assistant wrote of a message: from its header to the end of its turn.
 
-        Some templates, Gemma 4's, write what tools say into the turn of the call; it then has two
-        parts. `up_to` returns the text without the later messages, which tells where the first
+        Some templates, Gemma 4's, write a tool's answer into the turn of the call; it then has two
+        parts. `up_to` returns the text without the later messages, which shows where the first
         part ends, if it can be rendered; `asked` is what asks for an answer.
         """
         whole = self.whole(index)
@@ -154,7 +154,7 @@ class Places:
         """Return where the header of a turn ends, which asks for the answer; -1 if it has none.
 
         It begins before the first character that the message has, at `first`, and may end behind
-        it: a prompt that opens a `<think>` block says what some messages begin with.
+        it: a prompt that opens a `<think>` block has what some messages begin with.
         """
         pieces = _PIECES.findall(asked)
         for count in range(len(pieces), 0, -1):

@@ -220,7 +220,7 @@ def tracked(value: Any, message: int, path: Path) -> Any:
         copy = TrackedObject({k: tracked(v, message, (*path, k)) for k, v in value.items()})
     elif isinstance(value, (list, tuple)):
         copy = TrackedItems(tracked(v, message, (*path, i)) for i, v in enumerate(value))
-    else:  # an image or an array, say: templates ask only whether it is there
+    else:  # such as an image or an array: templates ask only whether it is there
         return f"<{type(value).__name__}>"
     copy._message, copy._path = message, path
     return copy

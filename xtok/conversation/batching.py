@@ -91,7 +91,7 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
     Args:
         batch: `mask`, True or 1 where a row has tokens, `[B, T]`, padded on either side; and other
             fields: arrays or tensors `[B, T, …]`, and lists of B lists of T integers, are cut as
-            the mask says, any other array or list of B is taken apart.
+            the mask has it; any other array or list of B is taken apart.
         mask: the name of the mask.
 
     Returns:

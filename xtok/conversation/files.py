@@ -68,39 +68,35 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
     A conversation is a list of messages, or an object with `messages`, and `tools`, `documents`, a
     `system` text and `chat_template_kwargs` if there are any. A file is Parquet with columns of
     these names; JSON lines with one on each line; or JSON, one conversation or a list of them. The
-    content tells JSON from JSON lines, except that .jsonl and .ndjson are always lines.
+    content decides between JSON and JSON lines, except that .jsonl and .ndjson are always lines.
 
     Raises:
         XtokError: if the file cannot be read or has no conversation, and for what is none, with the
             line or the row.
     """
-    records = _read(path)
+    records = _records(path)
     if (first := next(records, None)) is None:
         raise _error(str(path), "it has no conversations")
     return chain([first], records)
 
 
-def _read(path: Path) -> Iterator[ChatRecord]:
-    with reading(path):
-        yield from _records(path)
-
-
 def _records(path: Path) -> Iterator[ChatRecord]:
-    if path.suffix.lower() == ".parquet":
-        yield from _parquet_rows(path)
-        return
-    if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
-        with path.open("rb") as raw:
-            data = decompressed(raw, path).read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise too_long(path, MAX_BYTES)
-        if data.strip():
-            document, is_all = _parsed(data, path)
-            if is_all:
-                yield from _of_document(document, path)
-                return
-    for line in json_lines(Shard(path, "jsonl"), max_bytes=MAX_BYTES, hint=_HINT):
-        yield chat_record(line.value, line.place)
+    with reading(path):
+        if path.suffix.lower() == ".parquet":
+            yield from _parquet_rows(path)
+            return
+        if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
+            with path.open("rb") as raw:
+                data = decompressed(raw, path).read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise too_long(path, MAX_BYTES)
+            if data.strip():
+                document, is_all = _parsed(data, path)
+                if is_all:
+                    yield from _of_document(document, path)
+                    return
+        for line in json_lines(Shard(path, "jsonl"), max_bytes=MAX_BYTES, hint=_HINT):
+            yield chat_record(line.value, line.place)
 
 
 def _parsed(data: bytes, path: Path) -> tuple[Any, bool]:

@@ -25,9 +25,9 @@ ASIDE = frozenset([
     "score", "source", "split", "subset", "timestamp", "tool_call_id", "topic", "type", "url",
     "uuid", "version",
 ])  # fmt: skip
-"""Keys of rows and messages that say what they are and where from, and change no text."""
+"""Keys of rows and messages that name their kind and origin, and change no text."""
 WEIGHTS = ("weight", "loss_mask", "train")
-"""Keys of a message that say whether it is trained on, by 1 or 0."""
+"""Keys of a message that include it in training, by 1, or exclude it, by 0."""
 _SPOKEN = re.compile(
     r"content|tool_calls|function_call|"
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
@@ -84,7 +84,7 @@ def account(render: Render, given: Given, rendering: Rendering, first: int = 0) 
         XtokError: for anything else that is left out; names the message and the key.
     """
     whole = _Written(render, given, rendering)
-    said = {
+    leaves_of = {
         index: [
             leaf
             for key, value in message.items()
@@ -93,9 +93,9 @@ def account(render: Render, given: Given, rendering: Rendering, first: int = 0) 
         ]
         for index, message in [*enumerate(given["messages"])][first:]
     }
-    whole.try_all([leaf for leaves in said.values() for leaf in leaves])
+    whole.try_all([leaf for leaves in leaves_of.values() for leaf in leaves])
     earlier: set[tuple[Any, ...]] = set()
-    for index, leaves in said.items():
+    for index, leaves in leaves_of.items():
         yield from _of_message(whole, index, leaves, earlier)
     for name in ("tools", "documents"):
         for index in range(len(given[name] or ())):
@@ -183,7 +183,7 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
-    """Yield what is in a value; a part of a content that is no text is one leaf."""
+    """Yield what is in a value; a part of a content that is not text is one leaf."""
     if isinstance(value, Mapping):
         if path[2:3] == ("content",) and len(path) == 4:
             if "text" not in value:

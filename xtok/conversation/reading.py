@@ -62,7 +62,7 @@ class ReadBack:
 
 
 class _UnclearError(Exception):
-    """An argument of a call may be a string, or what its JSON says."""
+    """An argument of a call may be a string, or the value of its JSON."""
 
 
 class _Slot(NamedTuple):
@@ -106,7 +106,7 @@ def read_back(
 ) -> ReadBack | None:
     """Return the conversation that a chat template makes these ids of; None if it is not certain.
 
-    Renderings of other conversations tell what the template writes between the words of the roles.
+    Renderings of other conversations show what the template writes between the words of the roles.
     The ids are cut there, and what comes out is rendered again: only if that gives the same control
     tokens with the same bytes between them is it the answer. How bytes are cut into tokens may
     differ, as it does in what a model samples:
@@ -191,17 +191,17 @@ def _conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]
     ask, answer = ({"role": role, "content": "words"} for role in ("user", "assistant"))
     think = {**answer, "reasoning_content": "words"}
     first, both = _call(1), _call(2)
-    said, thought = _call(1, content="words"), _call(1, reasoning_content="words")
-    tell = {"role": "tool", "name": "name", "tool_call_id": "call00000", "content": "words"}
+    spoken, thought = _call(1, content="words"), _call(1, reasoning_content="words")
+    reply = {"role": "tool", "name": "name", "tool_call_id": "call00000", "content": "words"}
     bodies = [
         [ask], [ask, answer], [ask, answer, ask], [ask, answer, ask, answer], [ask, think],
         [ask, think, ask], [ask, think, ask, think], [ask, answer, ask, think],
-        [ask, first], [ask, thought], [ask, said], [ask, both],
-        [ask, first, tell], [ask, both, tell, tell], [ask, said, tell], [ask, thought, tell],
-        [ask, first, tell, answer], [ask, both, tell, tell, answer], [ask, said, tell, answer],
-        [ask, thought, tell, think], [ask, first, tell, first, tell, answer],
-        [ask, thought, tell, thought, tell, think], [ask, first, tell, answer, ask, answer],
-        [ask, answer, ask, first, tell, answer],
+        [ask, first], [ask, thought], [ask, spoken], [ask, both],
+        [ask, first, reply], [ask, both, reply, reply], [ask, spoken, reply], [ask, thought, reply],
+        [ask, first, reply, answer], [ask, both, reply, reply, answer],
+        [ask, spoken, reply, answer], [ask, thought, reply, think],
+        [ask, first, reply, first, reply, answer], [ask, thought, reply, thought, reply, think],
+        [ask, first, reply, answer, ask, answer], [ask, answer, ask, first, reply, answer],
     ]  # fmt: skip
     for body in bodies:
         is_short, calls = len(body) < 4, any("tool_calls" in message for message in body)
@@ -305,7 +305,7 @@ def _written(
                 end = stop
 
 
-# What ids say
+# Ids read by these pieces
 
 
 def _readings(
@@ -340,7 +340,7 @@ def _best_ways(
 ) -> Iterator[tuple[_Piece, int, _ReadSlot]]:
     """Yield the ways to go on, the best last: one that ends the text, or the next piece.
 
-    Of several pieces only the longest counts: else a call, say, of which something is not known
+    Of several pieces only the longest counts: else, for one, a call of which something is not known
     would be read as an answer.
     """
     best = min(((stop, -len(following.symbols)) for stop, following, _ in ways), default=None)
@@ -373,7 +373,7 @@ def _ways_on(
 def _cut(text: str, start: int, limit: int, behind: Sequence[_Piece]) -> Iterator[int]:
     """Yield where the words may end of a text that breaks off within what follows them, or before.
 
-    Without the line break behind the end of a turn, say, which no model writes.
+    As without the line break behind the end of a turn, which no model writes.
     """
     for piece in behind:
         control = _ANY_CONTROL.search(piece.symbols)
@@ -427,7 +427,7 @@ def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> 
     """Return an argument that may be text or JSON as what the tool takes.
 
     Raises:
-        _UnclearError: if it is both, and nothing tells.
+        _UnclearError: if it is both, and no tool decides.
     """
     parsed: Any = value
     with suppress(ValueError):
@@ -462,12 +462,12 @@ def _proved(
     tokenizer: Tokenizer,
     ids: NDArray[np.int32],
     text: str,
-    told: tuple[list[dict[str, Any]], list[dict[str, Any]], bool],
+    reading: tuple[list[dict[str, Any]], list[dict[str, Any]], bool],
     options: RenderOptions,
     is_whole: bool,
 ) -> ReadBack | None:
     """Return a reading if it renders as the ids, or as what begins with them if it is cut off."""
-    messages, tools, asks = told
+    messages, tools, asks = reading
     options = replace(options, tools=tools or None, add_generation_prompt=asks)
     try:
         chat = encoded(tokenizer, messages, options)

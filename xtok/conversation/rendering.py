@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
 BEGINS_IN_PROMPT = "a token holds the end of a prompt and the beginning of its answer: not a target"
-BLOCK_IN_PROMPT = "a generation block begins in the prompt: what the prompt says is not a target"
+BLOCK_IN_PROMPT = "a generation block begins in the prompt: what is in the prompt is not a target"
 NOT_GENERATED = "an answer is outside the template's generation blocks: it has no targets"
 NO_ANSWERS = "a conversation has no targets: no message in it is the assistant's to train on"
 NO_TARGETS = "an answer leaves no trace in the text: it has no targets, not even its end"
@@ -99,7 +99,7 @@ def render(
     Args:
         tokenizer: any one.
         messages: dicts with `role` and `content`, dataclasses or pydantic models. One whose
-            `weight`, `loss_mask` or `train` is 0 is no target.
+            `weight`, `loss_mask` or `train` is 0 is not a target.
         tools: JSON schemas of the tools, as dicts or JSON, or functions; an empty list is the same
             as None.
         add_generation_prompt: end with what asks for an answer; no message's and no target.
@@ -205,9 +205,11 @@ def encoded(
     mask, written = np.zeros(len(ids), np.bool_), rendering.text.encode()
     is_training = rendering.generated is not None
     ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    answers = [i for i in said if is_trained_on(messages[i], i)]
-    rendering = _without_blocks(rendering, [places.whole(i) for i in said if i not in answers])
+    of_assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    answers = [i for i in of_assistant if is_trained_on(messages[i], i)]
+    rendering = _without_blocks(
+        rendering, [places.whole(i) for i in of_assistant if i not in answers]
+    )
     targets = list(_targets(tokenizer, messages, answers, options, rendering, places, control))
     notes = [*_not_targets(messages, answers, options)]
     for start, end in targets:
@@ -256,7 +258,7 @@ def _targets(
 ) -> Iterator[tuple[int, int]]:
     """Return the assistant's answers, in characters: what follows the prompt in its turns.
 
-    The blocks of a training template decide, if it has them, but for what the prompt says already.
+    The blocks of a training template decide, if it has them, but for what is in the prompt already.
     """
 
     def up_to(index: int) -> str:
@@ -292,7 +294,7 @@ def _without_blocks(rendering: Rendering, turns: Sequence[tuple[int, int] | None
 def _not_targets(
     messages: Sequence[Message], answers: Sequence[int], options: RenderOptions
 ) -> Iterator[str]:
-    """Yield notes on what is no target, though a role or a weight may say otherwise."""
+    """Yield notes on what is not a target, in spite of its role or weight."""
     if not answers and not options.add_generation_prompt:
         yield NO_ANSWERS
     for message in messages:
@@ -354,8 +356,8 @@ def _answer_header(
     probes: list[Sequence[Message]] = [_PROBE]
     if before["role"] not in ("assistant", "system", "user"):
         # DeepSeek's own templates take no objects
-        told = {**before, "content": "x"}
-        probes = [[*_calling(told, called_with), told] for called_with in (None, "{}")] + probes
+        result = {**before, "content": "x"}
+        probes = [[*_calling(result, called_with), result] for called_with in (None, "{}")] + probes
     # A template that wants more than that leaves the header unknown.
     for probe in probes:
         with suppress(XtokError):
@@ -391,7 +393,7 @@ def tool_suffix(
 
     Raises:
         XtokError: as `render` does; also if what the model wrote ends within a token, or goes on
-            after what the tools say.
+            after the tools' messages.
         ValueError: if there are no messages.
     """
     messages = plain_messages(messages)
@@ -417,7 +419,7 @@ def tool_suffix(
     stop = min([answer[1], *(other[0] for other in others)])
     written = answer[0] + np.flatnonzero(chat.assistant_mask[slice(*answer)])
     if (written >= stop).any():
-        raise _no_suffix(f"message {last}, the assistant's, goes on after what the tools say")
+        raise _no_suffix(f"message {last}, the assistant's, goes on after the tools' messages")
     if len(written):
         control = np.isin(chat.ids, list(tokenizer.table.control_names))
         # Some training templates count the line break behind the end of a turn to the turn.
@@ -444,7 +446,7 @@ def is_prefix_preserving(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Tell whether the ids up to a tool call stay the same when the tool's message follows.
+    """Return whether the ids up to a tool call stay the same when the tool's message follows.
 
     A loop that appends tools' messages needs no more. TRL's `is_chat_template_prefix_preserving`
     asks the same.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
-"""The fields of a row that say it: beside `text`, and beside `messages`."""
+"""The fields of a row that hold it: beside `text`, and beside `messages`."""
 _SAME = "give both sides the same answers, in one order; everything else may differ"
 _HINT = "give {}, or a list with one for each teacher, null for one that reads the student's"
 _WHAT = {"teacher_messages": "messages", "teacher_context": "a text"}
@@ -69,7 +69,7 @@ def renumbered(shown: Conversation, numbers: Mapping[int, int]) -> Conversation:
 def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: object) -> list[Any]:
     """Return what a field of a row gives each teacher to read; None where that is the student's.
 
-    A value that is no list of one for each is that of all teachers.
+    A value that is not a list of one for each is that of all teachers.
 
     Args:
         value: of the field; messages may be JSON, as data sets have them.
@@ -106,7 +106,7 @@ def _is_conversation(value: Any) -> bool:
 
 
 def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[SideChat]:
-    """Return a row's conversation as each teacher reads it; for as many as it says, if None.
+    """Return a row's conversation as each teacher reads it; for as many as it has, if None.
 
     Raises:
         XtokError: if its `teacher_messages` are none, or have other answers than its `messages`.
@@ -207,7 +207,7 @@ def _answers(messages: Sequence[Message]) -> list[int]:
 
 
 def _text_of(value: Any) -> bytes:
-    """Return what a part of a message says, to compare it; b"" for none."""
+    """Return the text of a part of a message, to compare it; b"" for none."""
     if is_missing(value):
         return b""
     if isinstance(value, list) and all(

@@ -147,7 +147,7 @@ def names_read(template: str) -> frozenset[str]:
 
 
 def has_generation(template: str) -> bool:
-    """Whether a template has `{% generation %}` blocks, which say what the assistant wrote."""
+    """Whether a template has `{% generation %}` blocks, which mark what the assistant wrote."""
     return _compile(template, "the chat template")[1]
 
 
@@ -377,7 +377,7 @@ class _Marking(NodeTransformer):
         self.generic_visit(node)
         self._loops += 1
         loop = nodes.Const(self._loops)
-        target: nodes.Expr = nodes.Const(None)  # a tuple is no message
+        target: nodes.Expr = nodes.Const(None)  # a tuple is not a message
         if isinstance(node.target, nodes.Name):
             target = nodes.Name(node.target.name, "load")
         enter = _mark("enter", node.lineno, loop, target)
@@ -453,7 +453,7 @@ def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
         _Marking().visit(tree)
         tree.set_environment(environment)
         code: CodeType = environment.compile(tree)
-    # Jinja's own, and what Python says to the code that Jinja makes of a template: a SyntaxError
+    # Jinja's own, and what Python raises for the code that Jinja makes of a template: a SyntaxError
     # for a `break` outside a loop or for blocks nested too deeply, and those of constants.
     except Exception as error:
         problem = str(error.msg if isinstance(error, SyntaxError) else error)
