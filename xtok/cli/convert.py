@@ -6,9 +6,8 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok.cli import console
 from xtok.cli.command import command, expanded
-from xtok.cli.options import JSON, MAP, MapOptions, ModelsBeside, print_written
+from xtok.cli.options import JSON, MAP, MapOptions, ModelsBeside, print_map
 from xtok.config import option
 
 
@@ -33,8 +32,7 @@ def convert(
 
     Example: xtok convert map.safetensors map.pt
     """
-    from xtok.maps.convert import nemo_overrides
-    from xtok.maps.file import SUFFIXES, check_output, files_of
+    from xtok.maps.file import SUFFIXES, check_output
 
     if output is not None and target is not None and not target.endswith(SUFFIXES):
         models, target = replace(models, student=target, teacher=models.student), None
@@ -48,6 +46,4 @@ def convert(
     reports = any_map.reports
     any_map, _ = models.with_map(any_map)
     xtok.convert(any_map, path)
-    if path.suffix == ".pt":
-        console.print_notes(nemo_overrides(any_map, path))
-    print_written(reports, *files_of(any_map, path), json=json)
+    print_map(any_map, path, reports, json=json)

@@ -13,11 +13,11 @@ from xtok.cli.options import (
     note_one_vocabulary,
     output_option,
     output_path,
-    print_written,
+    print_map,
 )
 from xtok.config import EventLoss
 from xtok.maps import names
-from xtok.maps.file import SUFFIXES, check_output, files_of
+from xtok.maps.file import SUFFIXES, check_output
 
 
 @command
@@ -62,8 +62,4 @@ def events(
         pair, path=path, for_loss=for_loss, rebuild=not skip_existing, timeout=timeout,
         progress=console.progress_bar, note=console.print_note,
     )  # fmt: skip
-    if path.suffix == ".pt":
-        from xtok.maps.convert import nemo_overrides
-
-        console.print_notes(nemo_overrides(result, path))
-    print_written(result.reports, *files_of(result, path), json=json)
+    print_map(result, path, result.reports, json=json)

@@ -404,6 +404,18 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
         print_path(path)
 
 
+def print_map(
+    any_map: AnyMap, path: Path, reports: Sequence[StageReport], *, json: bool, loss: Any = None
+) -> None:
+    """Report a map that is written, and of a `.pt` what NeMo-RL's training script takes for it."""
+    from xtok.maps.convert import nemo_overrides
+    from xtok.maps.file import files_of
+
+    print_written(reports, *files_of(any_map, path), json=json)
+    if path.suffix == ".pt":
+        console.print_notes(nemo_overrides(any_map, path, loss))
+
+
 SKIP_EXISTING = option(
     False,
     "Keep an existing output if it is the same map (same tokenizers, options and texts). "

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +36,15 @@ def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
     with console.capture() as captured:
         yield console
     (write or partial(print_result, end=""))(_PADDING.sub("", captured.get()))
+
+
+def print_all(
+    parts: Iterable[RenderableType], write: Callable[[str], object] | None = None
+) -> None:
+    """Print tables and texts, one after another, as `printing` does."""
+    with printing(write) as console:
+        for part in parts:
+            console.print(part)
 
 
 _PADDING = re.compile(r" +(?=(\x1b\[0m)?$)", re.MULTILINE)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from xtok.cli.tables._tables import header, new_table, printing
+from xtok.cli.tables._tables import header, new_table, print_all
 from xtok.cli.tables.maps import SIDE_ROWS
 from xtok.maps.nemo_tables import N_MAX
 from xtok.tokenizers.display import quoted
 
 if TYPE_CHECKING:
-    from xtok.inspection.events import Event, EventDescription, EventExplanation
+    from xtok.inspection.events import Event, EventDescription, EventExplanation, EventOfToken
     from xtok.inspection.spellings import SpelledToken, SpellingDescription, SpellingExplanation
 
 
@@ -24,26 +24,26 @@ def print_events(d: EventDescription) -> None:
     if d.rest is not None:
         rest = f"{d.rest.student_count:,} tokens", f"{d.rest.teacher_count:,} tokens"
         rows.append(("without a partner", *rest))
-    with printing() as console:
-        console.print(new_table("events", "student", "teacher", rows=rows))
-        if d.largest:
-            largest = [(str(e.number), *_tokens(e)) for e in d.largest]
-            heads = "largest event", "student tokens", "teacher tokens"
-            console.print(new_table(*heads, rows=largest, right=(0,)))
+    tables = [new_table("events", "student", "teacher", rows=rows)]
+    if d.largest:
+        largest = [(str(e.number), *_tokens(e)) for e in d.largest]
+        heads = "largest event", "student tokens", "teacher tokens"
+        tables.append(new_table(*heads, rows=largest, right=(0,)))
+    print_all(tables)
 
 
 def print_event_explanation(explanation: EventExplanation) -> None:
     """Print with what each token shares its event."""
-    with printing() as console:
-        for one in explanation.tokens:
-            event = one.event
-            number = f"{event.number:,}" + (", of tokens without a partner" * event.is_rest)
-            linked = "none" if one.link is None else f"{quoted(one.link)} #{one.link_id}"
-            student, teacher = _tokens(event)
-            rows = [("event", number), ("linked to", linked)]
-            rows += [("student tokens", student), ("teacher tokens", teacher)]
-            token = header(quoted(one.token))
-            console.print(new_table(f"student id {one.student_id}", token, rows=rows))
+    print_all(map(_event_of, explanation.tokens))
+
+
+def _event_of(one: EventOfToken) -> Table:
+    number = f"{one.event.number:,}" + (", of tokens without a partner" * one.event.is_rest)
+    linked = "none" if one.link is None else f"{quoted(one.link)} #{one.link_id}"
+    student, teacher = _tokens(one.event)
+    rows = [("event", number), ("linked to", linked)]
+    rows += [("student tokens", student), ("teacher tokens", teacher)]
+    return new_table(f"student id {one.student_id}", header(quoted(one.token)), rows=rows)
 
 
 def _tokens(event: Event) -> tuple[str, str]:
@@ -58,8 +58,7 @@ def _tokens(event: Event) -> tuple[str, str]:
 
 def print_spelled(explanation: SpellingExplanation) -> None:
     """Print how tokens are spelled."""
-    with printing() as console:
-        console.print(_spelled(explanation.tokens))
+    print_all([_spelled(explanation.tokens)])
 
 
 def _spelled(tokens: Sequence[SpelledToken]) -> Table:
@@ -91,7 +90,5 @@ def print_spellings(d: SpellingDescription) -> None:
         (f"left out: {why}", *(f"{one.left_out.get(why, 0):,}" for one in spelled))
         for why in reasons
     ]
-    with printing() as console:
-        console.print(new_table("spellings", "student", "teacher", rows=rows))
-        if d.examples:
-            console.print(_spelled(d.examples))
+    tables = [new_table("spellings", "student", "teacher", rows=rows)]
+    print_all([*tables, _spelled(d.examples)] if d.examples else tables)

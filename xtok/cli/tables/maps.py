@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing, weight
+from xtok.cli.tables._tables import STYLES, cell, header, new_table, print_all, printing, weight
 from xtok.tokenizers.display import listed, percent, plural, quoted, shorten
 
 if TYPE_CHECKING:
@@ -33,24 +33,19 @@ def print_description(d: Description) -> None:
         parts.append(_classes(d.coverage))
     if d.examples:
         parts.append(_rows(d.examples))
-    with printing() as console:
-        for part in parts:
-            console.print(part)
+    print_all(parts)
 
 
 def print_explanation(explanation: Explanation) -> None:
     """Print the rows of tokens in full, or a list of the worst rows."""
     rows, matching = explanation.rows, explanation.rows_matching
-    with printing() as console:
-        for row in rows if matching is None else ():
-            console.print(_about(row))
-        console.print(_rows(rows, matching))
+    print_all([*map(_about, rows if matching is None else ()), _rows(rows, matching)])
 
 
 def print_examples(rows: Sequence[ExplainedRow]) -> None:
     """Print rows on stderr, as their map's path is on stdout; if nobody reads them, fine."""
-    with suppress(OSError), printing(sys.stderr.write) as console:
-        console.print(_rows(rows))
+    with suppress(OSError):
+        print_all([_rows(rows)], sys.stderr.write)
 
 
 _MOST_STEPS = 10
@@ -166,9 +161,7 @@ def _pieces(pieces: Sequence[SpelledPiece]) -> str:
 
 def print_comparison(c: Comparison) -> None:
     """Print how many rows differ, and examples."""
-    with printing() as console:
-        for table in _comparison(c):
-            console.print(table)
+    print_all(_comparison(c))
 
 
 def _comparison(c: Comparison) -> Iterator[Table]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xtok.building.counting.texts import little_text
-from xtok.cli.tables._tables import STYLES, cell, header, new_table, printing
+from xtok.cli.tables._tables import STYLES, cell, header, new_table, print_all, printing
 from xtok.tokenizers.display import percent, quoted, shorten
 
 if TYPE_CHECKING:
@@ -117,5 +117,4 @@ def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) ->
         heads += ["teacher id", "spelling"]
     caption = f"{table.model}: {table.vocab_size:,} ids: {counts}"
     caption += "" if table.teacher is None else f"; teacher: {table.teacher}"
-    with printing() as console:
-        console.print(new_table(*heads, rows=rows, right=(0, 2, 6), caption=header(caption)))
+    print_all([new_table(*heads, rows=rows, right=(0, 2, 6), caption=header(caption))])
