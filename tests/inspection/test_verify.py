@@ -88,7 +88,7 @@ def set_item(name: str, place: int, value: float) -> Change:
         (set_item("row_kind", 256, 1), "exact rows", "row 256 has 4 entries"),
         (lambda t, _: t["teacher_ids"].__setitem__(t["teacher_ids"] == 257, 256), "scale slot",
          "on 1 id: 256 'ab', which stand for text"),
-        (set_item("student_token_bytes", 256, 51), "student tokens", "table_sha256 says "),
+        (set_item("student_token_bytes", 256, 51), "student tokens", "table_sha256 is "),
         (lambda _, m: m["teacher"]["roles"].update(eos=[259]), "teacher roles",
          "on unused ids: 259"),
         (lambda _, m: m["student"]["roles"].update({"\x1b[31m": [1]}), "student roles",

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Called with a label and a total; the context's value is called with each step's size."""
+Progress = Callable[[str, int], AbstractContextManager[Callable[..., object]]]
+"""Called with a label and a total; the context's value is called with each step's size: of text,
+with the bytes on disk that were read and the tokens encoded since it was last called."""
 
-TextProgress = Callable[[str, int], AbstractContextManager[Callable[[int, int], object]]]
-"""Called with a label and the bytes of text on disk; the context's value with the bytes read and
-the tokens encoded since it was last called."""
+TextProgress = Progress
 
 Note = Callable[[str], object]
 """Called with a sentence on what was done or left out."""
 
 
-def silent(label: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
+def silent(label: str, total: int) -> AbstractContextManager[Callable[..., object]]:
     """Show no progress."""
-    return nullcontext(lambda size: None)
+    return nullcontext(lambda size, tokens=0: None)
 
 
-def silent_texts(label: str, total: int) -> AbstractContextManager[Callable[[int, int], object]]:
-    """Show no progress."""
-    return nullcontext(lambda size, tokens: None)
+silent_texts = silent
 
 
 def silent_note(sentence: str) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from xtok._lib.io import cache_folder, locked
-from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
+from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.shards import Paths, source_of
 from xtok.building.counted import counted_map, synthetic_map, wanted_by
-from xtok.building.counting.pair_text import PairText, TextLike, counts_of
+from xtok.building.counting.pair_text import PairText, TextLike
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events
 from xtok.building.exact import check_ignored, find_matches, options_after, with_exact
@@ -48,7 +48,6 @@ def build(
     field: str = "text",
     initial: MapLike | None = None,
     progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
 ) -> ProjectionMap:
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
@@ -69,8 +68,7 @@ def build(
             included; or what was counted on them, as `building.counted.wanted_by` asks for it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         initial: with texts, a map of this pair to smooth towards instead.
-        progress: called for each pass over a vocabulary.
-        text_progress: called for the text.
+        progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
@@ -90,8 +88,10 @@ def build(
     check_ignored(pair, config)
     base = None if earlier is None else bind_map(pair, earlier)
     text = None
-    if texts:
-        text = counts_of(pair, texts, wanted_by(config), field=field, progress=text_progress)
+    if isinstance(texts, PairText):
+        text = texts
+    elif texts:
+        text = PairText.read(pair, texts, wanted_by(config), field=field, progress=progress)
     made, failures, notes, counts = _made(pair, config, text, base, progress)
     recipe = recipe_of(config, text.sources, text.field, earlier) if text else recipe_of(config)
     report = report_of_pair(
@@ -151,7 +151,6 @@ def get_map(
     strict: bool = False,
     timeout: float = WAIT,
     progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
     note: Note = silent_note,
 ) -> Any:
     """Return the map in a file if it is the one that `build` makes; else build it and write it.
@@ -177,8 +176,7 @@ def get_map(
         rebuild: build and write the map even if the file holds it.
         strict: raise an error, and write nothing, if a token could not be decoded or spelled.
         timeout: seconds to wait for another process; after that, this one builds the map itself.
-        progress: called for each pass over a vocabulary.
-        text_progress: called for the text.
+        progress: called for each pass over a vocabulary, and for the text.
         note: called with a sentence when the file is replaced, and when this process waits.
 
     Raises:
@@ -196,9 +194,8 @@ def get_map(
     pair = at_map_widths(pair_of(student_model, teacher_model), earlier)
     kind: type[AnyMap] = ProjectionMap
     make: Callable[[], AnyMap] = partial(
-        build, pair, config=config, texts=texts, field=field, initial=earlier,
-        progress=progress, text_progress=text_progress,
-    )  # fmt: skip
+        build, pair, config=config, texts=texts, field=field, initial=earlier, progress=progress
+    )
     if is_of_events:
         kind = SpellingMap if loss == "csd" else EventMap
         make = partial(events, pair, for_loss=loss, progress=progress)

@@ -19,7 +19,7 @@ from xtok.cli.options import (
     loss_option,
     map_option,
     note_one_vocabulary,
-    print_written,
+    print_map,
     text_option,
 )
 from xtok.config import TEXT, BuildConfig, Loss
@@ -71,11 +71,6 @@ def build(
     projection = xtok.get_map(
         pair, config=config, path=path, texts=text, field=field, initial=initial,
         rebuild=not skip_existing, strict=output.strict, timeout=timeout,
-        progress=console.progress_bar, text_progress=console.text_progress_bar,
-        note=console.print_note,
+        progress=console.progress_bar, note=console.print_note,
     )  # fmt: skip
-    print_written(projection.reports, path, json=output.json)
-    if path.suffix == ".pt":
-        from xtok.maps.convert import nemo_overrides
-
-        console.print_notes(nemo_overrides(projection, path, for_loss))
+    print_map(projection, path, projection.reports, json=output.json, loss=for_loss)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.tokenizers.display import printable, safe_json
@@ -24,13 +23,13 @@ EVERY = 10.0
 
 
 @contextmanager
-def progress_bar(label: str, total: int = 0, unit: str = "") -> Iterator[Callable[..., object]]:
+def progress_bar(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
     """Show a bar on stderr, or only the label of a step without a total.
 
     Where there is no room for one, the step prints its progress on a line every ten seconds.
     """
     if _columns():
-        with _new_bar(label, total, unit) as bar:
+        with _new_bar(label, total) as bar:
             yield bar.advance
     else:
         yield _new_lines(label, total)
@@ -60,8 +59,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-text_progress_bar = partial(progress_bar, unit="B")
-"""Show a bar of the bytes of text with tokens per second."""
+text_progress_bar = progress_bar
 
 
 def _columns() -> int:
@@ -71,7 +69,7 @@ def _columns() -> int:
     return 0
 
 
-def _new_bar(label: str, total: int, unit: str) -> Any:
+def _new_bar(label: str, total: int) -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -80,6 +78,7 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
         def advance(self, size: int, tokens: int = 0) -> None:
             self.tokens += tokens
             if self.tokens and (elapsed := self.format_dict["elapsed"]):
+                self.unit = "B"  # of text
                 self.set_postfix_str(f"{self.tokens / elapsed:,.0f} student tok/s", refresh=False)
             self.update(size)
 
@@ -90,7 +89,7 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
             bar = "{desc} …" if is_label else None
             return {**super().format_dict, "ncols": max(_columns() - 3, 1), "bar_format": bar}
 
-    return Bar(total=total, desc=label, unit=unit, unit_scale=True, leave=False)
+    return Bar(total=total, desc=label, unit="", unit_scale=True, leave=False)
 
 
 def to_json(result: object) -> str:

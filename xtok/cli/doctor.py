@@ -53,7 +53,6 @@ def doctor(
         tools=tools,
         field=field,
         progress=console.progress_bar,
-        text_progress=console.text_progress_bar,
     )
     show(diagnosis, print_diagnosis, json=json)
     if diagnosis.failed:

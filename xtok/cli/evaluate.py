@@ -98,7 +98,6 @@ def evaluate(
         group_by=group_by,
         for_loss=for_loss,
         progress=console.progress_bar,
-        text_progress=console.text_progress_bar,
     )
     missed = evaluation.failing(
         min_coverage=min_coverage, max_cross_entropy=max_cross_entropy, max_leak=max_leak

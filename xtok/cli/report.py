@@ -71,7 +71,6 @@ def report(
         names=[path.name for path in map_paths],
         field=field,
         progress=console.progress_bar,
-        text_progress=console.text_progress_bar,
     )
     contents = render(examined), f"{console.to_json(examined.report)}\n".encode()
     for (name, path), content in zip(files.items(), contents, strict=False):

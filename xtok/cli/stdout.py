@@ -100,7 +100,7 @@ def _escape_log_messages() -> None:
 
     warnings.formatwarning = format_warning
     logging.setLogRecordFactory(SafeRecord)
-    # It says "You are using a model of type …" where a config and its model go by two names.
+    # It warns "You are using a model of type …" where a config and its model go by two names.
     logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)
 
 

@@ -133,7 +133,7 @@ def fits(
     measures: MapMeasures | None = None,
     empty_text: float = 0.0,
 ) -> tuple[Fit, ...]:
-    """Tell whether a map suits each loss, and the pair event KL.
+    """Judge whether a map suits each loss, and the pair event KL.
 
     Args:
         projection: the map.
@@ -162,7 +162,7 @@ def fits(
 def p_kl_fit(
     m: ProjectionMap, measures: MapMeasures | None = None, empty_text: float = 0.0
 ) -> Judgement:
-    """Tell whether a map suits P-KL, by itself or, with text, by its measures on it."""
+    """Judge whether a map suits P-KL, by itself or, with text, by its measures on it."""
     closed = None if measures is None else measures.chunk_closed
     if measures is not None and measures.is_worse_than_recipe:
         value, recipe = measures.chunk_cross_entropy.value, measures.chunk_recipe

@@ -90,7 +90,7 @@ class ChatTrial:
         yield from self._turn_checks()
 
     def _roles_check(self) -> Check:
-        """Tell which roles it renders."""
+        """Check which roles it renders."""
         chats: dict[str, list[Message]] = {
             "system": [_SYSTEM, _USER],
             "user": [_USER],
@@ -106,7 +106,7 @@ class ChatTrial:
         return Check("roles", level, "\n".join(lines))
 
     def _end_check(self, ends: Sequence[int]) -> Check:
-        """Tell whether generation stops at the end of an answer."""
+        """Check whether generation stops at the end of an answer."""
         name, shown = "end of a turn", " ".join(map(self._table.name, ends))
         if not ends:
             message = "no control token: the end of an answer is text, or not written at all"
@@ -172,7 +172,7 @@ class ChatTrial:
         return ""
 
     def _keeps(self, *before: Message, then: Message) -> str:
-        """Tell whether the ids of some messages stay the same when another one follows."""
+        """Return whether the ids of some messages stay the same when another one follows."""
         try:
             first, full = self._ids(*before), self._ids(*before, then, prompt=True)
         except XtokError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok._lib.progress import Progress, silent
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.texts import contexts_in
 from xtok.building.events import events
@@ -121,7 +121,6 @@ def doctor(
     tools: bool = False,
     field: str = "text",
     progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
 ) -> Diagnosis:
     """Look at a tokenizer, or a pair of them, for what makes cross-tokenizer training go wrong.
 
@@ -135,8 +134,7 @@ def doctor(
         template: a chat template instead of the tokenizers' own, as `render` takes it.
         tools: whether a template that does not keep what stood before a tool message fails.
         field: the field or column that holds the text.
-        progress: called for each pass over a vocabulary.
-        text_progress: called for the text.
+        progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
         XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
@@ -154,7 +152,7 @@ def doctor(
         if not pair.is_same:
             spelled = events(pair, for_loss="csd", progress=progress)
         if any(isinstance(row, SideText) for row in rows) or (texts and not rows):
-            text = PairText.read(pair, texts, field=field, progress=text_progress)
+            text = PairText.read(pair, texts, field=field, progress=progress)
             of_pair = events(pair, progress=progress)
         facts = pair_facts(pair, text, of_pair, spelled)
     elif texts:
@@ -181,7 +179,7 @@ def doctor(
 
 
 def _text_checks(facts: PairFacts | None) -> Iterator[Check]:
-    """Say how much of the text the two sides spell alike."""
+    """Report how much of the text the two sides spell alike."""
     if facts is None or facts.text is None:
         return
     if facts.text.left_out is None:
@@ -192,7 +190,7 @@ def _text_checks(facts: PairFacts | None) -> Iterator[Check]:
 
 
 def _context_checks(texts: str | Path | Sequence[str | Path], field: str) -> Iterator[Check]:
-    """Say how much more the teacher reads than the student."""
+    """Report how much more the teacher reads than the student."""
     rows, with_context, ratio = contexts_in(texts, field)
     if with_context:
         message = f"{with_context:,} of {rows:,} rows have one, with which the teacher reads "
@@ -278,7 +276,7 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 
 def _other_reading(tokenizer: Tokenizer) -> str:
-    """Say where the file alone, or AutoTokenizer, gives other ids; "" if nowhere.
+    """Return where the file alone, or AutoTokenizer, gives other ids; "" if nowhere.
 
     Words, numbers and special tokens are compared, because wrong ids come back as the same text.
     """
@@ -362,7 +360,7 @@ def _first_few(table: TokenTable, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
-    """Check which token has which role, and who says so: a library, or the token's name."""
+    """Check which token has which role, and who declares it: a library, or the token's name."""
     table = tokenizer.table
     reserved = len(table.roles.get("reserved", ()))
     said_by: dict[str, list[str]] = defaultdict(list)

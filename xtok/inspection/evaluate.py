@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import SourceFile
 from xtok.building.counting.counts import pair_edges
 from xtok.building.counting.measures import entropy_kept, entropy_of, share_of
@@ -137,26 +137,22 @@ class Evaluation:
         for name, bound in bounds.items():
             if bound is not None and isnan(bound):
                 raise ValueError(f"{name} is nan, which is not a bound")
-        missed = []
+        figures: list[tuple[Measures, str, float, str, float | None]] = []
         for m in self.measures:
-            covered, nats = m.coverage.value, m.cross_entropy.value
-            where = f"{m.name} on {m.group}"
-            if min_coverage is not None and covered < min_coverage:
-                missed.append(f"{where}: coverage {_missing(covered, 'below', min_coverage)}")
-            if max_cross_entropy is not None and nats > max_cross_entropy:
-                missed.append(
-                    f"{where}: cross-entropy {_missing(nats, 'above', max_cross_entropy)}"
-                )
-        missed += [
-            f"{m.name} on {m.group}: leak {_missing(m.leak, 'above', max_leak)}"
-            for m in self.event_measures
-            if max_leak is not None and m.leak > max_leak
+            figures += [
+                (m, "coverage", m.coverage.value, "below", min_coverage),
+                (m, "cross-entropy", m.cross_entropy.value, "above", max_cross_entropy),
+            ]
+        figures += [(m, "leak", m.leak, "above", max_leak) for m in self.event_measures]
+        return [
+            f"{m.name} on {m.group}: {what} {_missing(value, where, bound)}"
+            for m, what, value, where, bound in figures
+            if bound is not None and (value < bound if where == "below" else value > bound)
         ]
-        return missed
 
 
 def _missing(value: float, where: str, bound: float) -> str:
-    """Say on which side of a bound a number is, with enough digits to differ from the bound."""
+    """Return on which side of a bound a number is, with enough digits to differ from the bound."""
     differ = (n for n in range(4, 17) if f"{value:.{n}f}" != f"{bound:.{n}f}")
     return f"{value:.{next(differ, 17)}f} is {where} {bound:g}"
 
@@ -172,7 +168,6 @@ def evaluate(
     for_loss: Loss | None = None,
     num_worst: int = 5,
     progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
 ) -> Evaluation:
     """Measure maps or event maps of one pair on text, in one pass over it.
 
@@ -186,8 +181,7 @@ def evaluate(
         group_by: a field or column by whose values text is grouped; files are groups if None.
         for_loss: a loss to rank the maps for.
         num_worst: how many of the most costly rows to list for each map.
-        progress: called for each pass over a vocabulary.
-        text_progress: called for the text.
+        progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
         XtokError: if a text cannot be read or nothing in it measured, a map is of another pair or
@@ -211,9 +205,8 @@ def evaluate(
     pair, bound = admitted(pair, *loaded, names=names)
     named = dict(zip(distinct_names(names), bound, strict=True))
     text = PairText.read(
-        pair, texts, Wanted(per_document=True), field=field, group_by=group_by,
-        progress=text_progress,
-    )  # fmt: skip
+        pair, texts, Wanted(per_document=True), field=field, group_by=group_by, progress=progress
+    )
     return evaluation_of(
         named, pair, text, for_loss=for_loss, num_worst=num_worst, progress=progress
     )

@@ -80,7 +80,7 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
 
 
 def explain_events(m: EventMap, tokens: Sequence[str | bytes | int]) -> EventExplanation:
-    """Tell which tokens are in one event with tokens of the student.
+    """List the tokens that are in one event with tokens of the student.
 
     Args:
         m: the event map.

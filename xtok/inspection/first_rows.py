@@ -43,7 +43,7 @@ def side_differences(
     *,
     template: str | Path | None = None,
 ) -> list[str]:
-    """Say where the ids, roles and masks of one side differ from those of its library.
+    """Return where the ids, roles and masks of one side differ from those of its library.
 
     Args:
         tokenizer: of this side.
@@ -67,7 +67,7 @@ def side_differences(
 
 
 def chat_differences(chats: ChatAudit) -> list[str]:
-    """Say where conversations differ from what the library makes of them."""
+    """Return where conversations differ from what the library makes of them."""
     others = ("", chats.other_ids), ("the targets of ", chats.other_masks)
     lines = [
         f"{what}conversation {row} {'are' if what else 'is'} {both}"
@@ -96,7 +96,7 @@ class Aligned:
         return self.in_chunks / max(1, self.targets)
 
     def differences(self) -> Iterator[str]:
-        """Say what a student would not learn from this teacher."""
+        """Yield what a student would not learn from this teacher."""
         if not self.targets:
             yield "there is no target: the student learns nothing of these rows"
             return
@@ -173,7 +173,7 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
 def row_checks(
     pair: Pair, rows: Sequence[SideText | SideChat], template: str | Path | None = None
 ) -> Iterator[Check]:
-    """Say what training makes of some rows, without a model.
+    """Report what training makes of some rows, without a model.
 
     Of each side what is dropped, keys that nobody reads, roles, targets, and where ids and masks
     differ from its library's; of both how much is aligned.
@@ -210,7 +210,7 @@ def row_checks(
 def _teachers_own(
     teacher: Tokenizer, chats: Sequence[ChatRecord], template: str | Path | None
 ) -> Iterator[Check]:
-    """Say how many conversations a teacher reads otherwise, and how much longer these are."""
+    """Report how many conversations a teacher reads otherwise, and how much longer these are."""
     name, sizes = "teacher_messages", []
     for chat in chats:
         if is_missing(chat.teacher_messages):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xtok import __version__
-from xtok._lib.progress import Progress, TextProgress, silent, silent_texts
+from xtok._lib.progress import Progress, silent
 from xtok.building.counting.pair_text import PairText, Wanted
 from xtok.building.events import events
 from xtok.inspection import Grade, distinct_names
@@ -83,7 +83,6 @@ def examine(
     models: tuple[str, str] | None = None,
     field: str = "text",
     progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
 ) -> PageData:
     """Examine a map, or two of one pair.
 
@@ -94,8 +93,7 @@ def examine(
         names: what the page calls the maps.
         models: what the commands that it recommends call the models; their ids by default.
         field: the field of JSON lines, or column of Parquet, that holds the text.
-        progress: called for each pass over a vocabulary.
-        text_progress: called for the text.
+        progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
         XtokError: if a map carries no tokens and there are no tokenizers, two maps are of different
@@ -111,7 +109,7 @@ def examine(
     evaluation = text = None
     if texts:
         wanted = Wanted(per_document=True, excerpts=True)
-        text = PairText.read(pair, texts, wanted, field=field, progress=text_progress)
+        text = PairText.read(pair, texts, wanted, field=field, progress=progress)
         named = dict(zip(names, loaded, strict=True))
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     of_pair = events(pair, progress=progress) if has_tokenizers else None
@@ -236,7 +234,7 @@ def _map_findings(
 
 
 def _quality(m: MapMeasures) -> Finding:
-    """Say how near a map comes over chunks to the best one."""
+    """Report how near a map comes over chunks to the best one."""
     value = m.chunk_cross_entropy.value
     best = f"the best map in hindsight has {m.chunk_floor:.3f}."
     if m.is_worse_than_recipe:

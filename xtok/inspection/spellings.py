@@ -68,7 +68,7 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
 
 def explain_spellings(m: SpellingMap, tokens: Sequence[str | bytes | int]) -> SpellingExplanation:
-    """Tell how tokens of the student are spelled in the teacher's tokens.
+    """Show how tokens of the student are spelled in the teacher's tokens.
 
     Args:
         m: the spelling map.

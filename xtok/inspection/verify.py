@@ -165,7 +165,7 @@ def _digest(table: TokenTable | None, written: str | None) -> Found:
     digest = table.sha256()
     if written in (None, digest):
         return "ok", f"table_sha256 is {digest[:16]}…"
-    return "failed", f"table_sha256 says {str(written)[:16]}…, the tokens give {digest[:16]}…"
+    return "failed", f"table_sha256 is {str(written)[:16]}…, the tokens give {digest[:16]}…"
 
 
 def _tensors(m: AnyMap, written: str | None) -> Found:
@@ -174,7 +174,7 @@ def _tensors(m: AnyMap, written: str | None) -> Found:
         return "skipped", "an earlier version wrote no digest of them"
     if (digest := mapfile.tensors_sha256(vars(m))) == written:
         return "ok", f"tensors_sha256 is {digest[:16]}…"
-    return "failed", f"tensors_sha256 says {written!s:.16}…, they give {digest[:16]}…"
+    return "failed", f"tensors_sha256 is {written!s:.16}…, they give {digest[:16]}…"
 
 
 def _slots(m: ProjectionMap) -> Found:
@@ -237,10 +237,10 @@ def _definition(of_map: Vocabulary, tokenizer: Tokenizer) -> Found:
     """Check that a tokenizer is defined as the one that a map was made of."""
     of_model = tokenizer.vocabulary
     if of_map.definition_sha256 is None:
-        return "skipped", f"not in the file: whether {of_model.model_id} changed cannot be told"
+        return "skipped", f"not in the file: whether {of_model.model_id} changed is unknown"
     if of_map.backend != of_model.backend:
         how = f"the map is of files of the kind {of_map.backend}, these are {of_model.backend}"
-        return "skipped", f"{how}: whether the tokenizer changed cannot be told"
+        return "skipped", f"{how}: whether the tokenizer changed is unknown"
     digest = tokenizer.definition_sha256
     if of_map.definition_sha256 == digest:
         return "ok", f"definition_sha256 is {digest[:16]}…"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.progress import TextProgress, silent_texts
+from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths, SourceFile, shards, source_of
 from xtok.alignment.sequences import FlatIds
 from xtok.building.counting.aligned import AlignedTexts, Difference, TextAligner
@@ -203,7 +203,7 @@ class PairText:
         field: str = "text",
         group_by: str | None = None,
         num_threads: int | None = None,
-        progress: TextProgress = silent_texts,
+        progress: Progress = silent,
     ) -> PairText:
         """Read text once.
 
@@ -282,11 +282,6 @@ class PairText:
 
 TextLike = Paths | PairText
 """Text, or what was counted on it."""
-
-
-def counts_of(pair: Pair, texts: TextLike, wanted: Wanted = Wanted(), **options: Any) -> PairText:
-    """Return counts as they are, and read text as `PairText.read` does."""
-    return texts if isinstance(texts, PairText) else PairText.read(pair, texts, wanted, **options)
 
 
 def tokenizers_of(pair: Pair) -> list[Tokenizer]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,28 +120,16 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     The last is in bytes, and a ratio; of several contexts of a row, the longest counts.
     """
     rows = with_context = size = more = 0
-    for shard in (shard for path in find_texts(texts) for shard in shards(path)):
-        for text, context in _with_contexts(shard, field):
+    paths = [path for path in find_texts(texts) if format_of(path) != "text"]
+    for _, row in chain.from_iterable(map(read_samples, paths)):
+        text = row.get(field) if isinstance(row, dict) else None
+        if isinstance(text, str):
+            context = row.get("teacher_context")
             each = context if isinstance(context, list) else [context]
             longest = max((len(one.encode()) for one in each if isinstance(one, str)), default=0)
             rows, with_context = rows + 1, with_context + (longest > 0)
             size, more = size + len(text.encode()) * (longest > 0), more + longest
     return rows, with_context, 1 + more / max(1, size)
-
-
-def _with_contexts(shard: Shard, field: str) -> Iterator[tuple[str, Any]]:
-    """Return the texts and contexts of rows that have fields; of a file without, nothing."""
-    names = [field, "teacher_context"]
-    if shard.format == "parquet":
-        file = parquet_file(shard.path)
-        stop = file.metadata.num_row_groups if shard.stop is None else shard.stop
-        if set(names) <= {*file.schema_arrow.names}:
-            groups = list(range(shard.start, stop))
-            for batch in file.iter_batches(_ROWS_AT_ONCE, groups, names, use_threads=False):
-                yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-    elif shard.format != "text":
-        for _, value, _ in json_lines(shard, max_bytes=MAX_LINE_BYTES, hint=_OBJECTS_HINT):
-            yield value[field], value.get("teacher_context")
 
 
 def _documents(shard: Shard, columns: TextColumns) -> Iterator[tuple[str, str, int]]:
@@ -251,7 +239,7 @@ _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object", type(No
 
 
 def _problem_of(value: Any, columns: TextColumns) -> str:
-    """Say why a JSON value is not a document; "" if it is one."""
+    """Return why a JSON value is not a document; "" if it is one."""
     if not isinstance(value, dict):
         return "not a JSON object"
     if columns.text not in value:
