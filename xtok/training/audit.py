@@ -28,12 +28,12 @@ MOST_BITS = 8.5
 
 
 FEWEST_BYTES = 32
-"""Of the targets, below which what a teacher knows of them says little."""
+"""Of the targets, below which a teacher's bits per byte are noise."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What a run takes for granted of its models and its data, beside what their libraries say."""
+    """What a run assumes of its models and its data, beside what their libraries compute."""
 
     held: tuple[str, ...]  # what was compared, with its values
     differences: tuple[str, ...]  # a sentence each, with both values
@@ -167,7 +167,7 @@ class _ModelRun:
         return self.nats[1] / math.log(2) / self.bytes
 
     def read(self, logits: Tensor) -> Tensor | None:
-        """Keep what logits `[B, T, V]` say of the targets; return −log p of each, float32."""
+        """Keep the losses of logits `[B, T, V]` on the targets; return −log p of each, float32."""
         targets, ids = self.rows["targets"], self.rows["input_ids"]
         is_target = targets >= 0
         if not bool(is_target.any()):
@@ -260,7 +260,7 @@ def _memory(parameter: Tensor) -> int:
 
 @torch.no_grad()
 def _teacher_differences(side: _ModelRun, student: _ModelRun) -> Iterator[str]:
-    """Run a teacher twice; say where it is not what it should be."""
+    """Run a teacher twice; yield where it is not what it should be."""
     name, model = side.name, side.model
     if any(module.training for module in model.modules()):
         yield f"{name} is in training mode: call its eval()"

@@ -69,8 +69,8 @@ class DistillationCollator:
     the teachers alone: after their bos token, and spelled apart, so that no token reaches across.
     `teacher_messages` beside `messages` is the conversation as the teachers read it: messages, or
     an object with `messages` and other `tools` or `chat_template_kwargs`. Its last answers must be
-    those of `messages`, in their order; everything else may differ, and is no target. Both fields
-    may be a list with one for each teacher, None for a teacher that reads what the student does.
+    those of `messages`, in their order; everything else may differ, and is not a target. Both may
+    be a list with one for each teacher, None for a teacher that reads what the student does.
     `max_length` cuts them from the left, up to the first answer, before it cuts the rest.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,

@@ -37,7 +37,7 @@ class ProjectionModule(nn.Module):
 
     Raises:
         ValueError: if the map does not hold what `ProjectionMap.check` asks for.
-        XtokError: if its file does not tell a width.
+        XtokError: if its file lacks a width.
     """
 
     # Entries sorted by teacher id, then by student id; column t is entries offsets[t] to

@@ -99,7 +99,7 @@ class Objective:
         P-KL with `top_k`.
 
         `router` is the student's `heads.router_loss`, which is added, weighed by the batch's
-        targets. Logits may be `HiddenLogits` where `takes_hidden` says so. Each block of the
+        targets. Logits may be `HiddenLogits` where `takes_hidden` is true. Each block of the
         student's is made once, for the cross-entropy and the losses of all teachers; with
         `dynamic_scaling` and without `whole` twice, as the factor is not known before.
         """

@@ -36,7 +36,7 @@ class TopKCollator:
     the predictions is of token i, so that of the first token is empty. `input_ids` are the
     student's, `topk_ids` and `topk_logprobs` have a list of candidates for each, `rest_logprob` the
     logarithm of what these leave; where it is None, all that they lack of a sum of 1. Tokens count
-    that have candidates, unless `valid` or `loss_mask` says otherwise; without `loss_mask` all are
+    that have candidates, unless `valid` or `loss_mask` excludes them; without `loss_mask` all are
     targets.
 
     The batch is that of a `DistillationCollator`, with one teacher, of which it has `stored`.
@@ -97,7 +97,7 @@ _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
 
 
 def _lawful(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
-    """Return a row's predictions, checked; a rest that is told is what `project` did not know."""
+    """Return a row's predictions, checked; with a `rest_logprob`, they are those of `project`."""
     lists = [columns.get(name, [[]] * len(token_ids)) for name in ("topk_ids", "topk_logprobs")]
     counts, others = ([len(best) for best in column] for column in lists)
     if counts != others:

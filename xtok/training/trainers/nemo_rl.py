@@ -57,13 +57,13 @@ class NemoTokenAligner(aligner.TokenAligner):
     ) -> AlignmentBatch:
         """Align a batch of rows of token ids; see `xtok.TokenAligner.align`.
 
-        Its collator puts every field into the batch, so there are none but those that it knows.
+        Its collator puts every field into the batch, so there are only those that it knows.
 
         Args:
             student_ids: integers `[B, T_s]`.
             teacher_ids: integers `[B, T_t]`.
-            student_offsets: not read: bytes say where tokens end, and characters do not. NeMo-RL's
-                draft 3286 passes those of its tokenizer.
+            student_offsets: not read: they count characters, and only bytes show where tokens end.
+                NeMo-RL's draft 3286 passes those of its tokenizer.
             teacher_offsets: the same.
             student_attention_mask: `[B, T_s]`, 0 where a token is padding.
             teacher_attention_mask: `[B, T_t]`.

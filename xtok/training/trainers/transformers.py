@@ -46,8 +46,8 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         teacher_weights: of the teachers' losses; each is 1 if None.
         combine: the weights of distillation and cross-entropy; 1 and 1 if None.
         hidden_states: None: losses make logits from hidden states, a block at a time, wherever loss
-            and models allow it; a note says where not. False: models make whole logits. True: an
-            error where they would have to.
+            and models allow it, and a note names the others. False: models make whole logits. True:
+            an error where they would have to.
         audit: compare the first batch with what the models' libraries make of it (`audit`): a line
             on stderr, or a warning for each difference.
         **kwargs: as of a `Trainer`: datasets, callbacks, optimizers …

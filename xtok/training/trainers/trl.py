@@ -228,14 +228,14 @@ def _teacher_side(example: Mapping[str, Any], place: str) -> dict[str, Any]:
         what = f"{place}: it has both teacher_messages and teacher_prompt"
         raise XtokError(what, hint="give one of them")
     for name, value in given.items():
-        [told] = for_each_teacher(value, 1, "teacher_messages", place)
-        if is_chat and isinstance(told, str):
-            told = [{"role": "user", "content": told}]
-        if is_chat and told[-1]["role"] == "assistant":
-            chat, end = chat_record({"messages": completion}, place), len(told) - len(completion)
-            teachers_chat(chat, told[end:], name)  # raises for another answer
-            told = told[:end]
-        prompt, is_chat = told, not isinstance(told, str)
+        [theirs] = for_each_teacher(value, 1, "teacher_messages", place)
+        if is_chat and isinstance(theirs, str):
+            theirs = [{"role": "user", "content": theirs}]
+        if is_chat and theirs[-1]["role"] == "assistant":
+            chat, end = chat_record({"messages": completion}, place), len(theirs) - len(completion)
+            teachers_chat(chat, theirs[end:], name)  # raises for another answer
+            theirs = theirs[:end]
+        prompt, is_chat = theirs, not isinstance(theirs, str)
     if is_chat:
         require_used(example, place, "messages")
         prompt = {"messages": prompt, "chat_template_kwargs": example.get("chat_template_kwargs")}
