@@ -1,7 +1,7 @@
 """A prediction obeys probability: what must hold for predictions, whoever made them.
 
 Files, servers' answers, `serve`, collators, `project_logprobs` and `topk_kl` all ask `lawful`. What
-no model can say is an error, or, where a file or a server writes it for "nothing", not known.
+no model can give is an error, or, where a file or a server writes it for "nothing", unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREDICTS_FIRST = "nothing predicts a first token: row i is of token i, not of th
 TRUE_HINT = "store natural log-probabilities at temperature 1"
 _SHIFTED_HINT = "give rows that predict token i from the tokens before it; row 0 is empty"
 
-# Statistics decide over so many rows, and have so much to say: of a true cache, in 4 of 10⁸ cases.
+# Statistics decide over so many rows, and by so much: against a true cache, in 4 of 10⁸ cases.
 _ENOUGH_ROWS = 16
 _EVIDENCE = 17.0  # nats
 _MOST_EVIDENCE = 5.5  # of a row: four at least
@@ -49,7 +49,7 @@ their logarithms to base 2 exceed 3 in 93 % (top 12) to 100 % (32) of such texts
 
 
 class UnlawfulError(ValueError):
-    """What no model can say of a token, or of a document's tokens; and the hint that fixes it."""
+    """What is impossible for a token, or a document's tokens; and the hint that fixes it."""
 
     def __init__(
         self, row: int, problem: str, hint: str = TRUE_HINT, *, is_document: bool = False
@@ -68,7 +68,7 @@ def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
-    """Return the log-probabilities of texts' own tokens, NaN where no model said one.
+    """Return the log-probabilities of texts' own tokens, NaN where none is given.
 
     That is for stand-ins, and for a first token with 0.0, as if it were certain.
 
@@ -103,19 +103,19 @@ def lawful(
 
     No model breaks these rules, but for rounding:
 
-    - A log-probability is at most 0. A row's sum to 1 with the rest, if it is told, else to less.
+    - A log-probability is at most 0. A row's sum to 1 with the rest, if it is given, else to less.
     - A candidate is a token, and occurs once.
     - Nothing that a top-k leaves out is above its least candidate: rest ≤ (V − K) · p_K; and over
       some rows, the rest goes on as the candidates fall.
     - Nothing predicts a first token, and a row is of its own token, document by document.
 
-    `realized_logprob` becomes the candidate's where it is not told.
+    `realized_logprob` becomes the candidate's where it is not given.
 
     Args:
         topk: as it was read.
         width: V, the largest id + 1.
         begins: whether documents begin with a text's first token.
-        is_answer: whether a server said all of it at once: then a text's own token is always a
+        is_answer: whether a server gave all of it at once: then a text's own token is always a
             candidate, and has its value.
         is_projected: whether they were projected: then the rest is also what is not known, and a
             text's own token has what its chunk has.
@@ -161,17 +161,17 @@ def lawful(
 
 
 def _contradicted(topk: TopK, listed: NDArray[np.float32], *, is_answer: bool) -> NDArray[np.bool_]:
-    """Return where a text's own token is told another value than its candidate has.
+    """Return where a text's own token has another value than its candidate has.
 
     Of a file, only in documents where half of them do: two programs round otherwise.
     """
     own = topk.realized_logprob
     differs = np.abs(own - listed) > STORED_ROUNDING + RELATIVE_ROUNDING * np.abs(listed)
-    told = np.flatnonzero(~np.isnan(own))
-    num_told, num_differ = (
-        _by_document(topk, told, x) for x in (np.ones(len(told)), differs[told])
+    given = np.flatnonzero(~np.isnan(own))
+    num_given, num_differ = (
+        _by_document(topk, given, x) for x in (np.ones(len(given)), differs[given])
     )
-    is_most = (2 * num_differ >= num_told)[rows_of(topk.bounds)]
+    is_most = (2 * num_differ >= num_given)[rows_of(topk.bounds)]
     return np.asarray(differs & (is_answer | is_most))
 
 
@@ -188,15 +188,15 @@ def _require(
 
 
 def _without_first_rows(topk: TopK, firsts: NDArray[np.int64]) -> TopK:
-    """Empty the rows of first tokens that say nothing, or that their token is certain."""
+    """Empty the rows of first tokens; one that predicts more than its own token is an error."""
     is_first = np.zeros(len(topk.token_ids), np.bool_)
     is_first[firsts] = True
     row_of = rows_of(topk.starts)
     is_certain = (topk.ids == topk.token_ids[row_of]) & (topk.logprobs == 0)
-    says = np.bincount(row_of, ~is_certain, len(is_first)) > 0
-    says |= ~np.isnan(topk.realized_logprob)
+    predicts = np.bincount(row_of, ~is_certain, len(is_first)) > 0
+    predicts |= ~np.isnan(topk.realized_logprob)
     problem = f"it has a prediction, and {PREDICTS_FIRST}"
-    _require(is_first & says, lambda _: problem, _SHIFTED_HINT)
+    _require(is_first & predicts, lambda _: problem, _SHIFTED_HINT)
     return with_candidates(topk, ~is_first[row_of])
 
 
@@ -247,15 +247,15 @@ def _sorted(topk: TopK, row_of: NDArray[np.int64]) -> TopK:
 
 
 def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_projected: bool) -> None:
-    """Check the sums of candidates, with the rest where it is told."""
+    """Check the sums of candidates, with the rest where it is given."""
     rest = np.exp(topk.rest_logprob, dtype=np.float64)
-    is_told = topk.valid & ~np.isnan(rest)
-    totals = sums + np.where(is_told, rest, 0)
-    lacks = is_told & (totals < 1 - STORED_ROUNDING) & (not is_projected)
+    is_given = topk.valid & ~np.isnan(rest)
+    totals = sums + np.where(is_given, rest, 0)
+    lacks = is_given & (totals < 1 - STORED_ROUNDING) & (not is_projected)
     wrong = (totals > 1 + STORED_ROUNDING) | lacks
     words = ["its probabilities", "its probabilities and the rest"]
     hint = f"{TRUE_HINT}; the rest is log(1 - their sum)"
-    _require(wrong, lambda n: f"{words[int(is_told[n])]} sum to {totals[n]:.4g}", hint)
+    _require(wrong, lambda n: f"{words[int(is_given[n])]} sum to {totals[n]:.4g}", hint)
 
 
 def _check_rest(
@@ -322,7 +322,7 @@ def _require_documents(
 
 
 def _listed(topk: TopK, row_of: NDArray[np.int64], shift: int) -> NDArray[np.float32]:
-    """Return what each row says of the token that is `shift` on in its document; NaN if nothing."""
+    """Return what each row gives the token that is `shift` on in its document; NaN if nothing."""
     tokens = np.full(len(topk.token_ids), -1, np.int64)
     document = rows_of(topk.bounds)
     source = np.arange(len(tokens)) + shift
@@ -346,14 +346,14 @@ def _check_places(
     """Check that rows are of their own tokens, document by document.
 
     Rows of the next token give that more likelihood than their own, and list it about as often as
-    their probabilities say. A token that is not listed has an equal part of what they leave.
+    their probabilities give. A token that is not listed has an equal part of what they leave.
 
     Args:
         topk: checked otherwise.
         row_of: the row of each candidate.
         left: what the candidates of each row leave.
         width: of the vocabulary.
-        is_own_alone: whether it is not said how often rows list their own token.
+        is_own_alone: whether it is unknown how often rows list their own token.
     """
     rows = np.flatnonzero(topk.valid)
     document, left = rows_of(topk.bounds)[rows], left[rows]
@@ -361,14 +361,14 @@ def _check_places(
     absent = np.log(np.maximum(_LEAST_LEFT, left) / others)
     absent = np.minimum(absent, topk.logprobs[topk.starts[1:][rows] - 1])
     listed = {shift: _listed(topk, row_of, shift)[rows] for shift in (0, 1, -1)}
-    said = {n: np.where(np.isnan(values), absent, values) for n, values in listed.items()}
+    filled = {n: np.where(np.isnan(values), absent, values) for n, values in listed.items()}
     num_rows, mass = (_by_document(topk, rows, x) for x in (np.ones(len(rows)), 1 - left))
     hits = {n: _by_document(topk, rows, ~np.isnan(values)) for n, values in listed.items()}
     for shift, other in ((1, "next"), (-1, "previous")):
         inside = (rows + shift >= topk.bounds[document]) & (
             rows + shift < topk.bounds[document + 1]
         )
-        gain = np.clip(said[shift] - said[0], -_MOST_EVIDENCE, _MOST_EVIDENCE) * inside
+        gain = np.clip(filled[shift] - filled[0], -_MOST_EVIDENCE, _MOST_EVIDENCE) * inside
         _require_documents(
             topk,
             (_by_document(topk, rows, gain) >= _EVIDENCE) & (2 * hits[shift] >= mass),

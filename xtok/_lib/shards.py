@@ -101,8 +101,8 @@ def format_of(path: Path) -> Format:
 def shards(path: Path, kind: Format | None = None) -> list[Shard]:
     """Cut a file into shards: byte ranges of text and JSON lines, row groups of Parquet.
 
-    A compressed file is one shard. The cut depends on the file alone, and on its format, which its
-    name tells if it is not given.
+    A compressed file is one shard. The cut depends on the file alone, and on its format, which is
+    by its name if None.
 
     Raises:
         XtokError: if the file cannot be read.
