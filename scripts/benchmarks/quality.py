@@ -42,9 +42,7 @@ def options_of_build(options: Namespace) -> Iterator[Row]:
     for label, pair in chosen((PAIRS[0], PAIRS[1], PAIRS[5]), options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
         maps = {option: xtok.build(*sides, config) for option, config in OPTIONS.items()}
-        found = xtok.evaluate(
-            xtok.pair(*sides), [*maps.values()], texts, names=[*maps], num_worst=0
-        )
+        found = xtok.evaluate(xtok.pair(*sides), [*maps.values()], texts, names=[*maps])
         measures = {m.name: m for m in found.measures}  # the last group is all text
         for option, made in maps.items():
             kinds = np.bincount(made.row_kind, minlength=max(RowKind) + 1)
@@ -107,9 +105,7 @@ def chunks(options: Namespace) -> Iterator[Row]:
         if options.embedding_model is not None:
             near = xtok.GenerateConfig(top_k=8)
             maps["embeddings"] = xtok.generate(xtok.pair(*sides), options.embedding_model, near)
-        found = xtok.evaluate(
-            xtok.pair(*sides), [*maps.values()], held_out, names=[*maps], num_worst=0
-        )
+        found = xtok.evaluate(xtok.pair(*sides), [*maps.values()], held_out, names=[*maps])
         for m in found.measures[: -len(maps)]:  # the last group is all text
             of = label, m.name, m.group.partition(".")[0]
             here, floor = m.chunk_cross_entropy.value, m.chunk_floor

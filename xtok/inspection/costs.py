@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from xtok.building.counting.pair_text import PerDocument
 
 
+NUM_WORST = 5
+"""The most costly rows that are listed for each map."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassMeasures:
     """How a map does on the student tokens of one class, over all text."""
@@ -108,19 +112,18 @@ class Occurrences:
             if starts[kind]
         ]
 
-    def worst(self, name: str, avoidable: _Values, weights: _Values, number: int) -> list[WorstRow]:
+    def worst(self, name: str, avoidable: _Values, weights: _Values) -> list[WorstRow]:
         """Return the rows with the most avoidable losses.
 
         Args:
             name: of the map.
             avoidable: of each pair, or chunk.
             weights: the map's, of the pairs that are wanted.
-            number: of rows, at most.
         """
         share = self._amounts / max(1.0, self._amounts.sum())
         excess = np.bincount(self._rows, share * avoidable[self._owner])
         starts = np.bincount(*self._starts, len(self._student))
-        rows = np.argsort(-excess, kind="stable")[:number].tolist()
+        rows = np.argsort(-excess, kind="stable")[:NUM_WORST].tolist()
         return [
             WorstRow(
                 name=name,

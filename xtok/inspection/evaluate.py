@@ -166,7 +166,6 @@ def evaluate(
     field: str = "text",
     group_by: str | None = None,
     for_loss: Loss | None = None,
-    num_worst: int = 5,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure maps or event maps of one pair on text, in one pass over it.
@@ -180,7 +179,6 @@ def evaluate(
         field: the field of JSON lines, or column of Parquet, that holds the text.
         group_by: a field or column by whose values text is grouped; files are groups if None.
         for_loss: a loss to rank the maps for.
-        num_worst: how many of the most costly rows to list for each map.
         progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
@@ -207,9 +205,7 @@ def evaluate(
     text = PairText.read(
         pair, texts, Wanted(per_document=True), field=field, group_by=group_by, progress=progress
     )
-    return evaluation_of(
-        named, pair, text, for_loss=for_loss, num_worst=num_worst, progress=progress
-    )
+    return evaluation_of(named, pair, text, for_loss=for_loss, progress=progress)
 
 
 def evaluation_of(
@@ -218,7 +214,6 @@ def evaluation_of(
     text: PairText,
     *,
     for_loss: Loss | None = None,
-    num_worst: int = 5,
     progress: Progress = silent,
 ) -> Evaluation:
     """Return the result of `evaluate` for maps, by name, on text counted per document."""
@@ -231,10 +226,10 @@ def evaluation_of(
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
     of_events = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
     if of_events:
-        measured = _event_map_fields(of_events, pair, documents, by_row, num_worst)
+        measured = _event_map_fields(of_events, pair, documents, by_row)
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
-        measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss, num_worst)
+        measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss)
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -248,7 +243,7 @@ def evaluation_of(
 
 
 def _event_map_fields(
-    maps: Mapping[str, EventMap], pair: Pair, text: PerDocument, by_row: Occurrences, num_worst: int
+    maps: Mapping[str, EventMap], pair: Pair, text: PerDocument, by_row: Occurrences
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that event maps have."""
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
@@ -275,7 +270,7 @@ def _event_map_fields(
             for name, of_tokens in events.items()
         ]
     classes = [by_row.classes(name, leak, of_shared, ~leak) for name, leak in leaks.items()]
-    worst = [by_row.worst(name, leak, ~leak, num_worst) for name, leak in leaks.items()]
+    worst = [by_row.worst(name, leak, ~leak) for name, leak in leaks.items()]
     return {
         "event_measures": tuple(measures),
         "classes": tuple(chain(*classes)),
@@ -289,7 +284,6 @@ def _map_fields(
     recipes: Mapping[int, Edges],
     by_row: Occurrences,
     for_loss: Loss | None,
-    num_worst: int,
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that maps have; `recipes` are by `top_k`."""
     shape = by_row.shape
@@ -317,7 +311,7 @@ def _map_fields(
         loss, floor = losses[name][prefix], floors[m.top_k][prefix]
         at_starts, wanted = (weights_at(m.edges, keys) for keys in (text.keys, by_row.keys))
         classes.append(by_row.classes(name, loss, floor, at_starts > 0))
-        worst.append(by_row.worst(name, loss - floor, wanted, num_worst))
+        worst.append(by_row.worst(name, loss - floor, wanted))
     ranking = None
     if for_loss is not None:
         of_loss = np.stack([one[f"{prefix}cross_entropy"] for one in sums.values()])

@@ -66,20 +66,15 @@ class AlignedTexts(NamedTuple):
     def first_difference(self, tables: Sequence[TokenTable], groups: Sequence[str]) -> Difference:
         """Show where the first document that differs does so first."""
         document = int(self.differs.argmax())
-        spans = self.spans[:, self.documents == document].tolist()
-        outside = []
-        for side, table, first in (
-            (self.student, tables[0], 0), (self.teacher, tables[1], 2),
-        ):  # fmt: skip
-            start, stop = side.bounds[document : document + 2].tolist()
-            outside.append((
-                [start, *spans[first + 1]], [*spans[first], stop],
-                side.ids, table,
-            ))  # fmt: skip
-        gaps = zip(*(zip(begins, ends, strict=True) for begins, ends, _, _ in outside), strict=True)
-        at = next(n for n, pair in enumerate(gaps) if any(begin < end for begin, end in pair))
+        spans = self.spans[:, self.documents == document]
+        # Of each side, where what lies before, between and behind its chunks begins and ends.
+        sides = []
+        for side, of_side in ((self.student, spans[:2]), (self.teacher, spans[2:])):
+            start, stop = side.bounds[document : document + 2]
+            sides.append((side.ids, np.append(start, of_side[1]), np.append(of_side[0], stop)))
+        at = int(np.any([begins < ends for _, begins, ends in sides], axis=0).argmax())
         shown = []
-        for begins, ends, ids, table in outside:
+        for table, (ids, begins, ends) in zip(tables, sides, strict=True):
             before = _spelled(table, ids[begins[0] : begins[at]][-_CONTEXT:])[-_CONTEXT:]
             differing = _spelled(table, ids[begins[at] : ends[at]][:_CONTEXT])[:_CONTEXT]
             shown.append(quoted(escape(_whole(before) + differing)))

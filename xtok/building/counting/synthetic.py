@@ -106,7 +106,6 @@ def synthetic_edges(
     target: Target = "start",
     *,
     num_texts: int | None = None,
-    seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Edges, list[int]]:
     """Count pairs of tokens on synthetic text.
@@ -120,7 +119,6 @@ def synthetic_edges(
         target: what is counted, as in `BuildConfig`.
         num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000,
             or 150,000 where less than half of all tokens are both sides'.
-        seed: the same seed gives the same edges.
         progress: called with the number of texts.
 
     Returns:
@@ -128,7 +126,7 @@ def synthetic_edges(
         the teacher cannot spell.
     """
     student, teacher = pair.tokenizers
-    counts = _count(pair, target, num_texts, seed, progress)
+    counts = _count(pair, target, num_texts, progress)
 
     def occurrences(predicted: MapRows | None = None) -> Edges:
         keys, amounts = counts.pairs(predicted)
@@ -151,16 +149,14 @@ def synthetic_edges(
     return Edges.concatenate([occurrences(predicted), *parts]), unspelled
 
 
-def _count(
-    pair: Pair, target: Target, num_texts: int | None, seed: int, progress: Progress
-) -> Counts:
+def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress) -> Counts:
     """Draw texts, and count them; texts are drawn while those before are encoded."""
     tables = [side.table for side in pair.tokenizers]
     if num_texts is None:
         ours, theirs = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
-    source = SyntheticSource(tables, seed)
+    source = SyntheticSource(tables)
     tally, aligner = Tally(target), TextAligner(pair)
     left = num_texts  # to draw
     waiting = 0  # texts that are being encoded
@@ -254,8 +250,8 @@ class _EvenNumbers:
     Operations Research 56(4), 2008).
     """
 
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
         self._next: dict[object, float] = {}
 
     def in_any_order(self, decision: object, number: int) -> NDArray[np.float64]:
@@ -280,8 +276,8 @@ class _EvenNumbers:
 class SyntheticSource:
     """The tokens of several vocabularies by kind, with their weights, and how words continue."""
 
-    def __init__(self, tables: Sequence[TokenTable], seed: int) -> None:
-        self.draw = _EvenNumbers(seed)
+    def __init__(self, tables: Sequence[TokenTable]) -> None:
+        self.draw = _EvenNumbers()
         parts: list[tuple[Kind, list[bytes], NDArray[np.float64]]] = []
         for table in tables:
             of_kind: dict[Kind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
