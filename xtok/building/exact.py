@@ -60,9 +60,8 @@ def options_after(projection: ProjectionMap, config: MultitokenConfig) -> Multit
 
     Options at their defaults in the config do not count.
     """
-    defaults = MultitokenConfig()
-    given = {name: getattr(config, name) for name in _MATCHING}
-    changed = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+    given: dict[str, Any] = {name: getattr(config, name) for name in _MATCHING}
+    changed = {n: value for n, value in given.items() if value != getattr(MultitokenConfig, n)}
     return replace(used_options(projection), **changed)
 
 
@@ -158,14 +157,6 @@ def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
             )
 
 
-def matching_options(config: MultitokenConfig) -> dict[str, str]:
-    """Return the options of matches as a map's history has them."""
-    options: dict[str, str] = {"special_tokens": config.special_tokens}
-    if config.canonicalization == "relaxed":
-        options["canonicalization"] = "relaxed"
-    return options
-
-
 def with_exact(
     projection: ProjectionMap,
     matches: Matches,
@@ -202,7 +193,8 @@ def with_exact(
         row_kind=kind,
         scale_slot=None if slot is None else np.where(taken > 0, slot, np.uint8(0)),
     )
-    return result.after("reapply-exact", matching_options(config))
+    used = {"special_tokens", "canonicalization"} & config.options.keys()
+    return result.after("reapply-exact", {name: config.options[name] for name in sorted(used)})
 
 
 def reapply_exact(

@@ -130,20 +130,18 @@ class Objective:
         """Return the weighted sum, and detached its parts: distillation and cross-entropy."""
         of_distillation, of_cross_entropy = weights
         of_teachers = teacher_weights(self.teacher_weights, len(sides))
-        plans: list[Plan] = []
-        of_plans: list[Tensor] = []  # the share of each
-        weighted: list[Tensor] = []
+        losses: list[tuple[Plan, Tensor, Tensor | float]] = []  # each with its share and weight
         if of_cross_entropy:
-            plans.append(plan_cross_entropy(student_logits, batch["targets"]))
-            of_plans.append(shares[0])
-            weighted.append(of_cross_entropy * shares[0])
+            plan = plan_cross_entropy(student_logits, batch["targets"])
+            losses.append((plan, shares[0], of_cross_entropy))
         for (loss, logits, side), share, weight in zip(sides, shares[1:], of_teachers, strict=True):
-            plans.append(loss.plan(student_logits, logits, batch, side))
-            of_plans.append(share * weight)
-            weighted.append(of_distillation * of_plans[-1])
+            plan = loss.plan(student_logits, logits, batch, side)
+            losses.append((plan, share * weight, of_distillation))
         zero = torch.zeros_like(shares[0])
-        if not plans:
+        if not losses:
             return zero, zero, zero
+        plans, of_plans, weighs = zip(*losses, strict=True)
+        weighted = [weight * share for weight, share in zip(weighs, of_plans, strict=True)]
         total, means = one_pass(student_logits, plans, weighted)
         parts = [mean * share for mean, share in zip(means, of_plans, strict=True)]
         cross_entropy = parts.pop(0) if of_cross_entropy else zero

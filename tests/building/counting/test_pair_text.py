@@ -24,7 +24,7 @@ from xtok._lib import shards
 from xtok._lib.shards import source_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import counts as counting
-from xtok.building.counting import pair_text, texts
+from xtok.building.counting import encode, pair_text, texts
 from xtok.building.counting.pair_text import PairText, TextTotals, Wanted
 from xtok.config import Target
 from xtok.errors import XtokError
@@ -170,10 +170,12 @@ def test_batches_threads_and_compression_change_nothing(
 ) -> None:
     wanted = Wanted(target=target, hold_out=True)
     before = set(threading.enumerate())
-    once = PairText.read(pair, corpus, wanted, num_threads=1)
+    monkeypatch.setattr(encode, "available_cores", lambda: 1)
+    once = PairText.read(pair, corpus, wanted)
     assert once.totals.documents == 120
     assert once.totals.held_out > 0
-    assert figures(PairText.read(pair, corpus, wanted, num_threads=3)) == figures(once)
+    monkeypatch.setattr(encode, "available_cores", lambda: 3)
+    assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
     assert set(threading.enumerate()) <= before
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(corpus.read_bytes()))

@@ -28,12 +28,11 @@ class TextEncoder:
 
     Args:
         tokenizers: a pair's are the student's and the teacher's.
-        num_threads: one per available core if None.
     """
 
-    def __init__(self, *tokenizers: Tokenizer, num_threads: int | None = None) -> None:
+    def __init__(self, *tokenizers: Tokenizer) -> None:
         self.tokenizers = tokenizers
-        self.num_threads = num_threads or available_cores()
+        self.num_threads = available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
         for tokenizer in tokenizers:
             tokenizer.library_arrays([""])  # its encoder is made here, not in each thread

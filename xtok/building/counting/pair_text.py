@@ -202,7 +202,6 @@ class PairText:
         *,
         field: str = "text",
         group_by: str | None = None,
-        num_threads: int | None = None,
         progress: Progress = silent,
     ) -> PairText:
         """Read text once.
@@ -214,7 +213,6 @@ class PairText:
             wanted: what to count.
             field: the field of JSON lines, or column of Parquet, that holds the text.
             group_by: a field or column by whose values documents are grouped; by file if None.
-            num_threads: threads that encode; one per available core if None.
             progress: called with the bytes on disk.
 
         Raises:
@@ -226,7 +224,7 @@ class PairText:
         size = sum(shard.size for shard in parts)
         counter = TextCounter(pair, wanted)
         with (
-            TextEncoder(*tokenizers, num_threads=num_threads) as encoder,
+            TextEncoder(*tokenizers) as encoder,
             progress("counting", size) as advance,
         ):
             for batch, sides in encoder.read(read_batches(parts, columns), size, advance):
