@@ -9,8 +9,6 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[..., object]]]
 """Called with a label and a total; the context's value is called with each step's size: of text,
 with the bytes on disk that were read and the tokens encoded since it was last called."""
 
-TextProgress = Progress
-
 Note = Callable[[str], object]
 """Called with a sentence on what was done or left out."""
 
@@ -18,9 +16,6 @@ Note = Callable[[str], object]
 def silent(label: str, total: int) -> AbstractContextManager[Callable[..., object]]:
     """Show no progress."""
     return nullcontext(lambda size, tokens=0: None)
-
-
-silent_texts = silent
 
 
 def silent_note(sentence: str) -> None:

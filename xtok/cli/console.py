@@ -59,9 +59,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-text_progress_bar = progress_bar
-
-
 def _columns() -> int:
     """Return the width of stderr's terminal: 0 for none, and in a pty whose size nobody set."""
     with suppress(OSError, ValueError):

@@ -85,7 +85,7 @@ def project(
             sources=_sources_of(models, pair) if engine == "ray" else (),
             address=address,
             progress=console.progress_bar,
-            text_progress=console.text_progress_bar,
+            text_progress=console.progress_bar,
             note=console.print_note,
         )
     except XtokError as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 from xtok._lib.io import atomic_output, locked, remove, write
 from xtok._lib.opening import need, parquet_writer
-from xtok._lib.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
+from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.ragged import offsets_of
 from xtok._lib.shards import Paths
 from xtok.config import WAIT, ProjectConfig
@@ -109,7 +109,7 @@ def project(
     sources: Sequence[TokenizerSource] = (),
     address: str | None = "auto",
     progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
+    text_progress: Progress = silent,
     note: Note = silent_note,
 ) -> Projected:
     """Turn stored predictions of a teacher into predictions of a student, on the same text.

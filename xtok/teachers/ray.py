@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from xtok._lib.progress import TextProgress
+from xtok._lib.progress import Progress
 from xtok.errors import XtokError, install_hint
 from xtok.teachers.checkpoint import PartSummary, ProjectJob, make_part
 from xtok.teachers.translator import Translator
@@ -50,7 +50,7 @@ def make_parts_on_ray(
     job: ProjectJob,
     sources: Sequence[TokenizerSource],
     address: str | None,
-    progress: TextProgress,
+    progress: Progress,
 ) -> list[PartSummary]:
     """Make all parts of a job on a cluster; return their summaries.
 
