@@ -221,12 +221,11 @@ def make_part(
 
 def summary_of(job: ProjectJob, shard: int) -> PartSummary | None:
     """Return the summary of a shard's part; None if it is not there, whole, and of this job."""
-    with opened_sealed(*job.part(shard)) as file:
-        if file is None:
-            return None
-        [last] = deque(_tables(file), maxlen=1)
-    totals = json.loads(last.schema.metadata[_TOTALS])
-    return PartSummary(last.schema.remove_metadata(), Totals(**totals))
+    last = deque(_streams(job, shard), maxlen=1)
+    if not last:
+        return None
+    schema = last[0].schema
+    return PartSummary(schema.remove_metadata(), Totals(**json.loads(schema.metadata[_TOTALS])))
 
 
 def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
@@ -235,27 +234,26 @@ def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
     Raises:
         XtokError: if the part was changed after it was written.
     """
-    path, about = job.part(shard)
-    with opened_sealed(path, about) as file:
-        if file is None:
-            raise XtokError(
-                f"the part {path} was changed after it was written",
-                hint="run it again: this part is rebuilt, and the others are kept",
-            )
-        yield from (table for table in _tables(file) if not _is_summary(table))
+    streams = _streams(job, shard)
+    before = next(streams, None)
+    if before is None:
+        raise XtokError(
+            f"the part {job.part(shard)[0]} was changed after it was written",
+            hint="run it again: this part is rebuilt, and the others are kept",
+        )
+    for table in streams:
+        yield before
+        before = table  # the last is the summary
 
 
-def _tables(file: Any) -> Iterator[Any]:
-    """Yield the tables of a part that is whole, its summary last."""
+def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
+    """Yield the tables of a part, its summary last; none if it is not whole, and of this job."""
     arrow = need("pyarrow", "a part")
-    while True:
-        yield (table := arrow.ipc.open_stream(file).read_all())
-        if _is_summary(table):
-            return
-
-
-def _is_summary(table: Any) -> bool:
-    return _TOTALS in (table.schema.metadata or {})
+    with opened_sealed(*job.part(shard)) as file:
+        while file is not None:
+            yield (table := arrow.ipc.open_stream(file).read_all())
+            if _TOTALS in (table.schema.metadata or {}):
+                return
 
 
 def _streamed(table: Any) -> memoryview:

@@ -131,7 +131,7 @@ def project(
         address: the cluster's, as `ray.init` takes it.
         progress: called for each pass over a vocabulary.
         text_progress: called for the files.
-        note: called with a sentence on what was assumed, and on what was there already.
+        note: called with a sentence on what was assumed, what was there already, and what is kept.
 
     Raises:
         XtokError: if a file cannot be read, is of another tokenizer, or holds what is no

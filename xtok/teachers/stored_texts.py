@@ -44,7 +44,13 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     topk = translator.project(texts, rows.topk, top_k)
     masks = None
     if rows.loss_mask is not None or any(text.mask is not None for text in texts):
-        masks = np.concatenate([*_masks(translator.aligner, rows, texts), np.zeros(0, np.bool_)])
+        parts = [np.zeros(0, np.bool_)]
+        for one, (begin, end) in zip(texts, pairwise(rows.topk.bounds.tolist()), strict=True):
+            mask = np.ones(len(one.ids), np.bool_) if one.mask is None else one.mask
+            if rows.loss_mask is not None and end > begin:
+                mask = _narrowed(translator.aligner, one, mask, rows.loss_mask[begin:end])
+            parts.append(mask)
+        masks = np.concatenate(parts)
     return rows._replace(topk=topk, loss_mask=masks)
 
 
@@ -173,22 +179,10 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     return SharedText.of(ours.ids, ids, spans, ours.assistant_mask)
 
 
-def _masks(
-    aligner: TokenAligner, rows: Documents, texts: Sequence[SharedText]
-) -> Iterator[NDArray[np.bool_]]:
-    """Return which of the student's tokens are targets, as the teacher's where they begin are."""
-    bounds = rows.topk.bounds.tolist()
-    for one, begin, end in zip(texts, bounds[:-1], bounds[1:], strict=True):
-        mask = np.ones(len(one.ids), np.bool_) if one.mask is None else one.mask
-        if rows.loss_mask is not None and end > begin:
-            mask = _narrowed(aligner, one, mask, rows.loss_mask[begin:end])
-        yield mask
-
-
 def _narrowed(
     aligner: TokenAligner, one: SharedText, mask: NDArray[np.bool_], of_teacher: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return a mask without the tokens that the teacher's leaves out.
+    """Return a mask without the tokens that begin where the teacher's mask leaves one out.
 
     In a conversation, what only the student's template writes goes with the words before it in its
     turn, or with the first ones.

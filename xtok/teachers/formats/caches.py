@@ -99,7 +99,14 @@ class Cache:
         return shards(self.path, "parquet" if is_parquet else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Check documents of it, by what it says of itself; see `checks.check_predictions`."""
+        """Check documents of it as predictions, and by what it says of itself.
+
+        Of a vocabulary with gaps, DistillKit's d is the largest id.
+
+        Raises:
+            XtokError: as `check_predictions` does, and where the footer, or DistillKit's config,
+                contradicts rows or vocabulary.
+        """
         found = check_predictions(
             documents,
             vocabulary,
@@ -107,17 +114,7 @@ class Cache:
             is_answer=self.kind in ("vllm", "sglang"),
             is_projected=self.is_projected,
         )
-        self._check_about(found, vocabulary)
-        return found
-
-    def _check_about(self, documents: Documents, vocabulary: Vocabulary) -> None:
-        """Raise an error where the footer, or DistillKit's config, contradicts rows or vocabulary.
-
-        Of a vocabulary with gaps, DistillKit's d is the largest id.
-        """
-        topk, sums = documents.topk, masses(documents.topk)
-        is_off = topk.valid & (np.abs(sums - 1) > 0.01)
-        is_off &= self.about.get("normalized") == "topk" and not self.is_projected
+        topk = found.topk
         size, counts = vocabulary.tokenizer_vocab_size or 0, np.diff(topk.starts)
         largest = topk.token_ids.copy()
         np.maximum.at(largest, rows_of(topk.starts), topk.ids)
@@ -133,12 +130,15 @@ class Cache:
             values = largest if is_width else counts
             wrong = values >= stated if is_width else values > stated
             what = "it has the id {}" if is_width else "a row has {} candidates"
-            _require(documents, wrong, what, values, f"{where} has {key}={stated}")
+            _require(found, wrong, what, values, f"{where} has {key}={stated}")
             if is_width and stated < size - 1:
                 problem = f"{where} has {key}={stated}, and {vocabulary.model_id} has {size} tokens"
                 raise cache_error(self.path, problem, "give the model that made these ids")
-        stated_sums = "the footer has normalized=topk"
-        _require(documents, is_off, "its probabilities sum to {:.4g}", sums, stated_sums)
+        if self.about.get("normalized") == "topk" and not self.is_projected:
+            sums, stated_sums = masses(topk), "the footer has normalized=topk"
+            wrong, what = topk.valid & (np.abs(sums - 1) > 0.01), "its probabilities sum to {:.4g}"
+            _require(found, wrong, what, sums, stated_sums)
+        return found
 
 
 def _require(
