@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.known_logprobs import without_null
 from xtok._lib.ragged import offsets_of
 from xtok._lib.topk import TopK, rows_of
 
@@ -26,16 +27,16 @@ class RankedTopK(NamedTuple):
 def ranked_topk(
     ids: Sequence[int],
     rows: Sequence[Mapping[int, Any]],
-    logprobs: Sequence[float],
+    logprobs: Iterable[float | None],
     ranks: Sequence[int],
-    own: Sequence[float] | None = None,
+    own: Iterable[float | None] | None = None,
 ) -> RankedTopK:
     """Return a server's rows of candidates by id, and the log-probabilities of all.
 
     Args:
         ids: that it was asked for.
         rows: of each id.
-        logprobs: of all candidates.
+        logprobs: of all candidates, as JSON has them: null stands for −∞.
         ranks: of the ids themselves.
         own: their log-probabilities, where these are apart from the candidates.
 
@@ -54,8 +55,10 @@ def ranked_topk(
         raise ValueError(f"{outside[0]} is not a token id")
     unknown = np.full(len(ids), np.nan, np.float32)
     with np.errstate(over="ignore"):  # what is infinite then is refused as such
-        values = np.array(logprobs, np.float64).astype(np.float32)
-        realized = unknown if own is None else np.array(own, np.float64).astype(np.float32)
+        values, realized = (
+            unknown if of is None else np.array(without_null(of), np.float64).astype(np.float32)
+            for of in (logprobs, own)
+        )
     topk = TopK(
         np.array(ids, np.int32), np.array([0, len(ids)]), starts, candidates.astype(np.int32),
         values, unknown, realized,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from xtok._lib.keys import unique_keys
-from xtok._lib.known_logprobs import without_null
 from xtok._lib.topk import TopK
 from xtok.teachers.formats.documents import cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
@@ -116,9 +115,8 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
             row.setdefault(own[1], own[0])
         ranks.append(list(row).index(own[1]) + 1 if row else 0)
         kept.append(row)
-    values = without_null(chain.from_iterable(row.values() for row in kept))
-    own_values = without_null(own[0] for own in about.input_token_logprobs)
-    return ranked_topk(ids, kept, values, ranks, own_values)
+    values = chain.from_iterable(row.values() for row in kept)
+    return ranked_topk(ids, kept, values, ranks, [own[0] for own in about.input_token_logprobs])
 
 
 def token_names(value: Any, ids: Sequence[int]) -> list[Any]:

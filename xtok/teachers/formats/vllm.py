@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from xtok._lib.keys import unique_keys
-from xtok._lib.known_logprobs import without_null
 from xtok._lib.topk import TopK
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
@@ -158,8 +156,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     kept = [row or {} for row in rows]
     if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row occurs twice
         json.loads(content, object_pairs_hook=unique_keys)
-    entries_of = chain.from_iterable(row.values() for row in kept)
-    values = without_null(entry.logprob for entry in entries_of)
+    values = [entry.logprob for row in kept for entry in row.values()]
     realized = [row.get(i) for i, row in zip(ids, kept, strict=False)]
     ranks = [(entry.rank or 0) if entry else 0 for entry in realized]
     return ranked_topk(ids, kept, values, ranks)
