@@ -22,7 +22,7 @@ from xtok.config import MAIN, ProjectConfig, option
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
-    from xtok.teachers.ray import TokenizerSource
+    from xtok.teachers.cluster import TokenizerSource
     from xtok.tokenizers.pairs import Pair
 
 
@@ -102,7 +102,7 @@ def project(
 
 def _sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
     """Return what the nodes of a cluster load the tokenizers of a pair from."""
-    from xtok.teachers.ray import TokenizerSource
+    from xtok.teachers.cluster import TokenizerSource
 
     return [
         TokenizerSource(model=model, vocab_size=width, trust_remote_code=models.trust_remote_code)

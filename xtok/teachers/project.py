@@ -45,7 +45,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import slot_candidates
 
 if TYPE_CHECKING:
-    from xtok.teachers.ray import TokenizerSource
+    from xtok.teachers.cluster import TokenizerSource
 
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
@@ -163,7 +163,7 @@ def project(
         if beside is not None:
             held.enter_context(_holding_beside(*beside, note))
         if sources:
-            from xtok.teachers.ray import make_parts_on_ray
+            from xtok.teachers.cluster import make_parts_on_ray
 
             parts = make_parts_on_ray(job, sources, address, text_progress)
         else:

@@ -18,8 +18,8 @@ from stored_teachers import Row
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers import ray as cluster
-from xtok.teachers.ray import TokenizerSource
+from xtok.teachers import cluster
+from xtok.teachers.cluster import TokenizerSource
 from xtok.tokenizers.pairs import Pair
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
