@@ -23,14 +23,14 @@ import xtok
 from benchmarks.harness import Row, chosen, documents, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, Sparse
 from xtok.building.build import build
-from xtok.config import ProjectConfig
+from xtok.config import CacheFormat, ProjectConfig
 from xtok.teachers.back_map import BACK_MAP
 
 PAIRS = (("smollm2", "gemma3"), ("llama3", "qwen"))
 CANDIDATES = (16, 64, 256)
 CHARACTERS, TEXTS = 3000, 120
 BILLION = 1e9
-FORMATS = {"neutral": "parquet", "distillkit": "parquet", "vllm": "jsonl"}
+FORMATS: dict[CacheFormat, str] = {"neutral": "parquet", "distillkit": "parquet", "vllm": "jsonl"}
 
 
 def cost(options: Namespace) -> Iterator[Row]:
