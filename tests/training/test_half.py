@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from make import alignment
+from test_logits import event_index_of
 from torch import Tensor
 
-from xtok.training.losses import HiddenLogits, cross_entropy
+from xtok.training.losses import HiddenLogits, cross_entropy, event_kl
 from xtok.training.objective import make_objective
 
 SCALE, BATCHES = 2.0**15, 64  # of a GradScaler; of an optimizer's step
@@ -71,3 +77,58 @@ def test_what_whole_logits_train_hidden_states_train(power: int) -> None:
             scaler.update()
         found.append(float((weight.detach() - start).abs().max()))
     assert found[0] > max(0.01, 0.9 * found[1])
+
+
+def random_case(seed: int) -> Callable[[bool], tuple[Tensor, ...]]:
+    """Gradients of a random loss to hidden states and a head: whether from these, or from logits.
+
+    Shapes, sizes of logits and heads, and the factor of a GradScaler, up to 2^24, are random, too.
+    """
+    random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    rows, d = int(random.integers(1, 3)), int(random.integers(2, 17))
+    widths, places = random.integers(8, 300, 2).tolist(), random.integers(4, 60, 2).tolist()
+    ids = [
+        np.stack([np.repeat(np.arange(n), random.integers(1, 4, n))[:n] for _ in range(rows)])
+        for n in places
+    ]
+    aligned, index = alignment(*ids), event_index_of(*widths)
+    states, weight, teacher = (
+        torch.randn(shape, generator=generator) * 10 ** random.uniform(*powers)
+        for shape, powers in [
+            ((rows, places[0], d), (-2, 4)), ((widths[0], d), (-5, 1)),
+            ((rows, places[1], widths[1]), (-1, 1)),
+        ]
+    )  # fmt: skip
+    targets = torch.randint(0, widths[0], (rows, places[0]), generator=generator)
+    targets *= int(random.integers(2))  # in half of the cases one token everywhere
+    scale, softcap = random.choice([1.0, 0.0625, 8.0]), random.choice([None, 30.0])
+    dtype, factor = random.choice([torch.float16, torch.float32]), 2.0 ** random.integers(0, 25)
+
+    def gradients(is_hidden: bool) -> tuple[Tensor, ...]:
+        inputs = [x.to(dtype, copy=True).requires_grad_() for x in (states, weight)]
+        with torch.autocast("cpu", torch.float16):
+            if is_hidden:
+                logits: Any = HiddenLogits(*inputs, scale=scale, softcap=softcap)
+            else:
+                logits = torch.nn.functional.linear(*inputs) * scale
+                logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+            loss = cross_entropy(logits, targets) + event_kl(logits, teacher, index, aligned)
+        return torch.autograd.grad(loss * factor, inputs)
+
+    return gradients
+
+
+def test_whatever_trains_from_whole_logits_trains_from_hidden_states() -> None:
+    trained = 0
+    for seed in range(200):
+        gradients = random_case(seed)
+        try:
+            expected = gradients(False)
+        except ValueError:  # logits are infinite
+            continue
+        if all(bool(torch.isfinite(x).all()) for x in expected):
+            trained += 1
+            for found, other in zip(gradients(True), expected, strict=True):
+                assert torch.isfinite(found).all(), seed
+                assert float(found.float().norm()) >= 0.9 * float(other.float().norm()), seed
+    assert 120 < trained < 180
