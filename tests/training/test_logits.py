@@ -196,6 +196,36 @@ def test_in_bfloat16_they_are_no_further_from_float64(reverse: bool) -> None:
         assert float((found - right).norm()) <= 1.02 * float((other - right).norm())
 
 
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("event_kl", 1.05), ("p_kl", 1.05), ("alm", 1.05), ("cross_entropy", 1.3)]
+)
+def test_in_bfloat16_their_error_is_that_of_logits(kind: str, limit: float) -> None:
+    """Over eight batches; the cross-entropy's is so small that a block's rounded product counts."""
+    module, squares = ProjectionModule(random_map(LARGE[0][2], LARGE[1][2])), torch.zeros(2, 2)
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        targets = [torch.randint(0, v, (rows, n), generator=generator) for rows, n, v in LARGE]
+        aligned, index = large(seed)
+        loss = {
+            "event_kl": of(losses.event_kl, index, aligned),
+            "p_kl": of(losses.p_kl, module, aligned),
+            "alm": of(losses.alm, targets, aligned),
+            "cross_entropy": lambda s, _, own=targets[0]: losses.cross_entropy(s, own),
+        }[kind]
+        low = [
+            head(shape, dtype=torch.bfloat16, seed=10 * seed + n)[0]
+            for n, shape in enumerate(LARGE)
+        ]
+        exact = [[x.detach().double().requires_grad_() for x in side] for side in low]
+        right = value_and_gradients(loss, [whole(side) for side in exact], exact[0])[1:]
+        for number, made in enumerate((HiddenLogits, lambda *side: whole([*side]))):
+            found = value_and_gradients(loss, [made(*side) for side in low], low[0])[1:]
+            squares[number] += torch.tensor(
+                [float((x - y).norm() / y.norm()) ** 2 for x, y in zip(found, right, strict=True)]
+            )
+    assert float((squares[0] / squares[1]).sqrt().max()) <= limit
+
+
 def test_one_pass_of_several_teachers_and_the_cross_entropy() -> None:
     """Weights are of each loss; a block of the student's logits is made once for all of them."""
     aligned, index = large()
