@@ -101,8 +101,9 @@ def random_case(seed: int) -> Callable[[bool], tuple[Tensor, ...]]:
     )  # fmt: skip
     targets = torch.randint(0, widths[0], (rows, places[0]), generator=generator)
     targets *= int(random.integers(2))  # in half of the cases one token everywhere
-    scale, softcap = random.choice([1.0, 0.0625, 8.0]), random.choice([None, 30.0])
-    dtype, factor = random.choice([torch.float16, torch.float32]), 2.0 ** random.integers(0, 25)
+    scale, softcap = [1.0, 0.0625, 8.0][random.integers(3)], [None, 30.0][random.integers(2)]
+    dtype = [torch.float16, torch.float32][random.integers(2)]
+    factor = 2.0 ** int(random.integers(0, 25))
 
     def gradients(is_hidden: bool) -> tuple[Tensor, ...]:
         inputs = [x.to(dtype, copy=True).requires_grad_() for x in (states, weight)]

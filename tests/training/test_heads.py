@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.tokenizers.pairs import Pair
+from xtok.training.audit import audit
 from xtok.training.collator import prepare
 from xtok.training.heads import Head, find_head, find_heads, logits_of, why_whole_logits
 from xtok.training.losses.config import CombineConfig
@@ -222,6 +223,24 @@ def test_adapters_in_the_decoder(pair: Pair) -> None:
     assert len(whole) == 4
     for name, gradient in whole.items():
         torch.testing.assert_close(hidden[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's
+def test_adapters_of_peft(pair: Pair) -> None:
+    """They train as from logits, and the audit has nothing to say."""
+    peft = pytest.importorskip("peft")
+    models, sides, loss = of_event_kl(pair)
+    models[1].eval()
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    models[0] = peft.get_peft_model(models[0], lora)
+    heads, _ = find_heads(models, sides, [True, True])
+    assert all(heads)
+    _, whole = gradients(loss, models, sides, [None, None])
+    _, hidden = gradients(loss, models, sides, heads)
+    assert len(whole) == 8
+    for name, gradient in whole.items():
+        torch.testing.assert_close(hidden[name], gradient, rtol=1e-5, atol=1e-6)
+    assert not audit(models, sides[0], DistillationCollator(*pair.tokenizers), heads).differences
 
 
 class Twisted(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
