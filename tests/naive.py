@@ -199,17 +199,3 @@ def prefix_credit(
         size += len(token)
         logs.append(min(logs[-1], max(math.log(goes_on(size)), total)))
     return [b - a for a, b in pairwise([*logs, total])]
-
-
-def stretch(data: bytes, spans: list[tuple[int, int]]) -> tuple[int, int]:
-    """What tokens at some spans of a text cover together, without white space at its ends."""
-    start, end = min(a for a, _ in spans), max(b for _, b in spans)
-    inner = data[start:end]
-    if not inner.strip():
-        return start, end
-    return end - len(inner.lstrip()), start + len(inner.rstrip())
-
-
-def num_shared(student: list[tuple[int, int]], teacher: list[tuple[int, int]]) -> int:
-    """At how many bytes tokens of both sides end."""
-    return len({end for _, end in student} & {end for _, end in teacher})

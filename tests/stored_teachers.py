@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,28 +131,3 @@ def packed(digits: list[str]) -> list[int]:
     text = "".join(digits)
     text += "0" * (-len(text) % 8)
     return [int(text[i : i + 8], 2) for i in range(0, len(text), 8)]
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    """Serve a vLLM of random predictions over ids below 100,000, for any host, as a proxy does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            row = predicted(asked["prompt"], 100_000, asked["prompt_logprobs"])
-            data = json.dumps(vllm_answer(row, id="cmpl-0")).encode()
-            self.send_response(200 if self.path.endswith("/v1/completions") else 404)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
