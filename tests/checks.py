@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from forked import Forks
 from make import run_python
 from rich.cells import cell_len
 from typer.testing import CliRunner
@@ -115,15 +116,22 @@ program()
 """
 
 
-def killed(code: str, stop: str, args: list[str], folder: Path) -> Done:
-    """Run `xtok`, with code that sends it a signal: `os.kill(os.getpid(), stop)`."""
-    return run_python(KILLED.format(code=code), stop, *args, cwd=folder)
+def killed(code: str, stop: str, args: list[str], folder: Path, forks: Forks | None = None) -> Done:
+    """Run `xtok`, with code that sends it a signal: `os.kill(os.getpid(), stop)`.
+
+    It runs in a fork, or in a process of its own, to be stopped while it imports or ends.
+    """
+    program = KILLED.format(code=code)
+    if forks is None:
+        return run_python(program, stop, *args, cwd=folder)
+    return forks.run(["-c", program, stop, *args], folder, program="python")
 
 
-def on_a_full_disk(size: int, args: list[str], folder: Path) -> Done:
+def on_a_full_disk(forks: Forks, size: int, args: list[str], folder: Path) -> Done:
     """Run `xtok` where the system's own limit on a file's size stands for the disk."""
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
-    return run_python(f"{code}from xtok.__main__ import program; program()", *args, cwd=folder)
+    code += "from xtok.__main__ import program; program()"
+    return forks.run(["-c", code, *args], folder, program="python")
 
 
 def mutant(data: bytes, chance: random.Random) -> bytes:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-# A thread of PyTorch that waits for others leaves its core to the other process that tests. Read
-# by PyTorch's import: of 26 tests that train, two at once, this took 41 CPU seconds from 66.
+# The models of tests are too small for threads of PyTorch, and two processes test at once. Where a
+# test asks for threads, one that waits leaves its core to the others. Read by PyTorch's import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hub_folders
@@ -246,18 +247,17 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Cli:
+def cli(tmp_path: Path, forks: Forks) -> Cli:
     """Run `xtok` in an empty folder: in a fork, or with variables that are read by imports, as a
     process."""
 
     def run(
         *args: str | Path, env: Mapping[str, str] | None = None, cwd: Path = tmp_path
     ) -> subprocess.CompletedProcess[str]:
-        typed = [*map(str, args)]
         if not any(name.startswith(AT_IMPORT) for name in env or ()):
-            return forks.run(typed, cwd, tmp_path_factory.mktemp("streams"), env)
+            return forks.run(args, cwd, env)
         return subprocess.run(
-            [sys.executable, "-m", "xtok", *typed],
+            [sys.executable, "-m", "xtok", *map(str, args)],
             cwd=cwd,
             env={**forks.env, **(env or {})},
             capture_output=True,

@@ -13,15 +13,17 @@ import os
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 TIMEOUT = 300  # seconds that a command line may take
 PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 IMPORTED = "numba", "torch", "transformers.models.auto.tokenization_auto"
+Programs = dict[int, tuple[int, socket.socket]]
+"""The programs that run, by their descriptors: a process, and who asked for it."""
 ASKED = ".asked"  # the socket, in the folder of the programs
 
 
@@ -51,15 +53,22 @@ class Forks:
             program.chmod(0o755)
 
     def run(
-        self, args: list[str], cwd: Path, streams: Path, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command line; what it prints goes to files in the folder `streams`."""
-        out, err = streams / "stdout", streams / "stderr"
-        with open(os.devnull) as nothing, out.open("w") as printed, err.open("w") as said:
+        self, args: Sequence[str | Path], cwd: Path, env: Mapping[str, str] | None = None,
+        program: str = "xtok",
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run a command line of `xtok` or `python`."""
+        typed = [*map(str, args)]
+        with (
+            open(os.devnull) as nothing,
+            tempfile.TemporaryFile("w+") as printed,
+            tempfile.TemporaryFile("w+") as said,
+        ):
             files = [nothing.fileno(), printed.fileno(), said.fileno()]
-            request = ["xtok", args, str(cwd), {**self.env, **(env or {})}]
+            request = [program, typed, str(cwd), {**self.env, **(env or {})}]
             code = _ask(self.folder, request, files)
-        return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
+            for file in (printed, said):
+                file.seek(0)
+            return subprocess.CompletedProcess(typed, code, printed.read(), said.read())
 
     def stop(self) -> None:
         """End the process."""
@@ -79,7 +88,7 @@ def _serve() -> None:
     """Answer requests."""
     import gc
     import importlib
-    import signal
+    import select
 
     for name in IMPORTED:
         importlib.import_module(name)
@@ -87,38 +96,40 @@ def _serve() -> None:
         _warm_up()
     gc.freeze()
     asked = socket.socket(fileno=0)
-    signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # of those that answer
+    programs: Programs = {}
     while True:
-        client, _ = asked.accept()
-        with client:
+        watched: list[Any] = [asked, *programs, *(client for _, client in programs.values())]
+        ready, *_ = select.select(watched, [], [])
+        _answer(programs, ready)
+        if asked in ready:
+            client, _ = asked.accept()
             data, files, *_ = socket.recv_fds(client, 1 << 16, 3)
             while not data.endswith(b"\n"):
                 data += client.recv(1 << 16)
             request = json.loads(data)
             if not request:
                 return
-            if not os.fork():
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                pid = os.fork()
-                if not pid:
-                    client.close()
-                    _run(files, *request)
-                watched = client, os.pidfd_open(pid)
-                threading.Thread(target=_kill_with, args=watched, daemon=True).start()
-                _, status = os.waitpid(pid, 0)
-                client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
-                os._exit(0)
-        for number in files:
-            os.close(number)
+            pid = os.fork()
+            if not pid:
+                _run(files, *request)
+            programs[os.pidfd_open(pid)] = pid, client
+            for number in files:
+                os.close(number)
 
 
-def _kill_with(client: socket.socket, program: int) -> None:
-    """Kill a program when whoever asked for it is gone: a server that a test has started."""
+def _answer(programs: Programs, ready: list[Any]) -> None:
+    """Send the codes of programs that have ended; end those that nobody waits for any more."""
     import signal
 
-    client.recv(1)
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(program, signal.SIGKILL)
+    for descriptor, (pid, client) in [*programs.items()]:
+        if descriptor in ready:
+            _, status = os.waitpid(pid, 0)
+            with suppress(BrokenPipeError), client:
+                client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+            os.close(descriptor)
+            del programs[descriptor]
+        elif client in ready:  # it is closed: as of a server that a test has started and ended
+            os.kill(pid, signal.SIGKILL)
 
 
 def _warm_up() -> None:
@@ -164,6 +175,9 @@ def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, 
         elif args[0] == "-c":
             sys.argv = ["-c", *args[2:]]
             exec(args[1], {"__name__": "__main__"})
+        elif args[0] == "-m":
+            sys.argv = args[1:]
+            runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv, sys.path[0] = args, str(Path(args[0]).resolve().parent)
             runpy.run_path(args[0], run_name="__main__")

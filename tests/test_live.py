@@ -13,6 +13,7 @@ import live_trl
 import pyarrow.parquet
 import pytest
 import teacher_server
+from forked import Forks
 from teacher_server import ModelAnswers, serving
 from tiny_models import save_model
 
@@ -24,8 +25,9 @@ TEXTS = Path(__file__).with_name("small_corpus")
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
 @pytest.mark.filterwarnings("ignore")  # what TRL and Transformers say of one another
 def test_both_credits_are_trained_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: Path
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    small: Path, forks: Forks,
+) -> None:  # fmt: skip
     for name in ("german", "french"):
         text = (TEXTS / f"{name}.txt").read_text(encoding="utf-8")
         lines = json.dumps({"text": text}).encode() + b"\n"
@@ -42,6 +44,7 @@ def test_both_credits_are_trained_and_reported(
         f"--teacher={teacher}", "--steps=2", "--batch-size=2", "--learning-rate=0.01",
     ]  # fmt: skip
     monkeypatch.setenv("CI", "1")
+    monkeypatch.setattr("sys.executable", str(forks.folder / "python"))  # of the servers
     monkeypatch.setattr("sys.argv", arguments)
     live_trl.main()
     with serving(ModelAnswers(Path(teacher))) as url:

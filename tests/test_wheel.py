@@ -152,7 +152,7 @@ def test_every_command_works(
     forks = Forks(environment(), tmp_path_factory.mktemp("forks"), installed / "bin" / "python")
     failed = []
     for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
-        done = forks.run([name, *WORK[name]], tmp_path, tmp_path_factory.mktemp("streams"))
+        done = forks.run([name, *WORK[name]], tmp_path)
         if done.returncode:
             failed.append(f"xtok {name} {' '.join(WORK[name])}\n{done.stderr}")
     forks.stop()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +44,6 @@ def save_model(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
     return str(folder)
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Let PyTorch compute in one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from checks import fails, works
 from conftest import ROOT, Cli
+from forked import Forks
 from make import byte_ranks, same, two_files
 
 import xtok
@@ -70,8 +71,8 @@ print(*sorted(codes))
 class Askers:
     """Groups of processes that ask for the map of a small tokenizer and itself."""
 
-    def __init__(self, small: Path, folder: Path) -> None:
-        self.model = small / "small.model"
+    def __init__(self, small: Path, folder: Path, forks: Forks) -> None:
+        self.forks, self.model = forks, small / "small.model"
         self.path, self.log = folder / "maps" / "map.safetensors", folder / "log"
         self.log.touch()
 
@@ -79,10 +80,10 @@ class Askers:
         self, count: int, *, delay: float = 0, timeout: float = 120, reap: bool = True
     ) -> subprocess.Popen[str]:
         """Start a group; without `reap`, its processes are reaped when it is asked for codes."""
-        forks = "ignore::DeprecationWarning"  # Python 3.12 warns of threads, such as NumPy's
         arguments = map(str, (self.model, self.path, self.log, count, delay, timeout))
         return subprocess.Popen(
-            [sys.executable, "-W", forks, "-c", ASKING, *arguments],
+            [self.forks.folder / "python", "-c", ASKING, *arguments],
+            env=self.forks.env,
             stdin=subprocess.DEVNULL if reap else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,8 +116,8 @@ def exit_codes(process: subprocess.Popen[str]) -> list[int]:
 
 
 @pytest.fixture
-def askers(small: Path, tmp_path: Path) -> Askers:
-    return Askers(small, tmp_path)
+def askers(small: Path, tmp_path: Path, forks: Forks) -> Askers:
+    return Askers(small, tmp_path, forks)
 
 
 # Many processes

@@ -19,6 +19,7 @@ import torch
 import typer
 from checks import fails, fits_80_columns, printed_json, usage_error, works
 from conftest import Cli
+from forked import Forks
 from make import HEAVY, run_python, two_files
 from typer.testing import CliRunner
 
@@ -235,10 +236,13 @@ def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
         fails(cli("inspect", path, *words), "")
 
 
-def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    xtok = f"{sys.executable} -m xtok"
+def shell(
+    line: str, folder: Path, forks: Forks | None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `xtok` in a shell: in a fork, or in a process of its own, to close one of its streams."""
+    program = f"{forks.folder}/xtok" if forks and "&-" not in line else f"{sys.executable} -m xtok"
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line.replace("xtok", xtok, 1)],
+        ["bash", "-o", "pipefail", "-c", line.replace("xtok", program, 1)],
         cwd=folder, capture_output=True, text=True, errors="replace", check=False,
         env={**os.environ, **env},
     )  # fmt: skip
@@ -257,12 +261,12 @@ def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[st
     ],
 )
 def test_a_stream_that_nobody_reads_is_no_error(
-    maps: Path, small: Path, tmp_path: Path, line: str, code: int, lines: int
+    maps: Path, small: Path, tmp_path: Path, forks: Forks, line: str, code: int, lines: int
 ) -> None:
     """The exit code is that of the command, and a map is written."""
     new = tmp_path / "new.safetensors"
     env = {"SMALL": str(small), "TWO_FILES": " ".join(two_files(small)), "NEW": str(new)}
-    done = shell(f"xtok {line}", maps, **env)
+    done = shell(f"xtok {line}", maps, forks, **env)
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (code, "", lines)
     assert new.exists() == line.startswith("build")
 
@@ -278,14 +282,15 @@ def test_a_stream_that_nobody_reads_is_no_error(
     ],
 )
 def test_a_stream_that_cannot_be_used_is_an_error(
-    maps: Path, line: str, message: str, hint: str
+    maps: Path, forks: Forks, line: str, message: str, hint: str
 ) -> None:
-    fails(shell(f"xtok {line}", maps), message, hint)
+    fails(shell(f"xtok {line}", maps, forks), message, hint)
 
 
 def test_a_terminal_that_cannot_show_a_character(maps: Path) -> None:
     for option in ("", "--json"):
-        done = shell(f"xtok inspect map.safetensors {option}", maps, PYTHONIOENCODING="latin-1")
+        line = f"xtok inspect map.safetensors {option}"
+        done = shell(line, maps, None, PYTHONIOENCODING="latin-1")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout
 

@@ -122,12 +122,13 @@ def test_a_folder_that_cannot_be_listed_can_be_written(
     assert (tmp_path / "map.safetensors").read_bytes() == mapfile.to_safetensors(TINY)
 
 
-def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, forks: Forks) -> None:
     """The write ends half-way."""
     target = tmp_path / "map.safetensors"
     TINY.save(target)
     old = target.read_bytes()
-    done = on_a_full_disk(9000, ["build", *two_files(small), "--output", str(target)], tmp_path)
+    line = ["build", *two_files(small), "--output", str(target)]
+    done = on_a_full_disk(forks, 9000, line, tmp_path)
     fails(done, f"{target} cannot be written: File too large", "check the free space")
     assert target.read_bytes() == old
     assert os.listdir(tmp_path) == [target.name]
@@ -216,13 +217,14 @@ for _ in range(150):
 """
 
 
-def test_two_processes_that_write_the_same_file(small: Path, tmp_path: Path) -> None:
+def test_two_processes_that_write_the_same_file(small: Path, tmp_path: Path, forks: Forks) -> None:
     sources = {tmp_path / "a.safetensors": 4, tmp_path / "b.safetensors": 8}
     for path, top_k in sources.items():
         xtok.build(small / "small.model", "bytes", xtok.BuildConfig(top_k=top_k)).save(path)
     contents = {path.read_bytes() for path in sources}
     target = tmp_path / "map.safetensors"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, path, target]) for path in sources]
+    python = forks.folder / "python"
+    writers = [subprocess.Popen([python, "-c", WRITER, path, target]) for path in sources]
     seen = set()
     while any(writer.poll() is None for writer in writers):
         with suppress(FileNotFoundError):

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from checks import KILLED, killed
 from conftest import ROOT, Cli
+from forked import Forks
 from make import HEAVY, run_python, two_files
 
 from xtok import __version__
@@ -230,11 +231,12 @@ STOPS = [
 
 @pytest.mark.parametrize(("program", "stop", "line"), STOPS)
 def test_a_signal_is_one_line_and_leaves_nothing(
-    small: Path, corpus: Path, tmp_path: Path, program: str, stop: str, line: str
+    small: Path, corpus: Path, tmp_path: Path, forks: Forks, program: str, stop: str, line: str
 ) -> None:
     """SIGTERM also ends a background job, which ignores Ctrl-C."""
     names = {"M": str(small / "small.model"), "T": str(corpus)}
-    done = killed(program, stop, [names.get(word, word) for word in line.split()], tmp_path)
+    typed = [names.get(word, word) for word in line.split()]
+    done = killed(program, stop, typed, tmp_path, None if "find_spec" in program else forks)
     code, told = {"SIGINT": (130, "interrupted\n"), "SIGTERM": (143, "terminated\n")}[stop]
     assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
     assert not [*tmp_path.iterdir()]
@@ -256,14 +258,14 @@ console.EVERY = 0.01
 """
 
 
-def on_a_terminal(args: list[str], folder: Path, columns: int, code: str = "") -> str:
+def on_a_terminal(args: list[str], folder: Path, forks: Forks, columns: int, code: str = "") -> str:
     """Return what `xtok` shows on stderr, a terminal of so many columns."""
     terminal, end = os.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
     with os.fdopen(terminal, "rb", buffering=0) as shown, os.fdopen(end, "wb") as stderr:
-        command = [sys.executable, "-c", KILLED.format(code=code), "SIGINT", *args]
+        command = [str(forks.folder / "python"), "-c", KILLED.format(code=code), "SIGINT", *args]
         done = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, check=True
+            command, cwd=folder, env=forks.env, stdout=subprocess.PIPE, stderr=stderr, check=True
         )
         assert done.stdout == b"map.safetensors\n"
         return shown.read(65536).decode()
@@ -277,9 +279,9 @@ def counting(small: Path, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("columns", [40, 200])
 def test_a_bar_fits_the_terminal_and_leaves_nothing(
-    counting: list[str], tmp_path: Path, columns: int
+    counting: list[str], tmp_path: Path, forks: Forks, columns: int
 ) -> None:
-    printed = on_a_terminal(counting, tmp_path, columns)
+    printed = on_a_terminal(counting, tmp_path, forks, columns)
     assert (columns == 200) == bool(re.search(r"\rloading \S+ …", printed))  # has no total
     bars = [part for part in re.split(r"[\r\n]", printed) if "%|" in part]
     assert {bar.split(":")[0] for bar in bars} == {"counting", "counting synthetic texts"}
@@ -292,8 +294,10 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
     assert not [line for line in drawn.values() if "%|" in line]
 
 
-def test_a_terminal_without_a_size_has_lines(counting: list[str], tmp_path: Path) -> None:
-    printed = on_a_terminal(counting, tmp_path, 0, SLOWLY)
+def test_a_terminal_without_a_size_has_lines(
+    counting: list[str], tmp_path: Path, forks: Forks
+) -> None:
+    printed = on_a_terminal(counting, tmp_path, forks, 0, SLOWLY)
     assert re.findall(
         r"^counting synthetic texts: \d+%, about \d+ s left\r$", printed, re.MULTILINE
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -98,11 +97,13 @@ def test_code_of_a_folder_may_print(cli: Cli, small: Path, tmp_path: Path) -> No
     assert is_printable(done.stderr)
 
 
-def test_a_path_is_its_own_bytes(small: Path, tmp_path: Path) -> None:
+def test_a_path_is_its_own_bytes(small: Path, tmp_path: Path, forks: Forks) -> None:
     model = bytes(small / "small.model")
-    command: list[str | bytes] = [sys.executable, "-m", "xtok", "build", model, "bytes", "-q", "-o"]
+    command = [bytes(forks.folder / "xtok"), b"build", model, b"bytes", b"-q", b"-o"]
     for name in (b"\xff.safetensors", b"a\x1b[31m\n.safetensors"):
-        done = subprocess.run([*command, name], cwd=tmp_path, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(
+            [*command, name], cwd=tmp_path, env=forks.env, stdout=subprocess.PIPE, check=True
+        )
         assert done.stdout == name + b"\n"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pyarrow.parquet
 import pytest
 from checks import error_of, fails, works
 from conftest import Cli
+from forked import Forks
 
 from xtok.conversation import files, render_file
 from xtok.conversation.files import ChatRecord, read_conversations
@@ -159,13 +158,12 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A folder with rows in both formats."""
     folder = tmp_path_factory.mktemp("rows")
     (folder / "chats.json").write_text(json.dumps([SHORT, CHAT]))
     for name in ("rows.jsonl", "rows.parquet"):
-        command = [sys.executable, "-m", "xtok", "render", "chats.json", *PLAIN, "-o", name]
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+        done = works(forks.run(["render", "chats.json", *PLAIN, "-o", name], folder))
         assert done.stdout == f"{name}\n"
     return folder
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from checks import known
+from forked import Forks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import FOREIGN, TINY, load_bytes, read_pt, run_python, same
+from make import FOREIGN, TINY, load_bytes, read_pt, same
 from safetensors.numpy import load as load_tensors
 
 import xtok
@@ -331,11 +332,11 @@ MATRIX = torch.tensor([[0, 3.0, 1], [0, 0, 0], [5, 0, 0]])
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
+def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path, forks: Forks) -> None:
     path = tmp_path / "csr.pt"
     torch.save(MATRIX.to_sparse_csr(), path)
     code = "import sys; import xtok; print(xtok.ProjectionMap.load(sys.argv[1]))"
-    done = run_python(code, path)
+    done = forks.run(["-c", code, path], tmp_path, program="python")
     assert done.stdout == "ProjectionMap(unknown → unknown, 3 × 3, nnz=3)\n"
     assert done.stderr == ""
 

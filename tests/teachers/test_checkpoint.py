@@ -16,6 +16,7 @@ import pytest
 import stored_teachers as teachers
 from checks import Done, fails, killed, on_a_full_disk, works
 from conftest import Cli
+from forked import Forks
 from stored_teachers import Row
 
 import xtok
@@ -329,10 +330,10 @@ Path.replace = replacing
 
 
 def test_a_run_killed_before_its_first_part_binds_no_other(
-    command: list[str], run: Run, whole: bytes, tmp_path: Path
+    command: list[str], run: Run, whole: bytes, tmp_path: Path, forks: Forks
 ) -> None:
     code = IN_THE_THIRD_PART.replace("000002", "000000")
-    killed(code, "SIGKILL", [*command, "-k", "3"], tmp_path)
+    killed(code, "SIGKILL", [*command, "-k", "3"], tmp_path, forks)
     assert "job.json" in names(tmp_path / "out.parquet.checkpoint")
     run(tmp_path / "out.parquet")
     assert (tmp_path / "out.parquet").read_bytes() == whole
@@ -341,9 +342,9 @@ def test_a_run_killed_before_its_first_part_binds_no_other(
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
 def test_a_killed_process_goes_on(
-    how: str, cli: Cli, command: list[str], whole: bytes, tmp_path: Path
+    how: str, cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
 ) -> None:
-    done = killed(IN_THE_THIRD_PART, how, command, tmp_path)
+    done = killed(IN_THE_THIRD_PART, how, command, tmp_path, forks)
     assert len([*(tmp_path / "out.parquet.checkpoint").glob("*.part")]) == 2
     assert not (tmp_path / "out.parquet").exists()
     number = signal.Signals[how]
@@ -398,10 +399,12 @@ def test_two_runs_that_share_a_file_beside_their_outputs(run: Run, tmp_path: Pat
     assert names(tmp_path / "other") == {"a.parquet.checkpoint"}
 
 
-def test_a_full_disk(cli: Cli, command: list[str], whole: bytes, tmp_path: Path) -> None:
+def test_a_full_disk(
+    cli: Cli, command: list[str], whole: bytes, tmp_path: Path, forks: Forks
+) -> None:
     """One line says so; nothing is half-written, and what is done is kept."""
     size = len(whole) - 1000  # more than a part, less than the output
-    done = on_a_full_disk(size, command, tmp_path)
+    done = on_a_full_disk(forks, size, command, tmp_path)
     assert done.returncode == 1
     assert "out.parquet cannot be written: " in done.stderr
     assert done.stderr.count("error: ") == done.stderr.count("hint: ") == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +135,3 @@ def main(teacher: str, output: str, *cases: str) -> None:
         if rank == 0:
             torch.save((float(value), gradients), Path(output) / f"{case}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    main(*sys.argv[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 from make import built
-from tiny_models import one_torch_thread, tiny_model
+from tiny_models import tiny_model
 from torch import Tensor, nn
 
 import xtok
@@ -31,12 +31,6 @@ TEXTS = ["There are 201 lighthouses. Fog, and high water.", "High water at 6:12 
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    with one_torch_thread():
-        yield
 
 
 class Knowing(nn.Module):

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from pretended_gpu import GPU, on_cpu, pretended_gpu
-from tiny_models import one_torch_thread
 from torch import Tensor, nn
 
 import xtok
@@ -50,12 +49,6 @@ MODELS: dict[str, tuple[dict[str, Any], float, float | None, bool]] = {
     "GPTJ": ({**SMALL, "rotary_dim": 4}, 1.0, None, True),
 }
 """Configurations of tiny models, and their heads: a factor, a softcap, and if there is a bias."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    with one_torch_thread():
-        yield
 
 
 def model_named(name: str, width: int, **options: Any) -> Any:

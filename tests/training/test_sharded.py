@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Forks
 from sharded import LAYOUTS, TEXTS, batches_of, models_of, objective_of, step
-from tiny_models import one_torch_thread
 
 import xtok
 
 HERE = Path(__file__).parent
 
 
-def run(processes: int, *args: str) -> None:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={processes}", str(HERE / "sharded.py"), *args,
-    ]  # fmt: skip
-    paths = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+def run(forks: Forks, processes: int, *args: str) -> None:
+    python = str(forks.folder / "python")
+    program = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent)]}; import sharded; "
     done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+        [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
+         "--no-python", python, "-c", program + "sharded.main(*sys.argv[1:])", *args],
+        env={**forks.env, "DS_ACCELERATOR": "cpu"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 
@@ -43,21 +40,22 @@ def run(processes: int, *args: str) -> None:
         ),
     ],
 )
-def test_heads_in_pieces(processes: int, cases: list[str], tmp_path: Path, small: Path) -> None:
+def test_heads_in_pieces(
+    processes: int, cases: list[str], tmp_path: Path, small: Path, forks: Forks
+) -> None:
     """Accumulated over two batches, with three teachers."""
     teacher = str(small / "small-digits")
-    run(processes, teacher, str(tmp_path), *cases)
+    run(forks, processes, teacher, str(tmp_path), *cases)
     pair = xtok.pair("bytes", teacher)
     [batch], objective = batches_of(pair, [TEXTS]), objective_of(pair)
     for case in cases:
         layout, tied, kind = case.split()
         assert layout in LAYOUTS
         value, found = torch.load(tmp_path / f"{case}.pt")
-        with one_torch_thread():
-            models = models_of(pair, None, tied=tied == "tied")
-            expected, gradients = step(
-                models, [batch], objective, objective.count(batch), 1, hidden=False
-            )
+        models = models_of(pair, None, tied=tied == "tied")
+        expected, gradients = step(
+            models, [batch], objective, objective.count(batch), 1, hidden=False
+        )
         low = kind == "bfloat16"
         assert value == pytest.approx(float(expected), rel=3e-2 if low else 1e-6)
         assert found.keys() == gradients.keys()

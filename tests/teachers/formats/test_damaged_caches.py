@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
 import yaml
-from make import run_python
+from forked import Forks
 from stored_teachers import Row, write_distillkit
 from test_caches import read
 
@@ -341,7 +341,10 @@ for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(da
 """
 
 
-def test_a_damaged_footer_does_not_end_the_process(rows: list[Row], tmp_path: Path) -> None:
+def test_a_damaged_footer_does_not_end_the_process(
+    rows: list[Row], tmp_path: Path, forks: Forks
+) -> None:
     """As what pyarrow 26 says of a column does, unless the column was read before."""
-    done = run_python(FLIPS, teachers.write_neutral(tmp_path / "a.parquet", rows[:1]))
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows[:1])
+    done = forks.run(["-c", FLIPS, path], tmp_path, program="python")
     assert done.returncode == 0, done.stderr

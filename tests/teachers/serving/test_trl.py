@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 from served_teachers import Model, proxied, running
-from tiny_models import logged, one_torch_thread, save_model, weights_of
+from tiny_models import logged, save_model, weights_of
 
 import xtok
 from xtok.tokenizers import Tokenizer
@@ -29,7 +29,7 @@ ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
 def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, Model, str]]:
     """A student of three digits a token, before a teacher of one."""
     pair, model = xtok.pair(byte_level, digits), Model(digits)
-    with one_torch_thread(), running(model.app) as behind, proxied(pair, behind) as url:
+    with running(model.app) as behind, proxied(pair, behind) as url:
         yield pair, model, url
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import logged, one_torch_thread, tiny_model, weights_of
+from tiny_models import logged, tiny_model, weights_of
 
 import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
@@ -46,12 +46,6 @@ CHAT = [
     {"role": "user", "content": "How many steps?"},
     {"role": "assistant", "content": "There are 201 steps."},
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    with one_torch_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from conftest import ROOT
 from datasets import Dataset
 from forked import Forks
 from make import built
-from tiny_models import logged, one_torch_thread, save_model, tiny_model, weights_of
+from tiny_models import logged, save_model, tiny_model, weights_of
 from transformers import TrainerCallback, TrainingArguments
 
 import xtok
@@ -73,13 +73,6 @@ def arguments(output: Path, **options: Any) -> TrainingArguments:
 
 ONE_ROW = {"per_device_train_batch_size": 1}
 Make = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads cost more than such models, and more still beside other tests."""
-    with one_torch_thread():
-        yield
 
 
 @pytest.fixture

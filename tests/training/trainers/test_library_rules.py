@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader  # type: ignore[import-untyped]
-from tiny_models import logged, one_torch_thread, tiny_model, weights_of
+from tiny_models import logged, tiny_model, weights_of
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import MixtralConfig, MixtralForCausalLM, TrainingArguments
 
@@ -20,12 +20,6 @@ from xtok.training.trainers.transformers import XTokTrainer
 TEXTS = ["The keeper lit 201 lamps.", "Fog.", "High water at 6:12, low water at 12:40.", "Light"]
 ROWS = [{"text": text} for text in TEXTS]
 WIDTH = 256
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    with one_torch_thread():
-        yield
 
 
 def trainer(folder: Path, student: Any, teacher: Any, rows: Any = ROWS, **options: Any) -> Any:
