@@ -65,10 +65,10 @@ def make_parts_on_ray(
     with connected(address) as ray, progress("projecting", job.size) as advance:
         # Ray runs a task again only if its node or process is lost: our own errors are values.
         remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part)
-        told = ray.put((job.absolute(), tuple(source.absolute() for source in sources)))
+        shared = ray.put((job.absolute(), tuple(source.absolute() for source in sources)))
         most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
         while len(parts) < len(job.shards):
-            waiting |= {remote.remote(told, n): n for n in islice(rest, most - len(waiting))}
+            waiting |= {remote.remote(shared, n): n for n in islice(rest, most - len(waiting))}
             [done], _ = ray.wait(list(waiting), num_returns=1)
             value = _result(ray, done)
             if isinstance(value, XtokError):
@@ -116,7 +116,7 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 Task: TypeAlias = tuple[ProjectJob, tuple[TokenizerSource, ...]]
-"""What each task is told, besides the number of its shard."""
+"""What each task is given, besides the number of its shard."""
 
 
 def _result(ray: Any, reference: Any) -> Any:

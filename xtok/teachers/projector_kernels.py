@@ -323,7 +323,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
-    """Return how likely the student splits before a stem, as it did; 1 if that cannot be told."""
+    """Return how likely the student splits before a stem, as it did; 1 if that is unknown."""
     return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
 
 

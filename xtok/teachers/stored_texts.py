@@ -25,7 +25,7 @@ from xtok.tokenizers.pairs import Pair
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
 
-_MOST_CHATS = 100  # whose notes are told before all are projected
+_MOST_CHATS = 100  # whose notes are given before all are projected
 _OTHER_TEXT_HINT = "leave out its text and messages: then the ids tell the text"
 
 
@@ -189,16 +189,16 @@ def _narrowed(
     """
     if one.mask is None:
         return of_teacher[_places_in(aligner, one.teacher_ids, one.ids)]
-    mask, (is_target, is_told) = mask.copy(), np.zeros((2, len(mask)), np.bool_)
+    mask, (is_target, is_known) = mask.copy(), np.zeros((2, len(mask)), np.bool_)
     for ours, theirs in one.spans:
         places = _places_in(aligner, one.teacher_ids[theirs], one.ids[ours])
-        is_target[ours], is_told[ours] = of_teacher[theirs][places], True
+        is_target[ours], is_known[ours] = of_teacher[theirs][places], True
     turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
     for start, stop in turns.tolist():
-        told = start + np.flatnonzero(is_told[start:stop])
-        if len(told):
-            before = np.searchsorted(told, np.arange(start, stop), side="right") - 1
-            mask[start:stop] = is_target[told[before.clip(0)]]
+        known = start + np.flatnonzero(is_known[start:stop])
+        if len(known):
+            before = np.searchsorted(known, np.arange(start, stop), side="right") - 1
+            mask[start:stop] = is_target[known[before.clip(0)]]
     return mask
 
 

@@ -184,11 +184,11 @@ class Translator:
         """
         if not self._reads_chats:
             return None
-        told = read_back(self.pair.tokenizers[given], ids, template=self.templates[given])
-        if told is None:
+        back = read_back(self.pair.tokenizers[given], ids, template=self.templates[given])
+        if back is None:
             return None
-        this, tables = told.conversation, self.pair.tables
-        read = self._other_side(told, 1 - given, system)
+        this, tables = back.conversation, self.pair.tables
+        read = self._other_side(back, 1 - given, system)
         if read is None:
             return None
         other, alone = read
@@ -219,19 +219,19 @@ class Translator:
         return text._replace(alone=alone)
 
     def _other_side(
-        self, told: ReadBack, side: int, system: str
+        self, back: ReadBack, side: int, system: str
     ) -> tuple[Conversation, slice] | None:
         """Render what was read back by the other side's template, with its own system text.
 
         Return it with messages numbered as they were read, and the tokens of that text. None if the
         template refuses a role, or tools.
         """
-        own = bool(system) and told.messages[0]["role"] in ("system", "developer")
+        own = bool(system) and back.messages[0]["role"] in ("system", "developer")
         if system:
             first = {"role": "system", "content": system}
-            told = replace(told, messages=[first, *told.messages[own:]])
+            back = replace(back, messages=[first, *back.messages[own:]])
         try:
-            other = told.render(self.pair.tokenizers[side], self.templates[side])
+            other = back.render(self.pair.tokenizers[side], self.templates[side])
         except XtokError:
             if system:
                 raise
@@ -239,7 +239,7 @@ class Translator:
         if not system:
             return other, slice(0, 0)
         place = other.message_spans[0].whole
-        numbers = {i: i - 1 + own for i in range(1, len(told.messages))}
+        numbers = {i: i - 1 + own for i in range(1, len(back.messages))}
         return renumbered(other, numbers), slice(*place.tokens) if place else slice(0, 0)
 
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
@@ -284,13 +284,18 @@ class Translator:
     # Predictions
 
     def project(
-        self, texts: Sequence[SharedText], told: TopK, top_k: int, *, without_gaps: bool = False
+        self,
+        texts: Sequence[SharedText],
+        predictions: TopK,
+        top_k: int,
+        *,
+        without_gaps: bool = False,
     ) -> TopK:
         """Return predictions of the student's tokens, a document per text; first rows are empty.
 
         Args:
             texts: in both sides' tokens.
-            told: what the teacher says of the `teacher_ids` of each; checked.
+            predictions: the teacher's, of the `teacher_ids` of each; checked.
             top_k: the most candidates of a row.
             without_gaps: give each token after the first a log-probability, also what only one
                 side's template writes, so that the sums of whole texts are the teacher's; and the
@@ -299,7 +304,7 @@ class Translator:
         plain = _concatenated(text.plain for text in texts)
         plain_bounds = offsets_of([len(text.plain) for text in texts])
         spans = []  # the places of both sides' tokens in them, and where each begins
-        for side, begins in ((0, plain_bounds), (1, told.bounds)):
+        for side, begins in ((0, plain_bounds), (1, predictions.bounds)):
             ranges = [
                 np.arange(begin + span[side].start, begin + span[side].stop)
                 for text, begin in zip(texts, begins.tolist(), strict=False)
@@ -307,7 +312,7 @@ class Translator:
             ]
             spans.append((_concatenated(ranges, np.int64), offsets_of([*map(len, ranges)])))
         (ours, our_bounds), (theirs, their_bounds) = spans
-        given = chosen_rows(told, theirs, told.token_ids[theirs], their_bounds)
+        given = chosen_rows(predictions, theirs, predictions.token_ids[theirs], their_bounds)
         projected = self._projector.project(given, plain[ours], our_bounds, top_k)
         row_of = np.full(len(plain), -1)
         row_of[ours] = np.arange(len(ours))
@@ -320,7 +325,7 @@ class Translator:
         rows = np.where(sizes > 0, np.append(row_of, -1)[begins], -1)
         rows[firsts_of(bounds)] = -1  # no student has logits before its first token
         if without_gaps:
-            _share_gaps(of_plain, plain_bounds, texts, told)
+            _share_gaps(of_plain, plain_bounds, texts, predictions)
         realized = np.bincount(rows_of(offsets_of(sizes)), of_plain, len(sizes)).astype(np.float32)
         realized[firsts_of(bounds)] = np.nan
         token_ids = _concatenated(text.ids for text in texts)
@@ -339,15 +344,19 @@ def _share_gaps(
     of_plain: NDArray[np.float32],
     bounds: NDArray[np.int64],
     texts: Sequence[SharedText],
-    told: TopK,
+    predictions: TopK,
 ) -> None:
     """Share what the teacher gives to its own template among the student's tokens of its own.
 
     What only the student's template writes is certain.
     """
-    for text, begin, their_begin in zip(texts, bounds.tolist(), told.bounds.tolist(), strict=False):
+    for text, begin, their_begin in zip(
+        texts, bounds.tolist(), predictions.bounds.tolist(), strict=False
+    ):
         values = of_plain[begin : begin + len(text.plain)]
-        theirs = told.realized_logprob[their_begin : their_begin + len(text.teacher_ids)].copy()
+        theirs = predictions.realized_logprob[
+            their_begin : their_begin + len(text.teacher_ids)
+        ].copy()
         theirs[text.alone] = np.nan
         ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
         begins = [(ours.start, other.start) for ours, other in text.spans]

@@ -118,9 +118,9 @@ class Cache:
         size, counts = vocabulary.tokenizer_vocab_size or 0, np.diff(topk.starts)
         largest = topk.token_ids.copy()
         np.maximum.at(largest, rows_of(topk.starts), topk.ids)
-        told = [("the footer", key, self.about.get(key)) for key in ("k", "vocab_size")]
-        told += [(distillkit.CONFIG, "d", str(self.config.d))] if self.config is not None else []
-        for where, key, number in told:
+        numbers = [("the footer", key, self.about.get(key)) for key in ("k", "vocab_size")]
+        numbers += [(distillkit.CONFIG, "d", str(self.config.d))] if self.config is not None else []
+        for where, key, number in numbers:
             if number is None:
                 continue
             if not (number.isascii() and number.isdecimal()):
@@ -165,8 +165,8 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             what = "is Parquet" if is_parquet else "is not Parquet"
             raise cache_error(path, f"the file {what}, so it is not a {kind} cache", FORMATS)
         if not is_parquet:
-            told, about = kind_of_answers(path)
-            return Cache(path=path, kind=kind or told, about=about)
+            detected, about = kind_of_answers(path)
+            return Cache(path=path, kind=kind or detected, about=about)
         schema = parquet_file(path).schema_arrow
         kind = _kind_of_columns(path, schema.names, kind)
         about = {

@@ -85,9 +85,9 @@ class CacheColumns:
         is_null = self.batch.column(name).is_null().to_numpy(zero_copy_only=False)
         if absent is not None and is_null.any():
             sizes = np.where(is_null, np.diff(self.bounds), np.diff(bounds))
-            told, bounds = values, offsets_of(sizes)
-            values = np.full(bounds[-1], absent, told.dtype)
-            values[np.repeat(~is_null, sizes)] = told
+            stored, bounds = values, offsets_of(sizes)
+            values = np.full(bounds[-1], absent, stored.dtype)
+            values[np.repeat(~is_null, sizes)] = stored
         self.check_lengths(self.bounds, bounds, ("tokens", name))
         return values
 
@@ -155,7 +155,7 @@ class CacheColumns:
 
 
 class Target(NamedTuple):
-    """What a format is told of the student."""
+    """What a format needs of the student."""
 
     model: str
     width: int  # K

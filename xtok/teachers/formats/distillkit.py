@@ -21,7 +21,7 @@ COLUMNS = (
     ("input_ids", "compressed_logprobs", "bytepacked_indices"),
     ("input_ids", "token_ids", "top_values"),
 )
-"""By which the format is told: with compressed rows, or without."""
+"""By which the format is recognized: with compressed rows, or without."""
 
 CONFIG = "compression_config.yaml"
 

@@ -50,8 +50,8 @@ def json_document(
         XtokError: as `flat_numbers`, and for another number of ids than counts.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(counts):
-        told = len(token_ids) if isinstance(token_ids, list) else "no"
-        raise cache_error(place, f"{told} prompt_token_ids for {len(counts)} rows", hint)
+        count = len(token_ids) if isinstance(token_ids, list) else "no"
+        raise cache_error(place, f"{count} prompt_token_ids for {len(counts)} rows", hint)
     bounds, starts = np.array([0, len(counts)]), offsets_of(counts)
     unknown = np.full(len(counts), np.nan, np.float32)
     name, within = "log-probabilities", [bounds, starts]

@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 """A footer may tell it, and other versions are refused."""
 
 COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
-"""By which the format is told."""
+"""By which the format is recognized."""
 
 
 def read(batch: Any, places: Sequence[object] = ()) -> Documents:
@@ -26,8 +26,8 @@ def read(batch: Any, places: Sequence[object] = ()) -> Documents:
     rows, starts, ids, logprobs = given.candidates("topk_ids", "topk_logprobs")
     given.check_lengths(given.bounds, rows, ("tokens", "topk_ids"))
     unknown = np.full(len(given.token_ids), np.nan, np.float32)
-    told = [given.per_token(name, np.float32) for name in ("rest_logprob", "realized_logprob")]
-    rest, realized = (unknown if values is None else values for values in told)
+    stored = [given.per_token(name, np.float32) for name in ("rest_logprob", "realized_logprob")]
+    rest, realized = (unknown if values is None else values for values in stored)
     topk = TopK(given.token_ids, given.bounds, starts, ids, logprobs, rest, realized)
     return given.documents(topk)
 

@@ -100,8 +100,8 @@ def score(
             scores[n] = answer if cut is answer.topk else ranked(cut)
     rest = [n for n in range(len(texts)) if n not in scores]
     if rest:
-        told = joined([answers[n].topk for n in rest])
-        topk = translator.project([texts[n] for n in rest], told, top_k, without_gaps=True)
+        given = joined([answers[n].topk for n in rest])
+        topk = translator.project([texts[n] for n in rest], given, top_k, without_gaps=True)
         scores.update(zip(rest, map(ranked, split(topk)), strict=True))
     return [scores[n] for n in range(len(texts))]
 
@@ -343,10 +343,10 @@ class Proxy:
         return spelled
 
     async def _score(self, spelled: SharedText, top_k: int, num_chosen: int = 0) -> RankedTopK:
-        begin, told = time.perf_counter(), self.teacher.candidates
-        answer = await self.teacher.score(spelled.teacher_ids.tolist(), max(top_k, told))
+        begin, candidates = time.perf_counter(), self.teacher.candidates
+        answer = await self.teacher.score(spelled.teacher_ids.tolist(), max(top_k, candidates))
         self.metrics.teacher.observe(time.perf_counter() - begin)
-        most = max(top_k + 1, told)
+        most = max(top_k + 1, candidates)
         scores = await self._queue(spelled, answer, 16 * most if num_chosen else most)
         self.metrics.tokens.labels("student").inc(len(spelled.ids))
         self.metrics.tokens.labels("teacher").inc(len(spelled.teacher_ids))

@@ -104,7 +104,7 @@ class TeacherServer:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
         )
         self._places = asyncio.Semaphore(concurrency)
-        self._note: Note = silent_note  # of an answer that is less than it should be; told once
+        self._note: Note = silent_note  # of an answer that is less than it should be; noted once
         self._connections = 0  # so far, for scores: what answers a new one may be another server
         self.checked = 0, -np.inf  # how many there were when its tokenizer was checked, and when
         self._checking = asyncio.Lock()
@@ -162,7 +162,7 @@ class TeacherServer:
     async def _card(self, wait: float, note: Note) -> dict[str, Any]:
         """Return what it says of its model; wait until it answers."""
         begin = asyncio.get_running_loop().time()
-        told = -np.inf
+        noted_at = -np.inf
         while True:
             try:
                 response = await self._sent("GET", "/v1/models", timeout=30.0)
@@ -174,10 +174,10 @@ class TeacherServer:
             waited = asyncio.get_running_loop().time() - begin
             if waited >= wait:
                 raise TeacherError(problem)
-            if waited - told >= NOTE_INTERVAL:
+            if waited - noted_at >= NOTE_INTERVAL:
                 left = f", for at most {wait - waited:.0f} s more"
                 note(f"waiting for the teacher's server at {self.url}{left}: {problem}")
-                told = waited
+                noted_at = waited
             await asyncio.sleep(min(2.0, wait))
         value = _json(response) if response.is_success else {}
         if response.status_code in (401, 403):
@@ -446,8 +446,8 @@ def _words(response: httpx.Response) -> str:
 
 def _retry_after(response: httpx.Response) -> float:
     """Return how many seconds a busy server asks to wait; 0 if it does not say."""
-    told = response.headers.get("retry-after", "")
-    return min(_LONGEST_PAUSE, float(told)) if told.isascii() and told.isdecimal() else 0.0
+    pause = response.headers.get("retry-after", "")
+    return min(_LONGEST_PAUSE, float(pause)) if pause.isascii() and pause.isdecimal() else 0.0
 
 
 def _reason(error: Exception) -> str:
