@@ -108,7 +108,7 @@ def test_the_cost_of_projecting(
     for less, more in pairwise(found):
         for size in ("neutral, GB", "distillkit, GB", "vllm, GB"):
             assert 0 < less[size] < more[size]
-    assert all(row["unseen, core-hours"] > 0 for row in found)
+    assert {"unseen, core-hours", "seen, core-hours"} <= found[0].keys()
 
 
 @pytest.mark.real
