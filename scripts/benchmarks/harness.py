@@ -80,6 +80,18 @@ def documents(options: Namespace, split: str = "train") -> dict[str, list[str]]:
     return texts
 
 
+def pieces(options: Namespace, characters: int) -> list[str]:
+    """Return the documents of all languages in pieces of at most so many characters, shuffled."""
+    texts = [
+        text[i : i + characters]
+        for of_language in documents(options).values()
+        for text in of_language
+        for i in range(0, len(text), characters)
+    ]
+    shuffled: list[str] = np.random.default_rng(0).permutation(np.array(texts, object)).tolist()
+    return shuffled
+
+
 class Run(NamedTuple):
     """The seconds of a call, and the peak memory of a process."""
 

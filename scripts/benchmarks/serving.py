@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import xtok
-from benchmarks.harness import Row, chosen, documents, path_of, tokenizer
+from benchmarks.harness import Row, chosen, path_of, pieces, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.building.build import build
 from xtok.config import ServeConfig
@@ -46,9 +46,7 @@ def serving(options: Namespace) -> Iterator[Row]:
     `--size` scales the texts, and how often they are asked for; the last quarter of all requests
     must take no more memory.
     """
-    texts = [text[i : i + CHARACTERS] for c in documents(options).values() for text in c
-             for i in range(0, len(text), CHARACTERS)]  # fmt: skip
-    texts = np.random.default_rng(0).permutation(np.array(texts, object)).tolist()
+    texts = pieces(options, CHARACTERS)
     some = texts[: max(8, int(24 * options.size))]
     for label, names in chosen(PAIRS, options):
         pair = xtok.pair(*map(tokenizer, names))

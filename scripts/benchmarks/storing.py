@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import xtok
-from benchmarks.harness import Row, chosen, documents, tokenizer
+from benchmarks.harness import Row, chosen, pieces, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, Sparse
 from xtok.building.build import build
 from xtok.config import CacheFormat, ProjectConfig
@@ -35,9 +35,7 @@ FORMATS: dict[CacheFormat, str] = {"neutral": "parquet", "distillkit": "parquet"
 
 def cost(options: Namespace) -> Iterator[Row]:
     """Measure pairs and numbers of candidates; `--size` scales the texts."""
-    texts = [text[i : i + CHARACTERS] for of in documents(options).values() for text in of
-             for i in range(0, len(text), CHARACTERS)]  # fmt: skip
-    texts = np.random.default_rng(0).permutation(np.array(texts, object)).tolist()
+    texts = pieces(options, CHARACTERS)
     some = texts[: max(4, int(TEXTS * options.size))]
     for label, names in chosen(PAIRS, options):
         pair = xtok.pair(*map(tokenizer, names))
@@ -55,8 +53,8 @@ def cost(options: Namespace) -> Iterator[Row]:
 def _costs(table: Any, pair: xtok.Pair, back_map: Path, k: int) -> Row:
     """Project a cache in each format; then its first row, all of them, and all of them twice."""
     config, folder = ProjectConfig(top_k=k), back_map.parent
-    tables = [table, table.slice(0, 1), table, pa.concat_tables([table, table])]
-    cached = [folder / f"{n}-{k}.parquet" for n in range(len(tables))]
+    tables = [table.slice(0, 1), table, pa.concat_tables([table, table])]
+    cached = [folder / f"{n}-{k}.parquet" for n in ("one", "all", "twice")]
     for some, file in zip(tables, cached, strict=True):
         pq.write_table(some, file)
     sizes = {}
@@ -64,10 +62,10 @@ def _costs(table: Any, pair: xtok.Pair, back_map: Path, k: int) -> Row:
         out = folder / f"{to}-{k}" / f"student.{kind}"
         out.parent.mkdir()
         of_format = replace(config, to=to)
-        done = xtok.project(cached[0], pair, out, of_format, back_map=back_map)  # and compiles
+        done = xtok.project(cached[1], pair, out, of_format, back_map=back_map)  # and compiles
         sizes[f"{to}, GB"] = out.stat().st_size / done.student_tokens
     seconds, tokens = [], []
-    for file in cached[1:]:
+    for file in cached:
         start = time.process_time()
         made = xtok.project(file, pair, folder / f"of-{file.name}", config, back_map=back_map)
         seconds.append(time.process_time() - start)

@@ -20,7 +20,7 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import DistillationCollator, XtokError
-from xtok.building.counting.texts import contexts_in
+from xtok.building.counting.texts import contexts_in, read_samples
 from xtok.conversation.files import chat_record
 from xtok.conversation.writing import render_file
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -323,6 +323,8 @@ def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:
     assert contexts_in(lines, "text") == (4, 2, 2.5)
     assert contexts_in(tmp_path / "b.parquet", "text") == (2, 2, 3.0)
     assert contexts_in(tmp_path / "c.txt", "text")[1] == 0
+    rows = [row for _, row in read_samples(tmp_path / "b.parquet", ("text", "other"))]
+    assert [[*row] for row in rows] == [["text"], ["text"]]  # no other column is read
 
 
 def test_a_context_stands_behind_the_bos_that_a_text_has_itself(

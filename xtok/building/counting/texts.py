@@ -121,7 +121,8 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     """
     rows = with_context = size = more = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
-    for _, row in chain.from_iterable(map(read_samples, paths)):
+    columns = field, "teacher_context"  # a cache's columns of candidates are many times as large
+    for _, row in chain.from_iterable(read_samples(path, columns) for path in paths):
         text = row.get(field) if isinstance(row, dict) else None
         if isinstance(text, str):
             context = row.get("teacher_context")
@@ -154,11 +155,13 @@ def _documents(shard: Shard, columns: TextColumns) -> Iterator[tuple[str, str, i
                 yield from ((part, group, read - shard.start) for part in _parts(text))
 
 
-def read_samples(patterns: Paths) -> Iterator[tuple[object, Any]]:
+def read_samples(
+    patterns: Paths, columns: Sequence[str] | None = None
+) -> Iterator[tuple[object, Any]]:
     """Read texts and conversations as a `DistillationCollator` takes them, each with its place.
 
     A file is plain text, with paragraphs between blank lines; JSON lines, with a sample on each; or
-    Parquet, with one in each row.
+    Parquet, with one in each row, of which `columns` are read, those of them that it has.
 
     Raises:
         XtokError: as `read_batches`.
@@ -168,7 +171,9 @@ def read_samples(patterns: Paths) -> Iterator[tuple[object, Any]]:
             if format_of(path) == "text":
                 yield from ((path, text) for text in _paragraphs(path))
             elif format_of(path) == "parquet":
-                batches = parquet_file(path).iter_batches(_ROWS_AT_ONCE, use_threads=False)
+                batches = parquet_file(path).iter_batches(
+                    _ROWS_AT_ONCE, columns=columns, use_threads=False
+                )
                 rows = (row for batch in batches for row in batch.to_pylist())
                 yield from ((f"{path}, row {n}", without_missing(r)) for n, r in enumerate(rows))
             else:
