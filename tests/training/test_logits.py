@@ -148,7 +148,10 @@ def test_hidden_states_are_as_good_as_logits(
     name: str, of_head: dict[str, Any], dtype: torch.dtype, limit: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """On either side and on both, in one block and in blocks of two positions."""
+    """On either side and on both, in one block and in blocks of two positions.
+
+    And where a head is read once for three such blocks.
+    """
     loss, shapes = CASES[name]
     ours, options = head(shapes[0], dtype=dtype, **of_head)
     theirs, _ = head(shapes[1], dtype=dtype, seed=1, **of_head)
@@ -156,9 +159,10 @@ def test_hidden_states_are_as_good_as_logits(
     expected = value_and_gradients(loss, logits, ours)
     of_logits = value_and_gradients(loss, logits, [logits[0]])
     hidden = HiddenLogits(*ours, **options), HiddenLogits(*(x.detach() for x in theirs), **options)
-    for block in (None, 2 * max(shapes[0][2], shapes[1][2])):
-        if block is not None:
-            monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", block)
+    two = 2 * max(shapes[0][2], shapes[1][2])
+    for at_once, block in ((2**25, 2**22), (two, two), (3 * two, two)):
+        monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", at_once)
+        monkeypatch.setattr("xtok.training.sparse._CACHED_BLOCK_NUMBERS", block)
         for sides in ((hidden[0], logits[1]), hidden):
             found = value_and_gradients(loss, sides, ours)
             torch.testing.assert_close(found, expected, rtol=limit, atol=limit)

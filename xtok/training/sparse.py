@@ -12,11 +12,12 @@ from xtok.errors import XtokError
 
 BLOCK_NUMBERS = 2**25
 """Numbers in a temporary tensor: 128 MiB in float32. A block of hidden states reads the whole head,
-so that smaller ones cost time: 2**22 took twice the time of 2**25 (2,048 tokens, 128,256 × 262,208
-ids, two cores), and 2**24 as much."""
+so that smaller ones cost time: 2**24 took 1.2 times as long, and 2**26 0.9 (event KL of 512 tokens,
+128,256 × 262,208 ids, two cores)."""
 
 _CACHED_BLOCK_NUMBERS = 2**22
-"""The same where a CPU works best in its cache: in products with a sparse map."""
+"""The same where a CPU works best in its cache: where logits are compared, and in products with a
+sparse map."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -109,7 +109,7 @@ def plan_alm(
         rows = torch.arange(len(ids), device=ids.device)
         of_student = picked(block.log_probabilities(widths[0]), rows, ids)
         if stored is None:
-            log_q = log_probabilities(teacher.at(at, dtype), 1.0)
+            log_q = log_probabilities(inside.teacher_logits, 1.0)
             of_teacher = picked(log_q, torch.arange(len(log_q), device=ids.device), their_ids)
         else:
             of_teacher = stored_logprobs(stored, at, dtype)
@@ -132,7 +132,8 @@ def plan_alm(
         if stored is not None:
             check_stored(stored, theirs.positions)
 
-    part = chunk_part(ours, theirs, compare, widths[1])
+    read = teacher if stored is None else None
+    part = chunk_part(ours, theirs, compare, read, widths[1])
     sides = sides_of((student, teacher), (ours.positions, theirs.positions), widths)
     return Plan([part], chunks.total, dtype, sides=sides[: 1 + (stored is None)], explain=explain)
 

@@ -20,8 +20,8 @@ from xtok.training.losses.in_chunks import (
     picked,
     to_logits,
 )
-from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
+from xtok.training.losses.logits import AnyLogits, Logits, as_logits, log_probabilities
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass, sides_of
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 from xtok.training.sparse import work_dtype
 
@@ -151,7 +151,6 @@ class _CSDStep(NamedTuple):
         self, chunks: Tensor, excluded: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> Part:
         """Compare all shared tokens but the `excluded` where some chunks begin."""
-        theirs = self.theirs.at(self.theirs.starts[chunks])
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             cells = None
@@ -159,12 +158,13 @@ class _CSDStep(NamedTuple):
                 [entries] = rows.entries
                 row, is_there = rows.entries_at(excluded[0], entries)
                 cells = row, excluded[1][entries], is_there
-            positions = theirs[0][rows.numbers], theirs[1][rows.numbers]
-            lost, back = self._compare_shared(block, positions, cells)
+            lost, back = self._compare_shared(block, rows.teacher_logits, cells)
             return lost * weight, back if weight == 1 else back.mul_(weight)
 
         ours = self.ours.at(self.ours.starts[chunks])
-        return Part(ours, compare, self.teacher.shape[2], [] if excluded is None else excluded[:1])
+        read = Read(self.teacher, self.theirs.at(self.theirs.starts[chunks]))
+        places = [] if excluded is None else excluded[:1]
+        return Part(ours, compare, read, self.teacher.shape[2], places)
 
     def excluded(self) -> tuple[Tensor, Tensor]:
         """Return what is in the rest at other chunks' first places: which of these, and tokens.
@@ -185,7 +185,7 @@ class _CSDStep(NamedTuple):
         return cells // width, cells % width
 
     def _compare_shared(
-        self, block: LogitBlock, positions: Positions, excluded: tuple[Tensor, ...] | None
+        self, block: LogitBlock, teacher_logits: Tensor, excluded: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of losses of n positions, and its gradient to the student's logits.
 
@@ -195,9 +195,7 @@ class _CSDStep(NamedTuple):
         index, temperature = self.spellings, self.config.temperature
         ours, theirs = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
-        log_q = log_probabilities(
-            self.teacher.at(positions, self.dtype)[:, : index.widths[1]], temperature
-        )
+        log_q = log_probabilities(teacher_logits[:, : index.widths[1]], temperature)
         log_t = log_q.index_select(1, index.student_partner.clamp(min=0))
         p, (value, slope) = (
             block.probabilities(index.widths[0], temperature),
@@ -239,8 +237,7 @@ class _CSDStep(NamedTuple):
         weights = torch.where(is_one, 1.0, config.beta).to(self.dtype)
 
         def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
-            logits = self.teacher.at(inside.theirs.positions, self.dtype)[:, : widths[1]]
-            log_q = log_probabilities(logits, config.temperature)
+            log_q = log_probabilities(inside.teacher_logits[:, : widths[1]], config.temperature)
             [which] = inside.others
             place = events.place[which] - inside.chunks.start
             student, of_tokens = _completed(
@@ -262,7 +259,7 @@ class _CSDStep(NamedTuple):
             p = block.probabilities(widths[0], config.temperature)
             return lost.detach(), to_logits(p, of_tokens(to_each))
 
-        return chunk_part(ours, theirs, compare, widths[1], [events.place])
+        return chunk_part(ours, theirs, compare, self.teacher, widths[1], [events.place])
 
 
 def _completed(

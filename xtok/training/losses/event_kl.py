@@ -20,7 +20,7 @@ from xtok.training.losses.chunks import (
 )
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.losses.logits import AnyLogits, Logits, Positions, as_logits, log_probabilities
-from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of
+from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Read, Rows, one_pass, sides_of
 from xtok.training.sparse import work_dtype
 
 LOWEST = -700.0
@@ -168,8 +168,7 @@ def plan_kl(
 
         Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
         """
-        at = theirs[0][rows.numbers], theirs[1][rows.numbers]
-        log_q = log_probabilities(compared.at(at, dtype)[:, :of_teacher], temperature)
+        log_q = log_probabilities(rows.teacher_logits[:, :of_teacher], temperature)
         if columns is not None:
             log_p = log_probabilities(block.logits.index_select(1, columns), temperature)
             lost, of_columns = kl(log_p, log_p.exp(), log_q, reverse=config.reverse_kl)
@@ -180,7 +179,7 @@ def plan_kl(
         log_t = log_q if index is None else _shared_out(log_p, log_q, index)
         return kl(log_p, p, log_t, reverse=config.reverse_kl)
 
-    parts = [Part(ours, compare, teacher.shape[2])] if count else []
+    parts = [Part(ours, compare, Read(compared, theirs), teacher.shape[2])] if count else []
     sides = sides_of((student, teacher), positions, (width, of_teacher))
     return Plan(parts, count, dtype, temperature, sides)
 

@@ -124,8 +124,7 @@ def plan_gold(
 
     def compare(block: LogitBlock, inside: Chunked) -> tuple[Tensor, Tensor]:
         log_p = block.log_probabilities(width, config.temperature)
-        logits = teacher.at(inside.theirs.positions, dtype)[:, :of_teacher]
-        log_q = log_probabilities(logits, config.temperature)
+        log_q = log_probabilities(inside.teacher_logits[:, :of_teacher], config.temperature)
         log_r = mean_over(inside.theirs, log_q)
         with torch.enable_grad():
             log_s = mean_over(inside.ours, log_p).requires_grad_()
@@ -135,7 +134,7 @@ def plan_gold(
         p = block.probabilities(width, config.temperature)
         return lost.detach(), back.addcmul_(p, back.sum(1, keepdim=True), value=-1)
 
-    part = chunk_part(ours, theirs, compare, 2 * of_teacher)
+    part = chunk_part(ours, theirs, compare, teacher, 2 * of_teacher)
     sides = sides_of((student, teacher), (ours.positions, theirs.positions), pairs.widths)
     return Plan([part], chunks.total, dtype, config.temperature, sides)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from xtok._lib.known_logprobs import STORED_ROUNDING
 from xtok.training.losses.chunk_tokens import ChunkTokens
 from xtok.training.losses.chunks import EPSILON
-from xtok.training.losses.logits import FLOOR, Positions
-from xtok.training.losses.one_pass import LogitBlock, Part, Rows
+from xtok.training.losses.logits import FLOOR, Logits, Positions
+from xtok.training.losses.one_pass import LogitBlock, Part, Read, Rows
 
 
 class BlockTokens(NamedTuple):
@@ -30,6 +30,7 @@ class Chunked(NamedTuple):
     chunks: slice  # c of all
     ours: BlockTokens
     theirs: BlockTokens
+    teacher_logits: Tensor  # [n, V] at their tokens; [0] where they are stored
     others: Sequence[slice]  # of `others`, those in these chunks
 
     @property
@@ -47,6 +48,7 @@ def chunk_part(
     ours: ChunkTokens,
     theirs: ChunkTokens,
     compare: CompareChunks,
+    teacher: Logits | None,
     width: int,
     others: Sequence[Tensor] = (),
 ) -> Part:
@@ -55,19 +57,21 @@ def chunk_part(
     Args:
         ours: the student's tokens in them.
         theirs: the teacher's.
-        compare: takes the student's logits at the tokens of some chunks.
-        width: of the teacher's logits.
+        compare: takes both sides' logits at the tokens of some chunks.
+        teacher: the teacher's logits; None where they are stored.
+        width: of what is compared of them.
         others: int64, rising: the chunks of what else is compared.
     """
 
     def of_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
         chunks, teacher, *more = rows.entries
         sides = _in_block(ours, chunks, rows.numbers), _in_block(theirs, chunks, teacher)
-        return compare(block, Chunked(chunks, *sides, more))
+        return compare(block, Chunked(chunks, *sides, rows.teacher_logits, more))
 
     places = [ours.starts, *(ours.starts[chunk] for chunk in (theirs.chunk, *others))]
     size = width * len(theirs.chunk) // max(1, len(ours.chunk)) + 1
-    return Part(ours.positions, of_rows, size, places, ours.chunk)
+    read = None if teacher is None else Read(teacher, theirs.positions, of_place=1)
+    return Part(ours.positions, of_rows, read, size, places, ours.chunk)
 
 
 def _in_block(tokens: ChunkTokens, chunks: slice, which: Tensor | slice) -> BlockTokens:

@@ -76,11 +76,6 @@ class HiddenLogits:
             self.dtype = torch.get_autocast_dtype(self.device.type)
 
     @property
-    def may_be_masked(self) -> bool:
-        """Whether logits may be −∞: by a bias."""
-        return self.bias is not None
-
-    @property
     def inputs(self) -> tuple[Tensor | None, ...]:
         """What gradients go to."""
         return self.hidden, self.weight, self.bias
@@ -123,20 +118,28 @@ class HiddenLogits:
         dtype = work_dtype(self)
         return tuple(_zeros(one, dtype) for one in self.inputs)
 
-    def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
-        """Hand on the gradient of a block of logits, which is overwritten.
+    def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
+        """Return the gradient to h Wᵀ + b, from that to logits, which is overwritten.
+
+        Args:
+            logits: `[n, V]`, as `at` returned them. There is none to −∞, by a bias.
+            back: their gradient, `[n, V]`.
+        """
+        if self.bias is not None:
+            back.masked_fill_(torch.isneginf(logits), 0)
+        if self.softcap is not None:
+            back.addcmul_(back, (logits / self.softcap).square_(), value=-1)
+        return back if self.scale == 1 else back.mul_(self.scale)
+
+    def add(self, to: Gradients, positions: Positions, back: Tensor) -> None:
+        """Hand on a gradient as `before_cap` returned it, which is overwritten.
 
         Args:
             to: what `gradients` returned.
             positions: n, each of which is handed on once.
-            logits: `[n, V]`, as `at` returned them.
-            back: their gradient, `[n, V]`.
+            back: `[n, V]`.
         """
         to_hidden, to_weight, to_bias = to
-        if self.softcap is not None:
-            back.addcmul_(back, (logits / self.softcap).square_(), value=-1)
-        if self.scale != 1:
-            back *= self.scale
         if to_bias is not None:
             to_bias += back.sum(0)
         rows, factor = self._rows(positions), None
@@ -189,8 +192,6 @@ class HiddenLogits:
 class WholeLogits:
     """A tensor of logits, `[B, T, V]`, as `HiddenLogits` is."""
 
-    may_be_masked = True
-
     def __init__(self, logits: Tensor, columns: Tensor | None = None) -> None:
         self.logits, self.inputs, self.columns = logits, (logits,), columns
         self.shape, self.dtype, self.device = logits.shape, logits.dtype, logits.device
@@ -218,8 +219,12 @@ class WholeLogits:
             _zeros(self.logits, work_dtype(self) if self.dtype != torch.bfloat16 else self.dtype),
         )
 
-    def add(self, to: Gradients, positions: Positions, logits: Tensor, back: Tensor) -> None:
-        """Write the gradient of a block of logits."""
+    def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
+        """Return the gradient of a block of logits; there is none to −∞."""
+        return back.masked_fill_(torch.isneginf(logits), 0)
+
+    def add(self, to: Gradients, positions: Positions, back: Tensor) -> None:
+        """Write the gradient of some logits."""
         [to_logits] = to
         if to_logits is not None:
             to_logits[positions] = back.to(to_logits.dtype)

@@ -7,7 +7,7 @@ or of several with the cross-entropy, and all their gradients go into one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -53,10 +53,11 @@ class LogitBlock:
 
 
 class Rows(NamedTuple):
-    """Which of a part's n positions are in a block."""
+    """What a part has in a block."""
 
-    numbers: Tensor  # int64 [m], rising
+    numbers: Tensor  # int64 [m], rising: which of the part's n positions
     entries: Sequence[slice]  # for each of `places`, the entries that may be at one of them
+    teacher_logits: Tensor  # at what the part reads of the teacher; [0] where it reads nothing
 
     def entries_at(self, place: Tensor, entries: slice) -> tuple[Tensor, Tensor]:
         """Return the row of the block that each entry is at, any if none, and whether it is."""
@@ -70,11 +71,28 @@ Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
 student's logits over τ, which is overwritten."""
 
 
+class Read(NamedTuple):
+    """What a part reads of a teacher: the logits at one position for each of its own.
+
+    Or, with `of_place`, for each entry of one of its `places`.
+    """
+
+    logits: Logits
+    positions: Positions
+    of_place: int | None = None
+
+    def at(self, rows: Rows) -> Positions:
+        """Return the positions for a block."""
+        which = rows.numbers if self.of_place is None else rows.entries[self.of_place]
+        return self.positions[0][which], self.positions[1][which]
+
+
 class Part(NamedTuple):
     """What a loss compares at n positions of the student."""
 
     positions: Positions  # each once, and rising with `chunk`
     compare: Compare
+    teacher: Read | None = None
     width: int = 0  # of the teacher's side, for the size of blocks
     places: Sequence[Tensor] = ()  # int64 [e], rising: at which of the positions entries are
     chunk: Tensor | None = None  # int64 [n], rising: what has one number comes in one block
@@ -132,32 +150,8 @@ def one_pass(
     to: Gradients = (None,) if all(is_theirs) else logits.gradients()
     dtype = torch.float64 if torch.float64 in [p.dtype for p in plans] else torch.float32
     weights = [w.double() if isinstance(w, Tensor) else w for w in weights]
-    has_gradient = any(x is not None for x in to)
-    parts: list[Part] = []
-    factors: list[Tensor | float] = []
-    owners: list[int] = []
-    for number, (plan, weight) in enumerate(zip(plans, weights, strict=True)):
-        parts += plan.parts
-        factors += [weight * (plan.temperature / max(1, plan.num_terms))] * len(plan.parts)
-        owners += [number] * len(plan.parts)
-    sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
-    # A head is read once a block. Without one, blocks that stay in a CPU's cache take 0.77 of the
-    # time (event KL of 512 tokens, 49,152 × 262,144 ids, one core).
-    reads = [logits, *(side.logits for plan in plans for side in plan.sides)]
-    reads_heads = any(isinstance(one, HiddenLogits) for one in reads)
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-        for positions, in_block in _blocks(logits, parts, cached=not reads_heads):
-            block, back = LogitBlock(logits.at(positions, dtype)), None
-            for number, rows, inside in in_block:
-                of_part = block if inside is None else LogitBlock(block.logits[inside])
-                lost, to_block = parts[number].compare(of_part, rows)
-                sums[owners[number]] += lost
-                if has_gradient:
-                    back = _sum(back, to_block.mul_(factors[number]), block.logits, inside)
-            if back is not None:
-                if logits.may_be_masked:
-                    back.masked_fill_(torch.isneginf(block.logits), 0)
-                logits.add(to, positions, block.logits, back)
+        sums = _compare(logits, plans, weights, to, dtype)
         scales = [plan.temperature**2 / max(1, plan.num_terms) for plan in plans]
         losses = [
             total * scale if plan.by_autograd is None else plan.by_autograd.detach().double()
@@ -177,6 +171,42 @@ def one_pass(
     return sum(connected, result), [x.to(dtype) for x in losses]
 
 
+def _compare(
+    logits: Logits,
+    plans: Sequence[Plan],
+    weights: Sequence[float | Tensor],
+    to: Gradients,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Return each plan's sum of losses, and add the gradient of all to that of the logits."""
+    parts: list[Part] = []
+    factors: list[Tensor | float] = []
+    owners: list[int] = []
+    for number, (plan, weight) in enumerate(zip(plans, weights, strict=True)):
+        parts += plan.parts
+        factors += [weight * (plan.temperature / max(1, plan.num_terms))] * len(plan.parts)
+        owners += [number] * len(plan.parts)
+    sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
+    has_gradient = any(x is not None for x in to)
+    for positions, blocks in _blocks(logits, parts):
+        made, back = logits.at(positions, dtype), None
+        for place, in_block in _with_teachers(parts, blocks, dtype):
+            block, back = LogitBlock(made[place]), None
+            for number, rows, inside in in_block:
+                of_part = block if inside is None else LogitBlock(block.logits[inside])
+                lost, to_block = parts[number].compare(of_part, rows)
+                sums[owners[number]] += lost
+                if has_gradient:
+                    back = _sum(back, to_block.mul_(factors[number]), block.logits, inside)
+            if back is not None:
+                back = logits.before_cap(block.logits, back)
+                if len(blocks) > 1:
+                    block.logits.copy_(back)
+        if back is not None:
+            logits.add(to, positions, back if len(blocks) == 1 else made)
+    return sums
+
+
 def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | None) -> Tensor:
     """Add the gradient to the first columns of all rows, or of those inside, to that to all."""
     if back is None and more.shape == logits.shape:
@@ -192,20 +222,49 @@ def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | Non
 InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
 """Which part, what it has in a block, and in which of the block's rows; None: in all."""
 
+Block: TypeAlias = tuple[slice, list[InBlock]]
+"""Which of the positions that come at once, and the parts that compare there."""
 
-def _blocks(
-    logits: Logits, parts: Sequence[Part], *, cached: bool
-) -> Iterator[tuple[Positions, list[InBlock]]]:
-    """Yield blocks of positions, and the parts that compare there; each position comes once.
 
-    Positions that the same parts compare at are in one block, so that a part seldom has some of a
-    block's rows alone; and those of a chunk, wherever a part asks for it.
+def _with_teachers(
+    parts: Sequence[Part], blocks: Sequence[Block], dtype: torch.dtype
+) -> Iterator[Block]:
+    """Yield blocks with what their parts read of teachers, made for all of them at once."""
+    wanted: dict[int, list[Positions]] = {}
+    made: dict[int, Iterator[Tensor]] = {}
+    for number, rows, _ in chain.from_iterable(in_block for _, in_block in blocks):
+        if read := parts[number].teacher:
+            wanted.setdefault(number, []).append(read.at(rows))
+    for number, read in enumerate(part.teacher for part in parts):
+        if read and number in wanted:
+            sides = [torch.cat(side) for side in zip(*wanted[number], strict=True)]
+            sizes = [len(one[0]) for one in wanted[number]]
+            made[number] = iter(read.logits.at((sides[0], sides[1]), dtype).split(sizes))
+    for place, in_block in blocks:
+        yield place, [
+            (number, rows._replace(teacher_logits=next(made[number])), inside)
+            if number in made else (number, rows, inside)
+            for number, rows, inside in in_block
+        ]  # fmt: skip
+
+
+def _blocks(logits: Logits, parts: Sequence[Part]) -> Iterator[tuple[Positions, list[Block]]]:
+    """Yield positions whose logits are made at once, and the blocks in which they are compared.
+
+    Each position comes once. Those that the same parts compare at are in one block, so that a part
+    seldom has some of a block's rows alone; and those of a chunk, wherever a part asks for it.
+
+    A product reads a whole head, so it wants many positions; a CPU compares fastest what stays in
+    its cache (0.77 of the time: event KL of 512 tokens, 49,152 × 262,144 ids, one core).
     """
     if not parts:
         return
     length, device = logits.shape[1], logits.device
     width = max(logits.shape[2], *(part.width for part in parts))
-    step = block_length(logits, width, cached=cached)
+    step = block_length(logits, width, cached=True)
+    reads = [logits, *(part.teacher.logits for part in parts if part.teacher)]
+    has_heads = any(isinstance(one, HiddenLogits) for one in reads)
+    at_once = block_length(logits, width) if has_heads else step
     flat = [rows * length + places for rows, places in (part.positions for part in parts)]
     if len(parts) == 1 and parts[0].chunk is None:
         [order], bounds = flat, [*range(0, len(flat[0]), step), len(flat[0])]
@@ -214,17 +273,22 @@ def _blocks(
         order, bounds = _order(flat, parts, logits.shape[0] * length, step)
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))
         of_parts = [rank[places].sort() for places in flat]
-    slices = _slices(parts, of_parts, bounds)
+    slices, nothing = _slices(parts, of_parts, bounds), torch.empty(0, device=device)
+    begin, blocks = bounds[0], list[Block]()
     for start, stop in pairwise(bounds):
+        if blocks and stop - begin > at_once:
+            yield (order[begin:start] // length, order[begin:start] % length), blocks
+            begin, blocks = start, []
         in_block: list[InBlock] = []
         for number, (at, numbers) in enumerate(of_parts):
             first, last, *entries = next(slices)
             if last > first:
                 inside = None if last - first == stop - start else at[first:last] - start
                 ends = zip(entries[::2], entries[1::2], strict=True)
-                rows = Rows(numbers[first:last], [slice(*one) for one in ends])
+                rows = Rows(numbers[first:last], [slice(*one) for one in ends], nothing)
                 in_block.append((number, rows, inside))
-        yield (order[start:stop] // length, order[start:stop] % length), in_block
+        blocks.append((slice(start - begin, stop - begin), in_block))
+    yield (order[begin:] // length, order[begin:] % length), blocks
 
 
 def _order(

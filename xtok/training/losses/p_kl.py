@@ -97,7 +97,7 @@ def plan_p_kl(
         p = block.probabilities(width, temperature)
         used = p.index_select(1, entries.used)
         projected = mean_over(inside.ours, multiply(forward, used.t()).t())
-        logits = compared.at(inside.theirs.positions, dtype)[:, : len(columns)]
+        logits = inside.teacher_logits[:, : len(columns)]
         log_r = mean_over(inside.theirs, log_probabilities(logits, temperature))
         lost, to_means = _compare(projected, log_r, reverse=config.reverse_kl)
         back = to_values(inside.ours, to_means).t().contiguous()
@@ -107,7 +107,7 @@ def plan_p_kl(
             to_weights.add_(entry_gradient(entries, used.t().contiguous(), back))
         return lost, (p * -mean).index_add_(1, entries.used, used.mul_(to_probs))
 
-    part = chunk_part(ours, theirs, compare, max(len(columns), len(entries.used)))
+    part = chunk_part(ours, theirs, compare, compared, max(len(columns), len(entries.used)))
     sides = sides_of((student, teacher), (ours.positions, theirs.positions), module.shape)
     learned = [] if to_weights is None else [(weights, to_weights)]
     return Plan([part], chunks.total, dtype, temperature, sides, learned=learned)
