@@ -30,6 +30,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "estimate-memory": ("counting:memory", "peak memory over 100 million tokens"),
     "p-kl": ("training:p_kl_cost", "P-KL's memory and time beside a bare log-softmax"),
     "losses": ("training:loss_cost", "a step from hidden states beside logits; CSD, ALM, event KL"),
+    "steps": ("hidden:real_steps", "whole steps of two real models, from hidden states and logits"),
     "events": ("quality:events", "event maps' leak and bits on held-out text (minutes)"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
@@ -75,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--work", type=Path, help="projecting, csd: folder that keeps what the teacher wrote")
     add("--embedding-model", help="chunks: a model as `generate` takes it")
     add("--liger", type=Path, help="losses: folder with `liger_kernel`, to compare with")
-    add("--device", default="cpu", help="p-kl, losses: cpu or cuda")
+    add("--device", default="cpu", help="p-kl, losses, steps: cpu or cuda")
     options = parser.parse_args(argv)
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(CASES)})")

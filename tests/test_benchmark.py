@@ -11,7 +11,7 @@ from typing import Any
 
 import benchmark
 import pytest
-from benchmarks import commands, projecting, storing
+from benchmarks import commands, hidden, projecting, storing
 from conftest import REAL, ROOT
 from tiny_models import save_model
 
@@ -71,6 +71,18 @@ def test_p_kl(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["k"] == 16
     assert found["× gradient and map"] >= 0  # a peak: what a process holds already may be enough
     assert found["ratio"] > 0
+
+
+def test_steps_of_two_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Path
+) -> None:
+    for number, name in enumerate(("smollm2", "gemma3")):
+        source = small / ("small-byte-level", "small-hf")[number]
+        save_model(tmp_path / name, load_tokenizer(str(source)), source, seed=number, sharp=0.5)
+    monkeypatch.setattr(hidden, "path_of", lambda name: tmp_path / name)
+    found = rows(capsys, "steps", "--size=0.1")
+    assert [row["tokens"].split(" and ")[0] for row in found] == ["4 × 25", "8 × 51"]
+    assert all(row["ratio"] > 0 for row in found)
 
 
 @pytest.mark.real

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -12,18 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fetch_models
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
+from transformers import AutoModelForCausalLM
 
-from benchmarks.harness import Row, memory_status, race
+import xtok
+from benchmarks.harness import Row, memory_status, path_of, pieces, race
 from xtok import losses
 from xtok.alignment.aligner import ShiftedAlignment
+from xtok.training.collator import prepare
+from xtok.training.heads import Head, find_heads, logits_of
 from xtok.training.losses.chunks import number_chunks
 from xtok.training.losses.cross_entropy import plan_cross_entropy
 from xtok.training.losses.event_kl import plan_event_kl
 from xtok.training.losses.one_pass import one_pass
+from xtok.training.objective import make_objective
 
 # Heads of a student and a teacher: ids, and the width of hidden states, the student's that of
 # SmolLM2 135M. The narrower they are, the more of a step's time is the loss.
@@ -32,6 +38,7 @@ SIDES = {
     "llama 3.2 × qwen 3": ((128_256, 576), (151_936, 1024)),
 }
 TOKENS = (512, 2048, 8192)
+BATCHES = (4, 256), (8, 512)  # rows, and tokens of the student in each
 CHUNK_SIZES = (64, 128, 256, 512)  # of Liger
 
 
@@ -60,6 +67,40 @@ def beside_a_context(options: Namespace) -> Iterator[Row]:
             call()  # loads the libraries, and fills what is kept
             row[f"MiB, context of {size}"] = peak_above(call, options.device) / 2**20
         yield row
+
+
+def real_steps(options: Namespace) -> Iterator[Row]:
+    """A whole step of SmolLM2 135M and Gemma 3 270M on text: both models, the losses, backward."""
+    paths = [str(path_of(name)) for name in fetch_models.NAMES]
+    models = [
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(options.device).eval()
+        for path in paths
+    ]
+    pair, student = xtok.pair(*paths), models[0]
+    objective = make_objective([pair], "event-kl", xtok.events(pair), device=options.device)
+    for rows, length in BATCHES:
+        length = max(16, int(length * options.size))
+        texts = [text for text in pieces(options, 8 * length) if len(text) >= 6 * length][:rows]
+        collate = xtok.DistillationCollator(*pair.tokenizers, max_length=length)
+        batch = prepare(collate(texts), options.device)
+        sides = [batch, *batch["teachers"]]
+        heads, _ = find_heads(models, sides, objective.takes_hidden, wanted=True)
+
+        def step(heads: Sequence[Head | None], batch: Any = batch, sides: Any = sides) -> None:
+            ours = logits_of(student, batch, heads[0])
+            with torch.no_grad():
+                theirs = logits_of(models[1], sides[1], heads[1])
+            objective.terms(ours, [theirs], batch).loss.backward()
+            student.zero_grad()
+            if options.device != "cpu":
+                torch.cuda.synchronize()
+
+        calls = partial(step, heads), partial(step, [None, None])
+        calls[0]()  # loads the libraries
+        held, whole = (peak_above(call, options.device) / 2**20 for call in calls)
+        shape = " and ".join("{} × {}".format(*side["input_ids"].shape) for side in sides)
+        row: Row = {"tokens": shape, "hidden MiB": held, "logits MiB": whole}
+        yield row | {"memory": held / whole} | race(*calls, options.repeat).row(None)
 
 
 def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
@@ -120,9 +161,9 @@ def _ways(
         return ours[0] @ ours[1].t(), teacher
 
     def run(loss: Callable[[], Tensor]) -> None:
-        for tensor in ours:
-            tensor.grad = None
         loss().backward()
+        for tensor in ours:  # so that none is held before the next step
+            tensor.grad = None
         if device != "cpu":
             torch.cuda.synchronize()
 
@@ -154,17 +195,17 @@ def beside_liger(options: Namespace) -> Iterator[Row]:
     mask, labels = torch.ones(1, count), torch.zeros(count, dtype=torch.int64)
 
     def ours() -> None:
-        hidden.grad = weight.grad = None
         student, teacher = losses.HiddenLogits(hidden, weight), losses.HiddenLogits(*theirs)
         losses.same_tokenizer_kl(student, teacher, mask).backward()
+        hidden.grad = weight.grad = None
 
     def liger(chunk_size: int) -> None:
-        hidden.grad = weight.grad = None
         function = LigerFusedLinearJSDLoss(
             weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.0, compiled=False,
             chunk_size=chunk_size,
         )  # fmt: skip
         function(hidden[0], weight, theirs[0][0], theirs[1], labels).backward()
+        hidden.grad = weight.grad = None
 
     ours()  # loads the libraries
     held = peak_above(ours, "cpu") / 2**20
