@@ -1,4 +1,4 @@
-"""A process of `test_sharded.py`: a step of models that FSDP2 or DeepSpeed has in pieces."""
+"""A process of `test_sharded.py`: a step of models in FSDP2, DeepSpeed or DDP."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from tiny_models import tiny_model
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import xtok
 from xtok import DistillationCollator
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import prepare
-from xtok.training.heads import find_heads, logits_of
+from xtok.training.heads import find_heads, logits_of, unwrapped
 from xtok.training.losses import CombineConfig, event_index, spelling_index
 from xtok.training.losses.registry import make_loss
 from xtok.training.objective import Objective
@@ -25,9 +26,9 @@ TEXTS = [
     "The keeper lit 201 lamps.", "for x in range(1234): print(x)", "Ashes.", "día tras día",
     "High water at 6:12.", "The last rock, and 3 steps.",
 ]  # fmt: skip
-LAYOUTS = "root", "layers", "head", "zero3"
+LAYOUTS = "root", "layers", "head", "zero3", "ddp", "ddp-static"
 """What is sharded: the model as one; also each layer; also the head by itself. Or the student, by
-DeepSpeed's ZeRO-3."""
+DeepSpeed's ZeRO-3. Or nothing: the student is whole in DDP, also as a static graph."""
 
 
 def objective_of(pair: Pair) -> Objective:
@@ -48,6 +49,8 @@ def models_of(pair: Pair, layout: str | None, *, tied: bool, low: bool = False) 
     ]
     if layout == "zero3":
         made[0] = engine_of(made[0])
+    elif layout in ("ddp", "ddp-static"):
+        made[0] = DistributedDataParallel(made[0], static_graph=layout == "ddp-static")
     elif layout is not None:
         mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if low else MixedPrecisionPolicy()
@@ -82,7 +85,7 @@ def gradients_of(student: Any) -> dict[str, Tensor]:
         return {name: safe_get_full_grad(parameter) for name, parameter in named}
     return {
         name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
-        for name, p in student.named_parameters() if p.grad is not None
+        for name, p in unwrapped(student).named_parameters() if p.grad is not None
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Models in pieces, of FSDP2 and DeepSpeed, on CPUs: loss and gradients are one process's."""
+"""Models in FSDP2, DeepSpeed and DDP, on CPUs: loss and gradients are one process's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,16 @@ def run(forks: Forks, processes: int, *args: str) -> None:
 @pytest.mark.parametrize(
     ("processes", "cases"),
     [
-        (2, ["root tied float32", "head untied float32", "head untied bfloat16"]),
+        (
+            2,
+            [
+                "root tied float32",
+                "head untied float32",
+                "head untied bfloat16",
+                "ddp-static untied float32",
+                "ddp tied float32",
+            ],
+        ),
         (4, ["layers tied float32"]),
         pytest.param(
             2,
@@ -40,7 +49,7 @@ def run(forks: Forks, processes: int, *args: str) -> None:
         ),
     ],
 )
-def test_heads_in_pieces(
+def test_heads_of_several_processes(
     processes: int, cases: list[str], tmp_path: Path, small: Path, forks: Forks
 ) -> None:
     """Accumulated over two batches, with three teachers."""
