@@ -171,6 +171,14 @@ def one_pass(
     return sum(connected, result), [x.to(dtype) for x in losses]
 
 
+class _Term(NamedTuple):
+    """A part with the factor of its gradient, and the sum of its plan's losses."""
+
+    part: Part
+    factor: Tensor | float
+    total: Tensor
+
+
 def _compare(
     logits: Logits,
     plans: Sequence[Plan],
@@ -179,32 +187,43 @@ def _compare(
     dtype: torch.dtype,
 ) -> list[Tensor]:
     """Return each plan's sum of losses, and add the gradient of all to that of the logits."""
-    parts: list[Part] = []
-    factors: list[Tensor | float] = []
-    owners: list[int] = []
-    for number, (plan, weight) in enumerate(zip(plans, weights, strict=True)):
-        parts += plan.parts
-        factors += [weight * (plan.temperature / max(1, plan.num_terms))] * len(plan.parts)
-        owners += [number] * len(plan.parts)
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) for _ in plans]
-    has_gradient = any(x is not None for x in to)
-    for positions, blocks in _blocks(logits, parts):
-        made, back = logits.at(positions, dtype), None
-        for place, in_block in _with_teachers(parts, blocks, dtype):
-            block, back = LogitBlock(made[place]), None
-            for number, rows, inside in in_block:
-                of_part = block if inside is None else LogitBlock(block.logits[inside])
-                lost, to_block = parts[number].compare(of_part, rows)
-                sums[owners[number]] += lost
-                if has_gradient:
-                    back = _sum(back, to_block.mul_(factors[number]), block.logits, inside)
-            if back is not None:
-                back = logits.before_cap(block.logits, back)
-                if len(blocks) > 1:
-                    block.logits.copy_(back)
-        if back is not None:
-            logits.add(to, positions, back if len(blocks) == 1 else made)
+    terms = [
+        _Term(part, weight * (plan.temperature / max(1, plan.num_terms)), total)
+        for plan, weight, total in zip(plans, weights, sums, strict=True)
+        for part in plan.parts
+    ]
+    for positions, blocks in _blocks(logits, [term.part for term in terms]):
+        _compare_at(logits, terms, positions, blocks, to, dtype)
     return sums
+
+
+def _compare_at(
+    logits: Logits,
+    terms: Sequence[_Term],
+    positions: Positions,
+    blocks: Sequence[Block],
+    to: Gradients,
+    dtype: torch.dtype,
+) -> None:
+    """Compare at some positions. Their logits are freed before those of others are made."""
+    made, back = logits.at(positions, dtype), None
+    has_gradient = any(x is not None for x in to)
+    for place, in_block in _with_teachers([term.part for term in terms], blocks, dtype):
+        block, back = LogitBlock(made[place]), None
+        for number, rows, inside in in_block:
+            part, factor, total = terms[number]
+            of_part = block if inside is None else LogitBlock(block.logits[inside])
+            lost, to_block = part.compare(of_part, rows)
+            total += lost
+            if has_gradient:
+                back = _sum(back, to_block.mul_(factor), block.logits, inside)
+        if back is not None:
+            back = logits.before_cap(block.logits, back)
+            if len(blocks) > 1:
+                block.logits.copy_(back)
+    if back is not None:
+        logits.add(to, positions, back if len(blocks) == 1 else made)
 
 
 def _sum(back: Tensor | None, more: Tensor, logits: Tensor, inside: Tensor | None) -> Tensor:
