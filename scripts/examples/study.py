@@ -532,7 +532,7 @@ def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     kinds = [kind_of(row) for row in (CE, EVENTS, STORED, *INFORMED, CSD, OF_OWN, MADE_FOR)]
     first = next((run for run, _ in found if run.loss == "ce"), None)
@@ -552,7 +552,7 @@ def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
     axes.set_xlabel("processor seconds of training; dashed: and of the teacher, once")
     axes.set_ylabel("bits per byte of held-out text")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, metadata={"Title": "Bits per byte over seconds"})
 
 
