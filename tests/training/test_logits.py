@@ -162,7 +162,7 @@ def test_hidden_states_are_as_good_as_logits(
     two = 2 * max(shapes[0][2], shapes[1][2])
     for at_once, block in ((2**25, 2**22), (two, two), (3 * two, two)):
         monkeypatch.setattr("xtok.training.sparse.BLOCK_NUMBERS", at_once)
-        monkeypatch.setattr("xtok.training.sparse._CACHED_BLOCK_NUMBERS", block)
+        monkeypatch.setattr("xtok.training.sparse.CACHED_BLOCK_NUMBERS", block)
         for sides in ((hidden[0], logits[1]), hidden):
             found = value_and_gradients(loss, sides, ours)
             torch.testing.assert_close(found, expected, rtol=limit, atol=limit)

@@ -15,7 +15,7 @@ BLOCK_NUMBERS = 2**25
 so that smaller ones cost time: 2**24 took 1.2 times as long, and 2**26 0.9 (event KL of 512 tokens,
 128,256 × 262,208 ids, two cores)."""
 
-_CACHED_BLOCK_NUMBERS = 2**22
+CACHED_BLOCK_NUMBERS = 2**22
 """The same where a CPU works best in its cache: where logits are compared, and in products with a
 sparse map."""
 
@@ -125,7 +125,7 @@ def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
 def block_length(like: Any, width: int, *, cached: bool = False) -> int:
     """Return how many rows of a width a temporary tensor may have."""
     in_cache = cached and like.device.type == "cpu"
-    size = min(BLOCK_NUMBERS, _CACHED_BLOCK_NUMBERS) if in_cache else BLOCK_NUMBERS
+    size = min(BLOCK_NUMBERS, CACHED_BLOCK_NUMBERS) if in_cache else BLOCK_NUMBERS
     return max(1, size // max(width, 1))
 
 
