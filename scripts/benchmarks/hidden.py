@@ -32,10 +32,11 @@ from xtok.training.losses.one_pass import one_pass
 from xtok.training.objective import make_objective
 
 # Heads of a student and a teacher: ids, and the width of hidden states, the student's that of
-# SmolLM2 135M. The narrower they are, the more of a step's time is the loss.
+# SmolLM2 135M, or both their own. The narrower they are, the more of a step's time is the loss.
 SIDES = {
     "llama 3.2 × gemma 3": ((128_256, 576), (262_208, 640)),
     "llama 3.2 × qwen 3": ((128_256, 576), (151_936, 1024)),
+    "llama 3.2 1B × qwen 3 1.7B": ((128_256, 2048), (151_936, 2048)),
 }
 TOKENS = (512, 2048, 8192)
 BATCHES = (4, 256), (8, 512)  # rows, and tokens of the student in each
