@@ -16,6 +16,7 @@ import prune
 import pytest
 import study
 import study_data
+import study_policy
 import torch
 from tiny_models import save_model
 
@@ -24,6 +25,9 @@ from xtok.building.build import build
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.heads import logits_of
+from xtok.training.losses import CombineConfig, cross_entropy
+from xtok.training.objective import Objective
 
 TEXTS = Path(__file__).with_name("small_corpus")
 KINDS = {"de": "german", "held": "french", "en": "english"}
@@ -256,6 +260,65 @@ def test_strict_chunks_are_one_token_on_either_side(back: Pair) -> None:
     one = (sizes[0] == 1) & (sizes[1] == 1)
     assert torch.equal(strict.pair_valid[0], whole.pair_valid[0] & one)
     assert 0 < strict.pair_valid.sum() < whole.pair_valid.sum()
+
+
+@pytest.mark.usefixtures("few_synthetic_texts")
+def test_on_policy_the_teacher_reads_what_the_student_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    student, teacher = (str(tmp_path / name) for name in ("own-teacher", "teacher"))
+    options += ["--settings=policy", f"--student={student}"]
+    text = (TEXTS / "german.txt").read_text(encoding="utf-8") * 4
+    (tmp_path / "de.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": text}).encode()))
+    monkeypatch.setattr(study_data, "READ", {"policy": 2})
+    study_with(monkeypatch, *options, f"--work={tmp_path}")
+    found = dict(study.results(tmp_path))
+    runs = [study.run_of("policy", row, 0, 5e-3) for row in (study.CE, study.EVENTS, *study.WRITES)]
+    assert found.keys() == {*study.ITSELF_AFTER, study.ITS_OWN, *runs}
+    ends = {tuple(found[run]["bits"][-1][0]) for run in runs}
+    assert len(ends) == len(runs)
+    args = argparse.Namespace(
+        texts=tmp_path / "de.jsonl.gz", work=tmp_path, student=student, teacher=teacher,
+        device="cpu", autocast=False,
+    )  # fmt: skip
+    texts = study_data.texts_read(args, runs[0])
+    assert texts == [{"text": text} for text in study_data.texts_of(args.texts, 0, 6)[2:]]
+
+    collate = study_data.collator(args)
+    ours, theirs = study_data.sides(student, teacher).tokenizers
+    model = distill.load_model(student, ours)
+    policy = study_policy.OnPolicy(args, runs[2], model, collate, texts)
+    beginnings = [study_data.beginning(row["text"]) for row in texts[:2]]
+    torch.manual_seed(0)
+    batch = policy.written([beginnings[0], beginnings[1][:20]])
+    said, side = policy.said(batch, [0, 1])
+    begin = list(policy.bos)
+    for row, text in enumerate((beginnings[0], beginnings[1][:20])):
+        given = ours.encode(text).ids.tolist()
+        ids, wanted = (
+            batch[x][row][batch["attention_mask"][row] > 0] for x in ("input_ids", "labels")
+        )
+        assert ids[: len(given)].tolist() == given
+        assert wanted[: len(given)].eq(-100).all()
+        assert torch.equal(ids[len(given) :], wanted[len(given) :])
+        assert 0 < len(ids) - len(given) <= study_policy.NEW_TOKENS
+        read = side["input_ids"][row][side["attention_mask"][row] > 0]
+        assert b"".join(theirs.table[i] for i in read) == b"".join(ours.table[i] for i in ids)
+        asked = torch.tensor([begin + read.tolist()])
+        logits = policy.teacher(asked).logits[0, len(begin) :]
+        torch.testing.assert_close(said[row, : len(read)], logits, rtol=1e-4, atol=1e-4)
+
+    whole = prepare(collate(texts[:2]))
+    logits = logits_of(model, whole)
+    torch.manual_seed(1)
+    loss = policy.loss(logits, whole, [0, 1])
+    torch.manual_seed(1)
+    batch = policy.written(beginnings)
+    objective = Objective(losses=policy.losses, combine=CombineConfig(cross_entropy_weight=0.0))
+    terms = objective.terms(logits_of(model, batch), [policy.said(batch, [])[0]], batch)
+    own = cross_entropy(logits, whole["targets"])
+    torch.testing.assert_close(loss, own + terms.loss)
+    assert terms.loss > 0
 
 
 def test_a_word_is_found_if_each_of_its_tokens_is_the_most_probable(digits: Tokenizer) -> None:

@@ -14,7 +14,8 @@ states; and its candidates, projected.
 the student, `prune.py data/models/smollm2-135m data/models/smollm2-135m-pruned`, and give English
 texts and a `--work` of its own. So does `--settings reversed`, where the student's tokens are the
 longer ones: `prune.py data/models/gemma3-270m data/models/gemma3-270m-pruned --layers 0 1 5 9 13
-17`.
+17`. In `--settings policy` a student of healing, kept with `--save`, writes itself: give it as
+`--student`, `--seeds 1` and `--steps 50`.
 
 `results.jsonl` in the work folder has a line for each finished run: run the command again to
 resume, or with `--report`, also while it runs, for a table of what is there.
@@ -36,6 +37,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from study_data import (
+    ON_POLICY,
     OWN,
     REVERSE,
     STRICT,
@@ -52,6 +54,7 @@ from study_data import (
     sides,
     texts_read,
 )
+from study_policy import OnPolicy
 
 from xtok._lib.threads import available_cores
 from xtok.training import losses
@@ -82,6 +85,7 @@ SETTINGS = {
     "reversed": Setting(
         "gemma3-270m-pruned", (5e-4, 1e-3, 2.5e-4), "smollm2-135m", "gemma3-270m"
     ),  # once
+    "policy": Setting("smollm2-135m-healed", (1e-4, 2e-4, 5e-5)),  # once, other texts than before
 }
 
 
@@ -131,6 +135,11 @@ STRICT_ROWS = tuple(
     for how in (STRICT, f"{STRICT}, {REVERSE}", REVERSE)
     for row in (EVENTS, CSD)
 )
+WRITES = tuple(
+    row._replace(how=", ".join((ON_POLICY, *how)))
+    for how in ((), (STRICT,), (REVERSE,), (STRICT, REVERSE))
+    for row in (EVENTS, CSD)
+)
 STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
     ("healing", (CE, EVENTS, STORED, *INFORMED)),
     ("scarce", (CE, EVENTS, STORED, *INFORMED)),
@@ -153,6 +162,7 @@ STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
     ("plenty", (MADE_FOR, BY_MAP, RECIPE, *MORE)),
     ("scarce", LIGHTER),
     ("plenty", LIGHTER),
+    ("policy", (CE, EVENTS, *WRITES)),
 )
 
 ITSELF = Run("", "teacher", "none", 0.0, 0.0, 0, 0.0)  # read, not trained
@@ -216,7 +226,8 @@ def main() -> None:
         (of.student, of.teacher, of.own_teacher) for of in map(SETTINGS.__getitem__, args.settings)
     }
     if len(models) > 1:
-        parser.error("healing and reversed have other students: a command and a --work for each")
+        which = "healing, reversed and policy"
+        parser.error(f"{which} have other students: a command and a --work for each")
     for name, model in zip(("student", "teacher", "own_teacher"), models.pop(), strict=True):
         setattr(args, name, getattr(args, name) or str(DATA / model))
     args.work.mkdir(parents=True, exist_ok=True)
@@ -263,7 +274,9 @@ def train(args: argparse.Namespace, run: Run) -> None:
     groups = unseen(args)
     model = distill.load_model(args.student, pair.tokenizers[0]).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
-    teacher, head = Teacher(args, run), None
+    on_policy = ON_POLICY in run.how
+    teacher = OnPolicy(args, run, model, collate, texts) if on_policy else Teacher(args, run)
+    head = None
     of_run = {"seed": run.seed, "learning_rate": run.rate, "warmup": 5, "steps": steps}
     options = argparse.Namespace(**{**vars(args), **of_run})
     measured_at = sorted({steps * i // MEASUREMENTS for i in range(MEASUREMENTS + 1)})

@@ -37,14 +37,16 @@ from xtok.training.topk_collator import StoredTopK
 
 CHARACTERS = 450  # of a text
 BEFORE = 3000  # characters of the document before a text that are kept, for teachers that read them
-BEGINNING = 100  # characters that the teacher writes on from
+BEGINNING = 100  # characters that a model writes on from
 PROJECTED = ("path-64", "map-64", "path-512", "first-64")  # the last without counting
 FIRST_PIECES = xtok.BuildConfig(max_pieces=1, reverse_pass=False, scale_trick=False)
 COUNTED = ("text",)  # artefacts of the training text; the others are shared
 ROOTS = {"root-100": 100.0}  # of likelihoods, for ALM: the temperature
 WORDS = "words"  # for ALM: chunks of whole words, behind which neither tokenizer writes on
 LONGEST = {"healing": 3.6}  # runs, in `--steps`
+READ = {"policy": 400}  # texts of a seed that the student has read before
 STRICT, REVERSE = "strict", "reverse"  # ways of a loss: chunks of one token a side; the other KL
+ON_POLICY = "on policy"  # another: it compares what the student writes on from texts' beginnings
 OWN = "own"  # the teacher with the student's tokenizer
 WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside the others
 
@@ -61,7 +63,7 @@ class Run(NamedTuple):
     rate: float
     length: float = 1.0  # in `--steps`
     reads: int = 0  # characters before each text, for the teacher; without one, the student's own
-    how: str = ""  # STRICT, REVERSE or both: a way of the loss
+    how: str = ""  # some of STRICT, REVERSE, ON_POLICY: a way of the loss
 
 
 @cache
@@ -163,8 +165,8 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
     if not texts.exists():
         once = round(args.steps * args.batch_size * LONGEST.get(runs[0].setting, 1.0))
         passes = args.passes if runs[0].setting == "scarce" else 1
-        count = args.count or once // passes
-        write_texts(texts, rows_of(args.texts, runs[0].seed, count))
+        count, read = args.count or once // passes, READ.get(runs[0].setting, 0)
+        write_texts(texts, rows_of(args.texts, runs[0].seed, read + count)[read:])
     written = folder / f"{WRITTEN}.jsonl"
     if any(run.artefact == WRITTEN for run in runs) and not written.exists():
         write_texts(written, sampled(args, distill.read_texts([texts]), runs[0].seed))
@@ -182,7 +184,7 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
 def what_is_said(run: Run) -> str | None:
     """Return the name of what a run takes of a teacher: candidates, or all that one says."""
     run, *_ = parts(run)
-    if run.loss not in LOSSES:
+    if run.loss not in LOSSES or ON_POLICY in run.how:
         return None
     if run.loss == "same-tokenizer":
         return OWN
@@ -352,18 +354,17 @@ class Teacher:
         self.run, self.smooths = run, run.loss == "label-smoothing"
         self.models = (args.student, args.teacher)
         said = what_is_said(run)
-        if said is None:
-            return
-        kept = torch.load(said_file(args, run), mmap=said not in PROJECTED)
-        self.rows, self.seconds = kept["rows"], kept["seconds"]
-        if run.setting != "scarce" and said not in PROJECTED:
+        if said is not None:
+            kept = torch.load(said_file(args, run), mmap=said not in PROJECTED)
+            self.rows, self.seconds = kept["rows"], kept["seconds"]
+        if said not in (None, *PROJECTED) and run.setting != "scarce":
             own, pair = said == OWN, sides(args.student, args.teacher)
             path = args.own_teacher if own else args.teacher
             model = distill.load_model(path, pair.tokenizers[not own])
             self.head = model.get_output_embeddings().to(args.device)
             if args.autocast:
                 self.head.to(torch.bfloat16)
-        for part in parts(run):
+        for part in (part for part in parts(run) if part.loss in LOSSES):
             name: Any = part.loss
             given = None
             if takes_file(part):
