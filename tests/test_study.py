@@ -287,12 +287,12 @@ def test_on_policy_the_teacher_reads_what_the_student_writes(
     collate = study_data.collator(args)
     ours, theirs = study_data.sides(student, teacher).tokenizers
     model = distill.load_model(student, ours)
-    policy = study_policy.OnPolicy(args, runs[2], model, collate, texts)
+    policy = study_policy.OnPolicy(args, runs[2], model, texts)
     beginnings = [study_data.beginning(row["text"]) for row in texts[:2]]
     torch.manual_seed(0)
     batch = policy.written([beginnings[0], beginnings[1][:20]])
     said, side = policy.said(batch, [0, 1])
-    begin = list(policy.bos)
+    begin = list(theirs.table.roles.get("bos", ())[:1])
     for row, text in enumerate((beginnings[0], beginnings[1][:20])):
         given = ours.encode(text).ids.tolist()
         ids, wanted = (
@@ -303,9 +303,10 @@ def test_on_policy_the_teacher_reads_what_the_student_writes(
         assert torch.equal(ids[len(given) :], wanted[len(given) :])
         assert 0 < len(ids) - len(given) <= study_policy.NEW_TOKENS
         read = side["input_ids"][row][side["attention_mask"][row] > 0]
-        assert b"".join(theirs.table[i] for i in read) == b"".join(ours.table[i] for i in ids)
-        asked = torch.tensor([begin + read.tolist()])
-        logits = policy.teacher(asked).logits[0, len(begin) :]
+        assert read[: len(begin)].tolist() == begin
+        written = read[len(begin) :]
+        assert b"".join(theirs.table[i] for i in written) == b"".join(ours.table[i] for i in ids)
+        logits = policy.teacher(read[None]).logits[0]
         torch.testing.assert_close(said[row, : len(read)], logits, rtol=1e-4, atol=1e-4)
 
     whole = prepare(collate(texts[:2]))

@@ -275,7 +275,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     model = distill.load_model(args.student, pair.tokenizers[0]).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
     on_policy = ON_POLICY in run.how
-    teacher = OnPolicy(args, run, model, collate, texts) if on_policy else Teacher(args, run)
+    teacher = OnPolicy(args, run, model, texts) if on_policy else Teacher(args, run)
     head = None
     of_run = {"seed": run.seed, "learning_rate": run.rate, "warmup": 5, "steps": steps}
     options = argparse.Namespace(**{**vars(args), **of_run})

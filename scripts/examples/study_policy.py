@@ -22,15 +22,13 @@ class OnPolicy(Teacher):
     """A loss on what the student writes on from texts' beginnings, beside cross-entropy on them."""
 
     def __init__(
-        self, args: argparse.Namespace, run: Run, student: Any, collate: DistillationCollator,
-        texts: Sequence[dict[str, str]],
-    ) -> None:  # fmt: skip
+        self, args: argparse.Namespace, run: Run, student: Any, texts: Sequence[dict[str, str]]
+    ) -> None:
         super().__init__(args, run._replace(text=0.0))
-        tokenizer = sides(args.student, args.teacher).tokenizers[1]
-        self.teacher = distill.load_model(args.teacher, tokenizer).to(args.device).eval()
-        self.bos = () if collate.bos else tokenizer.table.roles.get("bos", ())[:1]
-        self.args, self.student, self.collate, self.texts = args, student, collate, texts
-        self.weight = run.text
+        tokenizers = sides(args.student, args.teacher).tokenizers
+        self.teacher = distill.load_model(args.teacher, tokenizers[1]).to(args.device).eval()
+        self.collate = DistillationCollator(*tokenizers)  # the teacher begins with its bos token
+        self.args, self.student, self.texts, self.weight = args, student, texts, run.text
 
     def loss(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
         """Return the loss on what the student writes now, with the cross-entropy of whole texts."""
@@ -62,11 +60,7 @@ class OnPolicy(Teacher):
 
     @torch.no_grad()
     def said(self, batch: dict[str, Any], chosen: Sequence[int]) -> tuple[Any, dict[str, Any]]:
-        """Return the teacher's logits of a batch, after its own bos token; and its side."""
+        """Return the teacher's logits of a batch, and its side."""
         [side] = batch["teachers"]
-        more = len(self.bos), 0
-        ids = torch.nn.functional.pad(side["input_ids"], more, value=sum(self.bos))
-        mask = torch.nn.functional.pad(side["attention_mask"], more, value=1)
         with autocast(self.args):
-            logits = self.teacher(input_ids=ids, attention_mask=mask).logits
-        return logits[:, len(self.bos) :], side
+            return logits_of(self.teacher, side), side
