@@ -21,7 +21,7 @@ with=(hypothesis matplotlib pyarrow pytest pytest-xdist scipy zstandard httpx ms
 tests=(-q -m 'not real' -p no:cacheprovider)
 # What PyTorch says of Python 3.13.0, and old versions of tokenizers of what Transformers calls
 tests+=(-W 'ignore:Guards may run slower on Python 3.13.0:RuntimeWarning' -W 'ignore:Deprecated in 0.9.0:DeprecationWarning')
-for left_out in benchmark docs hf_trainer house ray site wheel; do
+for left_out in benchmark docs hf_trainer layout ray site wheel; do
   tests+=(--ignore-glob "*/test_$left_out.py") # in whichever folder it is
 done
 failed=()

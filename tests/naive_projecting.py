@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.maps.edges import Edges
-from xtok.maps.making import map_of_edges
+from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.teachers.projector_kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer

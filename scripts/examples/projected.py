@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair

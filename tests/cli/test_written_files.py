@@ -13,7 +13,7 @@ from make import pt_bytes
 
 import xtok
 from xtok.maps.file import to_safetensors
-from xtok.maps.given import as_any_map
+from xtok.maps.map_arguments import as_any_map
 from xtok.tokenizers.pairs import Pair
 
 STAGES = {

@@ -17,7 +17,7 @@ from xtok.building.multitoken import spelled_map
 from xtok.inspection.advice import advise
 from xtok.inspection.pair_facts import pair_facts
 from xtok.inspection.report import examine
-from xtok.maps.given import bind_map
+from xtok.maps.map_arguments import bind_map
 from xtok.tokenizers.roles import match_roles
 from xtok.tokenizers.table import TokenTable, differing_ids, match_bytes
 

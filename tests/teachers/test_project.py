@@ -24,7 +24,7 @@ from naive_projecting import (
 )
 
 import xtok
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.teachers.projector import Projector, seams
 from xtok.teachers.projector_kernels import ID_BITS, RESPLIT_RATE, ROOT
 from xtok.tokenizers import Tokenizer, load_tokenizer

@@ -12,7 +12,7 @@ from naive_projecting import Small, map_of, small
 
 import xtok
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries
 from xtok.teachers.serving.server import score
 from xtok.teachers.translator import Translator

@@ -25,7 +25,7 @@ from xtok.config import WAIT, BuildConfig, EventLoss, Loss, with_hyphens
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.given import AnyMap, MapLike, as_map, at_map_widths, bind_map, name_notes
+from xtok.maps.map_arguments import AnyMap, MapLike, as_map, at_map_widths, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import difference, recipe_of
 from xtok.maps.records import Recipe

@@ -18,7 +18,7 @@ from xtok.building.exact import Matches, options_beside, with_matches, without_i
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
-from xtok.maps.making import map_of_edges, map_of_rows
+from xtok.maps.provenance import map_of_edges, map_of_rows
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.notes import unspelled_note

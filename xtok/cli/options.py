@@ -20,11 +20,11 @@ from xtok.cli.command import expanded
 from xtok.cli.stdout import print_path, print_result
 from xtok.config import MAIN, MODELS, OUTPUT, RARE, TEXT, WAIT, Config, Loss, option, with_hyphens
 from xtok.errors import XtokError
-from xtok.maps.given import bind_map, name_notes, pair_of_map
+from xtok.maps.map_arguments import bind_map, name_notes, pair_of_map
 from xtok.tokenizers.pairs import SIDES
 
 if TYPE_CHECKING:
-    from xtok.maps.given import AnyMap
+    from xtok.maps.map_arguments import AnyMap
     from xtok.maps.projection_map import ProjectionMap, StageReport
     from xtok.tokenizers import Tokenizer
     from xtok.tokenizers.pairs import Pair
@@ -131,7 +131,7 @@ class MapOptions(Widths):
 
     def load_any(self, path: Path, **more: Any) -> AnyMap:
         """Load a map of any kind."""
-        from xtok.maps.given import as_any_map
+        from xtok.maps.map_arguments import as_any_map
 
         return as_any_map(path, **vars(self), **more)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.building.counting.counts import edge_keys
-from xtok.maps.given import MapLike, admitted, as_maps
+from xtok.maps.map_arguments import MapLike, admitted, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.pairs import Pair
 

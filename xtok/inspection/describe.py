@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.inspection.explain import ExplainedRow, explain_row
-from xtok.maps.given import MapLike, as_map, pair_of_maps
+from xtok.maps.map_arguments import MapLike, as_map, pair_of_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
 from xtok.tokenizers.table import TokenType, Vocabulary

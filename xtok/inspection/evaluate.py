@@ -45,7 +45,7 @@ from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resampl
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.given import AnyMap, AnyMapLike, admitted, as_any_map, as_maps
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, admitted, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed

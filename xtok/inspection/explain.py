@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
-from xtok.maps.given import MapLike, admitted, as_map
+from xtok.maps.map_arguments import MapLike, admitted, as_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_class, token_classes
 from xtok.tokenizers.pairs import Pair

@@ -20,7 +20,7 @@ from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.given import MapLike, admitted, as_maps
+from xtok.maps.map_arguments import MapLike, admitted, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import listed, percent, plural
 from xtok.tokenizers.pairs import Pair, require_table

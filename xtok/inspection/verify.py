@@ -13,7 +13,7 @@ from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.given import CLASSES, AnyMap, AnyMapLike, as_any_map, can_grow, is_swapped
+from xtok.maps.map_arguments import CLASSES, AnyMap, AnyMapLike, as_any_map, can_grow, is_swapped
 from xtok.maps.opening import MALFORMED, read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap

@@ -6,8 +6,8 @@ from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok.building.build import build, get_map
 from xtok.config import BuildConfig
 from xtok.errors import OutputError, XtokError
-from xtok.maps.given import MapLike, admitted, as_map, is_swapped
-from xtok.maps.making import map_of_edges
+from xtok.maps.map_arguments import MapLike, admitted, as_map, is_swapped
+from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
 

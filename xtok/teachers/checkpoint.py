@@ -25,7 +25,7 @@ from xtok._lib.io import locked, opened_sealed, read_sealed, remove, write_seale
 from xtok._lib.opening import need
 from xtok._lib.progress import Note
 from xtok._lib.shards import Shard, source_of
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.config import ProjectConfig
 from xtok.conversation import find_template
 from xtok.errors import OutputError, XtokError

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.alignment.kernels import Side
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks

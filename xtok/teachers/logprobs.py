@@ -10,7 +10,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import (
+from xtok.predictions.checked import (
     STORED_ROUNDING,
     UnlawfulError,
     is_stand_in,
@@ -18,7 +18,7 @@ from xtok._lib.known_logprobs import (
     own_logprobs,
 )
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK, firsts_of
+from xtok.predictions.topk import TopK, firsts_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError

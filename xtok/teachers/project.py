@@ -21,7 +21,7 @@ from xtok._lib.shards import Paths
 from xtok.config import WAIT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.given import MapLike
+from xtok.maps.map_arguments import MapLike
 from xtok.teachers.back_map import bind_back_map, kept_back_map
 from xtok.teachers.checkpoint import (
     ProjectJob,

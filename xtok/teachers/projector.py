@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok._lib.threads import available_cores
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK, chosen_rows, firsts_of, rows_of
+from xtok.predictions.topk import TopK, chosen_rows, firsts_of, rows_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, ReadBack, read_back

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.given import admitted
+from xtok.maps.map_arguments import admitted
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair

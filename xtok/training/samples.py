@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
+from xtok.predictions.checked import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.conversation import Conversation, plain

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import lawful, without_null
+from xtok.predictions.checked import lawful, without_null
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
 

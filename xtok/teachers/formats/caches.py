@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.io import check_output
 from xtok._lib.opening import need, parquet_file, reading
 from xtok._lib.shards import Paths, Shard, find_files, shards
-from xtok._lib.topk import masses, rows_of
+from xtok.predictions.topk import masses, rows_of
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import UnlawfulError, lawful
-from xtok._lib.topk import TopK, masses, rows_of
+from xtok.predictions.checked import UnlawfulError, lawful
+from xtok.predictions.topk import TopK, masses, rows_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK, candidates_of
+from xtok.predictions.topk import TopK, candidates_of
 from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, Documents, cache_error
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers, place_of
 

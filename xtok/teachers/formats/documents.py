@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK, chosen_rows, firsts_of
+from xtok.predictions.topk import TopK, chosen_rows, firsts_of
 from xtok.errors import XtokError
 
 PER_TOKEN = (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xtok._lib.opening import need
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.teachers.formats.columns import CacheColumns, list_array
 from xtok.teachers.formats.documents import Documents
 

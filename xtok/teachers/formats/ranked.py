@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.known_logprobs import without_null
+from xtok.predictions.checked import without_null
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK, rows_of
+from xtok.predictions.topk import TopK, rows_of
 
 MIN_REST = 2.0**-24
 """The least share that tokens outside the candidates have together: none is impossible."""

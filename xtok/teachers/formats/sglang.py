@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from xtok._lib.keys import unique_keys
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk

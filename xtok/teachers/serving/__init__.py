@@ -13,7 +13,7 @@ from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok.config import ServeConfig
 from xtok.conversation import render
 from xtok.errors import XtokError, install_hint
-from xtok.maps.given import MapLike
+from xtok.maps.map_arguments import MapLike
 from xtok.teachers.back_map import bind_back_map, kept_back_map
 from xtok.teachers.translator import Translator
 from xtok.tokenizers.pairs import Pair

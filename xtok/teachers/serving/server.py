@@ -28,7 +28,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from xtok._lib.progress import Note, silent_note
-from xtok._lib.topk import joined, split, within
+from xtok.predictions.topk import joined, split, within
 from xtok.errors import XtokError
 from xtok.teachers.formats.ranked import RankedTopK, ranked
 from xtok.teachers.serving.dialects import (

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xtok._lib.known_logprobs import lawful
+from xtok.predictions.checked import lawful
 from xtok._lib.ragged import offsets_of
-from xtok._lib.topk import TopK
+from xtok.predictions.topk import TopK
 from xtok.training.losses.logits import Positions
 
 

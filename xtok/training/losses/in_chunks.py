@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from xtok._lib.known_logprobs import STORED_ROUNDING
+from xtok.predictions.checked import STORED_ROUNDING
 from xtok.training.losses.chunk_tokens import ChunkTokens
 from xtok.training.losses.chunks import EPSILON
 from xtok.training.losses.logits import FLOOR, Logits, Positions

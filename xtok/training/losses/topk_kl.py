@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xtok._lib.known_logprobs import STORED_ROUNDING
+from xtok.predictions.checked import STORED_ROUNDING
 from xtok.training.losses.boundaries import candidates, check_candidates
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Part, Plan, Rows, one_pass, sides_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.alignment import aligner
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.maps.given import as_any_map, bind_map, pair_of_map
+from xtok.maps.map_arguments import as_any_map, bind_map, pair_of_map
 from xtok.tokenizers import load_tokenizer, pair
 
 if TYPE_CHECKING:

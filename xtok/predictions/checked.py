@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.topk import TopK, firsts_of, masses, rows_of, with_candidates
+from xtok.predictions.topk import TopK, firsts_of, masses, rows_of, with_candidates
 
 IMPOSSIBLE = -1e3
 """Finite log-probabilities below this are padding, or what a server writes for −∞ or for nothing:

@@ -11,7 +11,7 @@ from make import built
 
 import xtok
 from xtok import XtokError
-from xtok.maps.given import at_map_widths, bind_map, is_swapped, pair_of_maps
+from xtok.maps.map_arguments import at_map_widths, bind_map, is_swapped, pair_of_maps
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 

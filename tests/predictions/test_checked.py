@@ -17,8 +17,8 @@ from checks import error_of
 from stored_teachers import Row
 
 import xtok
-from xtok._lib.known_logprobs import UnlawfulError, lawful
-from xtok._lib.topk import TopK
+from xtok.predictions.checked import UnlawfulError, lawful
+from xtok.predictions.topk import TopK
 from xtok.config import CacheFormat
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
