@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from xtok.predictions.topk import TopK
 from xtok.maps.edges import Edges
-from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.provenance import map_of_edges
+from xtok.predictions.topk import TopK
 from xtok.teachers.projector_kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend

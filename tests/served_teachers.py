@@ -210,7 +210,7 @@ def proxied(
 
     async def serve(opened: socket.socket) -> None:
         async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as asked:
-            await asked.begin(candidates, 0.0, note)
+            await asked.connect(candidates, 0.0, note)
             translator = Translator(pair, made, chat=chat, templates=templates, num_threads=1)
             proxy = Proxy(translator, asked, api_key=api_key, note=note)
             config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False)

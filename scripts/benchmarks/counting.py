@@ -11,7 +11,7 @@ import xtok
 from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
 from xtok._lib.threads import available_cores
 from xtok.building.counting.encode import TextEncoder
-from xtok.building.counting.pair_text import TextCounter, Wanted
+from xtok.building.counting.pair_text import CountPlan, TextCounter
 from xtok.building.counting.texts import Batch
 from xtok.tokenizers.pairs import Pair
 
@@ -48,7 +48,7 @@ def memory(options: Namespace) -> Iterator[Row]:
 
 def count(pair: Pair, encoder: TextEncoder, texts: list[str], passes: int = 1) -> TextCounter:
     """Count a text, several times over."""
-    counter = TextCounter(pair, Wanted(hold_out=True))
+    counter = TextCounter(pair, CountPlan(hold_out=True))
     for _ in range(passes):
         for start in range(0, len(texts), 1000):
             part = texts[start : start + 1000]

@@ -24,8 +24,8 @@ import small_tokenizers
 from numpy.typing import NDArray
 
 from xtok.maps.edges import Edges, sum_duplicates
-from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.provenance import map_of_edges
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.table import TokenTable, Vocabulary
 

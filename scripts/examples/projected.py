@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import TopK
 from xtok.maps.projection_map import ProjectionMap
+from xtok.predictions.topk import TopK
 from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
 from xtok.training.losses.registry import BatchLoss, count_targets

@@ -17,8 +17,8 @@ from make import NO_SLOT, token, write_documents
 
 from xtok._lib.shards import source_of
 from xtok.building.build import build
-from xtok.building.counted import wanted_by
-from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.counted import count_plan
+from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.counting.smoothing import ALPHAS
 from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
@@ -105,10 +105,10 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     assert (found.method, last["stage"]) == ("count", "count")
     assert last["options"] == {"top_k": 3, "target": "start", "alpha": 4}
     assert last["initial_sha256"] == mapfile.sha256(base)
-    counted = made(pair, PairText.read(pair, path, wanted_by(config)), config, base)
+    counted = made(pair, PairText.read(pair, path, count_plan(config)), config, base)
     assert mapfile.sha256(counted) == mapfile.sha256(found)
     with pytest.raises(ValueError, match="counted as"):
-        made(pair, PairText.read(pair, path, Wanted()), config, base)
+        made(pair, PairText.read(pair, path, CountPlan()), config, base)
 
 
 def test_alpha_is_not_chosen_on_the_only_document(

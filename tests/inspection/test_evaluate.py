@@ -19,7 +19,7 @@ from naive import rows_of
 
 import xtok
 from xtok.building.build import build
-from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.exact import reapply_exact
 from xtok.building.multitoken import multitoken
 from xtok.building.sort_cut import sort_cut
@@ -38,7 +38,7 @@ TEXTS = [
     "def f(x):\n    return x + 1\n",
 ]
 Maps = dict[str, ProjectionMap]
-PER_DOCUMENT = Wanted(per_document=True)
+PER_DOCUMENT = CountPlan(per_document=True)
 
 
 def write_texts(path: Path, documents: Sequence[tuple[str, str]]) -> Path:

@@ -17,10 +17,10 @@ from checks import error_of
 from stored_teachers import Row
 
 import xtok
-from xtok.predictions.checked import UnlawfulError, lawful
-from xtok.predictions.topk import TopK
 from xtok.config import CacheFormat
 from xtok.errors import XtokError
+from xtok.predictions.checked import PredictionError, checked
+from xtok.predictions.topk import TopK
 from xtok.tokenizers import Tokenizer
 from xtok.training.topk_collator import TopKCollator
 
@@ -327,8 +327,8 @@ def refusal(text: Any, ids: Rows, logprobs: Rows, width: int = V) -> str:
     flat = np.concatenate(ids[1:]), np.concatenate(logprobs[1:]).astype(np.float32)
     topk = TopK(text, np.array([0, len(text)]), starts, *flat, nothing, nothing)
     try:
-        lawful(topk, width)
-    except UnlawfulError as error:
+        checked(topk, width)
+    except PredictionError as error:
         return error.problem
     return ""
 
@@ -389,10 +389,10 @@ def test_documents_are_compared_one_by_one() -> None:
         starts = np.cumsum([0, *counts])
         topk = TopK(text, bounds, starts, ids, logprobs.astype(np.float32), nothing, nothing)
         if documents is made:
-            lawful(topk, V)
+            checked(topk, V)
             continue
-        with pytest.raises(UnlawfulError, match="shifted by one") as error:
-            lawful(topk, V)
+        with pytest.raises(PredictionError, match="shifted by one") as error:
+            checked(topk, V)
         assert (error.value.row, error.value.is_document) == (7 * T, True)
 
 

@@ -108,7 +108,7 @@ def overlaps(folder: Path) -> None:
 
 def is_short(folder: Path) -> bool:
     """Whether Transformers is left out."""
-    return hf_folder.read_alone(ModelFiles(folder)) is not None
+    return hf_folder.without_library(ModelFiles(folder)) is not None
 
 
 def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:

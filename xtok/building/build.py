@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.shards import Paths, source_of
-from xtok.building.counted import counted_map, synthetic_map, wanted_by
+from xtok.building.counted import count_plan, counted_map, synthetic_map
 from xtok.building.counting.pair_text import PairText, TextLike
 from xtok.building.counting.texts import find_texts
 from xtok.building.events import events
@@ -65,7 +65,7 @@ def build(
         config: the options; the defaults if None.
         for_loss: take the options that suit a loss, instead of `config`.
         texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
-            included; or what was counted on them, as `building.counted.wanted_by` asks for it.
+            included; or what was counted on them, as `building.counted.count_plan` asks for it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         initial: with texts, a map of this pair to smooth towards instead.
         progress: called for each pass over a vocabulary, and for the text.
@@ -91,7 +91,7 @@ def build(
     if isinstance(texts, PairText):
         text = texts
     elif texts:
-        text = PairText.read(pair, texts, wanted_by(config), field=field, progress=progress)
+        text = PairText.read(pair, texts, count_plan(config), field=field, progress=progress)
     made, failures, notes, counts = _made(pair, config, text, base, progress)
     recipe = recipe_of(config, text.sources, text.field, earlier) if text else recipe_of(config)
     report = report_of_pair(

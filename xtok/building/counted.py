@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
 from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, edge_keys, pair_edges, unit_of
-from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.counting.smoothing import Pairs, choose_alpha, smooth
 from xtok.building.counting.synthetic import synthetic_edges
 from xtok.building.exact import Matches, options_beside, with_matches, without_ignored
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
-from xtok.maps.provenance import map_of_edges, map_of_rows
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.provenance import map_of_edges, map_of_rows
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair
 
 
-def wanted_by(config: BuildConfig) -> Wanted:
+def count_plan(config: BuildConfig) -> CountPlan:
     """Return what is to be counted on text for a map."""
-    return Wanted(target=config.target, hold_out=True)
+    return CountPlan(target=config.target, hold_out=True)
 
 
 def synthetic_map(
@@ -71,7 +71,7 @@ def counted_map(
     were read or interrupted.
 
     Args:
-        text: what was counted on a text, as `wanted_by` asks for it.
+        text: what was counted on a text, as `count_plan` asks for it.
         base: the map that the counts are smoothed towards.
         config: what `build` makes.
         options: how tokens match; those that it ignores have neither rows nor columns.
@@ -82,8 +82,8 @@ def counted_map(
     Raises:
         ValueError: if the text was counted for other options.
     """
-    if text.wanted != wanted_by(config):
-        raise ValueError(f"the text was counted as {text.wanted}, not as {wanted_by(config)}")
+    if text.wanted != count_plan(config):
+        raise ValueError(f"the text was counted as {text.wanted}, not as {count_plan(config)}")
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
     count = partial(_edges_of_counts, text, towards, base.shape, config, options)
     edges, alpha, rows = count()

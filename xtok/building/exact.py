@@ -12,8 +12,8 @@ from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, admitted, as_map, name_notes
-from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import map_of_edges
 from xtok.maps.recipe import with_options
 from xtok.maps.records import RowKind
 from xtok.maps.stage_reports import with_report

@@ -20,8 +20,8 @@ from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, ranks
 from xtok.maps.map_arguments import MapLike, as_map, at_map_widths, bind_map, name_notes
-from xtok.maps.provenance import map_of_rows
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.provenance import map_of_rows
 from xtok.maps.recipe import recipe_of_stage
 from xtok.maps.stage_reports import report_of_pair
 from xtok.tokenizers.notes import unspelled_note

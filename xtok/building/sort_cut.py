@@ -10,8 +10,8 @@ from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.map_arguments import MapLike, as_map
-from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import map_of_edges
 from xtok.maps.recipe import with_options
 from xtok.maps.records import StageReport
 

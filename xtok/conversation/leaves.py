@@ -67,7 +67,9 @@ def is_trained_on(message: Message, index: int) -> bool:
     return all(value for _, value in values)
 
 
-def account(render: Render, given: Given, rendering: Rendering, first: int = 0) -> Iterator[str]:
+def unread_leaves(
+    render: Render, given: Given, rendering: Rendering, first: int = 0
+) -> Iterator[str]:
     """Yield notes on what is left out on purpose, and on keys that nobody reads.
 
     A template leaves out on purpose what it writes as long as no later message follows, as Qwen 3

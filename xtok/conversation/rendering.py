@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok.conversation._places import MessageSpan, Places, Span
 from xtok.conversation._tracking import Run, plain
 from xtok.conversation.formats import FORMATS, PromptFormat
-from xtok.conversation.leaves import WEIGHTS, Given, account, is_trained_on
+from xtok.conversation.leaves import WEIGHTS, Given, is_trained_on, unread_leaves
 from xtok.conversation.templates import (
     Message,
     Rendering,
@@ -170,7 +170,7 @@ def _account(
 
     documents = (options.variables or {}).get("documents")
     given = {"messages": messages, "tools": options.tools, "documents": documents}
-    yield from account(again, given, rendering, first)
+    yield from unread_leaves(again, given, rendering, first)
 
 
 def _unread(tokenizer: Tokenizer, options: RenderOptions) -> Iterator[str]:

@@ -121,10 +121,10 @@ def teachers_chat(chat: ChatRecord, given: Any, name: str = "teacher_messages") 
     Raises:
         XtokError: if it is none, or has other answers.
     """
-    return apart(chat, in_place_of(chat, given, name), ("messages", name))
+    return teacher_differs(chat, substituted(chat, given, name), ("messages", name))
 
 
-def in_place_of(chat: ChatRecord, given: Any, name: str) -> ChatRecord:
+def substituted(chat: ChatRecord, given: Any, name: str) -> ChatRecord:
     """Return a conversation that one side reads in place of a row's own.
 
     Args:
@@ -142,7 +142,7 @@ def in_place_of(chat: ChatRecord, given: Any, name: str) -> ChatRecord:
     return chat_record(inherited | dict(fields), f"{chat.place}: {name}")
 
 
-def apart(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> SideChat:
+def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> SideChat:
     """Return what the teacher reads of a row of which the student reads another conversation.
 
     Args:

@@ -32,7 +32,7 @@ from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import SourceFile
 from xtok.building.counting.counts import pair_edges
 from xtok.building.counting.measures import entropy_kept, entropy_of, share_of
-from xtok.building.counting.pair_text import PairText, PerDocument, Wanted
+from xtok.building.counting.pair_text import CountPlan, PairText, PerDocument
 from xtok.building.counting.smoothing import losses as losses_of
 from xtok.building.counting.smoothing import weights_at
 from xtok.building.exact import find_matches, with_exact
@@ -203,7 +203,7 @@ def evaluate(
     pair, bound = admitted(pair, *loaded, names=names)
     named = dict(zip(distinct_names(names), bound, strict=True))
     text = PairText.read(
-        pair, texts, Wanted(per_document=True), field=field, group_by=group_by, progress=progress
+        pair, texts, CountPlan(per_document=True), field=field, group_by=group_by, progress=progress
     )
     return evaluation_of(named, pair, text, for_loss=for_loss, progress=progress)
 

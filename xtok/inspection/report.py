@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from xtok import __version__
 from xtok._lib.progress import Progress, silent
-from xtok.building.counting.pair_text import PairText, Wanted
+from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.events import events
 from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
@@ -108,7 +108,7 @@ def examine(
     names = distinct_names(names)
     evaluation = text = None
     if texts:
-        wanted = Wanted(per_document=True, excerpts=True)
+        wanted = CountPlan(per_document=True, excerpts=True)
         text = PairText.read(pair, texts, wanted, field=field, progress=progress)
         named = dict(zip(names, loaded, strict=True))
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)

@@ -14,8 +14,8 @@ from xtok.config import Loss
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import AnyMap, AnyMapLike, admitted, as_any_map
 from xtok.maps.loss_fit import exact_rows, is_counted
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, admitted, as_any_map
 from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair

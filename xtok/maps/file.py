@@ -30,10 +30,10 @@ from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
 
 M = TypeVar("M", bound="StoredMap")
 
-Kind: TypeAlias = Literal["map", "events", "spellings"]
+MapKind: TypeAlias = Literal["map", "events", "spellings"]
 """What a file holds."""
 
-KINDS: Mapping[Kind, tuple[str, str]] = {
+KINDS: Mapping[MapKind, tuple[str, str]] = {
     "map": ("a projection map", "xtok build"), "events": ("an event map", "xtok events"),
     "spellings": ("a spelling map", "xtok events --for csd"),
 }  # fmt: skip
@@ -52,7 +52,7 @@ SUFFIXES = (".safetensors", ".pt")
 class StoredMap:
     """A map of two vocabularies that a file can hold."""
 
-    KIND: ClassVar[Kind]
+    KIND: ClassVar[MapKind]
     INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
     """What holds for every map of the class: a check that raises a `ValueError`, and the
     sentence for one that passes. A check may rely on those before it."""
@@ -257,7 +257,7 @@ def map_of_fields(kind: type[M], fields: Mapping[str, Any], source: str | PathLi
         return any_map
 
 
-def kind_of(names: Container[str]) -> Kind:
+def kind_of(names: Container[str]) -> MapKind:
     """Return what has tensors or fields of these names."""
     if "student_event" in names:
         return "events"
@@ -277,12 +277,12 @@ _MAP_DTYPES = {
     "student_ids": "int32", "teacher_ids": "int32", "weights": "float32", "row_kind": "uint8",
     "scale_slot": "uint8",
 }  # fmt: skip
-_ARRAY_DTYPES: Mapping[Kind, Mapping[str, str]] = {
+_ARRAY_DTYPES: Mapping[MapKind, Mapping[str, str]] = {
     "map": _MAP_DTYPES,
     "events": {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")},
     "spellings": {f"{side}_{name}": "int32" for side in SIDES for name in ("pieces", "counts")},
 }
-_FIELDS: Mapping[Kind, Sequence[str]] = {
+_FIELDS: Mapping[MapKind, Sequence[str]] = {
     "map": ("method", "top_k", "enable_scale_trick"), "events": ("rest",), "spellings": (),
 }  # fmt: skip
 _TABLE_DTYPES = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}

@@ -23,7 +23,7 @@ AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
 AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
 
-CLASSES: Mapping[mapfile.Kind, type[AnyMap]] = {
+CLASSES: Mapping[mapfile.MapKind, type[AnyMap]] = {
     "map": ProjectionMap, "events": EventMap, "spellings": SpellingMap,
 }  # fmt: skip
 """The class of what a file holds."""

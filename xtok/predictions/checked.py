@@ -1,7 +1,7 @@
 """A prediction obeys probability: what must hold for predictions, whoever made them.
 
-Files, servers' answers, `serve`, collators, `project_logprobs` and `topk_kl` all ask `lawful`. What
-no model can give is an error, or, where a file or a server writes it for "nothing", unknown.
+Files, servers' answers, `serve`, collators, `project_logprobs` and `topk_kl` all call `checked`.
+What no model can give is an error, or, where a file or a server writes it for "nothing", unknown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ rank^−1.2: SmolLM2 and Gemma 3 (top 6 to 64; prose, code, digits, noise) reach
 their logarithms to base 2 exceed 3 in 93 % (top 12) to 100 % (32) of such texts."""
 
 
-class UnlawfulError(ValueError):
+class PredictionError(ValueError):
     """What is impossible for a token, or a document's tokens; and the hint that fixes it."""
 
     def __init__(
@@ -90,7 +90,7 @@ def without_padding(topk: TopK) -> TopK:
     return with_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
 
 
-def lawful(
+def checked(
     topk: TopK,
     width: int,
     *,
@@ -122,7 +122,7 @@ def lawful(
         vocabulary: whose ids these are, as errors name it.
 
     Raises:
-        UnlawfulError: for the first rule that a row breaks.
+        PredictionError: for the first rule that a row breaks.
     """
     is_listed = ~np.isnan(_listed(topk, rows_of(topk.starts), 0))  # if only as impossible
     firsts = firsts_of(topk.bounds) if begins else np.zeros(0, np.int64)
@@ -184,7 +184,7 @@ def _require(
     """Raise an error for the first that is wrong."""
     if wrong.any():
         index = int(np.argmax(wrong))
-        raise UnlawfulError(index if row_of is None else int(row_of[index]), problem(index), hint)
+        raise PredictionError(index if row_of is None else int(row_of[index]), problem(index), hint)
 
 
 def _without_first_rows(topk: TopK, firsts: NDArray[np.int64]) -> TopK:
@@ -318,7 +318,7 @@ def _require_documents(
     if wrong.any():
         n = int(np.argmax(wrong))
         row = int(topk.bounds[n]) if n < len(wrong) - 1 else 0
-        raise UnlawfulError(row, problem(n), hint, is_document=True)
+        raise PredictionError(row, problem(n), hint, is_document=True)
 
 
 def _listed(topk: TopK, row_of: NDArray[np.int64], shift: int) -> NDArray[np.float32]:

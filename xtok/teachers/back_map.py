@@ -7,8 +7,8 @@ from xtok.building.build import build, get_map
 from xtok.config import BuildConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps.map_arguments import MapLike, admitted, as_map, is_swapped
-from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import map_of_edges
 from xtok.tokenizers.pairs import Pair
 
 BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)

@@ -25,13 +25,13 @@ from xtok._lib.io import locked, opened_sealed, read_sealed, remove, write_seale
 from xtok._lib.opening import need
 from xtok._lib.progress import Note
 from xtok._lib.shards import Shard, source_of
-from xtok.predictions.topk import TopK
 from xtok.config import ProjectConfig
 from xtok.conversation import find_template
 from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.recipe import differing
 from xtok.maps.records import Recipe
+from xtok.predictions.topk import TopK
 from xtok.teachers.formats import neutral
 from xtok.teachers.formats.caches import Cache, read_cache
 from xtok.teachers.stored_texts import project_documents

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import TopK
 from xtok.alignment.kernels import Side
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
+from xtok.predictions.topk import TopK
 from xtok.teachers.credit_kernels import weigh_by_prefix
 
 if TYPE_CHECKING:

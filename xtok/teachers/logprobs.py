@@ -10,18 +10,18 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.checked import (
-    STORED_ROUNDING,
-    UnlawfulError,
-    is_stand_in,
-    lawful,
-    own_logprobs,
-)
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import TopK, firsts_of
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
+from xtok.predictions.checked import (
+    STORED_ROUNDING,
+    PredictionError,
+    checked,
+    is_stand_in,
+    own_logprobs,
+)
+from xtok.predictions.topk import TopK, firsts_of
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
 
@@ -187,8 +187,8 @@ def _predictions(
         values[kept].astype(np.float32), unknown, np.where(np.isinf(own), unknown, own),
     )  # fmt: skip
     try:
-        topk = lawful(given, len(aligner.teacher.table), begins=False)
-    except UnlawfulError as error:
+        topk = checked(given, len(aligner.teacher.table), begins=False)
+    except PredictionError as error:
         place = teacher.place(error.row)
         raise ValueError(f"teacher_topk at {place}: {error.problem}; {error.hint}") from error
     return topk._replace(ids=topk.ids.astype(np.int32), realized_logprob=own)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok._lib.threads import available_cores
-from xtok.predictions.topk import TopK
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
+from xtok.predictions.topk import TopK
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.teachers.projector_kernels import (
     ID_BITS,

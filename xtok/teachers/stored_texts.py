@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import firsts_of
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import chat_record, without_missing
-from xtok.conversation.teacher_side import SideChat, apart, in_place_of
+from xtok.conversation.teacher_side import SideChat, substituted, teacher_differs
 from xtok.conversation.templates import plain_messages
 from xtok.errors import XtokError
+from xtok.predictions.topk import firsts_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
@@ -299,8 +299,8 @@ def _chats(rows: Documents) -> list[Sides | None]:
         chat = chat_record(without_missing(dict(zip(names, fields, strict=True))), place)
         student, teacher = chat, SideChat(chat)
         if own is not None:
-            student = in_place_of(chat, without_missing(own), "student_messages")
-            teacher = apart(student, chat, ("student_messages", "messages"))
+            student = substituted(chat, without_missing(own), "student_messages")
+            teacher = teacher_differs(student, chat, ("student_messages", "messages"))
         chats.append((SideChat(student), teacher))
     return chats
 

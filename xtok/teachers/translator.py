@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import TopK, chosen_rows, firsts_of, rows_of
 from xtok.alignment.chats import written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, ReadBack, read_back
 from xtok.conversation.teacher_side import renumbered
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
+from xtok.predictions.topk import TopK, chosen_rows, firsts_of, rows_of
 from xtok.teachers.formats.ranked import MIN_REST
 from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair

@@ -45,7 +45,7 @@ def load_folder(
     Raises:
         TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
     """
-    plain = None if trust_remote_code else read_alone(files)
+    plain = None if trust_remote_code else without_library(files)
     by_transformers = partial(_by_transformers, files, path.name, trust_remote_code)
     backend = HuggingFaceBackend(plain or by_transformers(), str(files))
     backend.load_library = by_transformers if plain else None
@@ -263,7 +263,7 @@ def can_read_alone() -> bool:
     return tuple(map(int, version("transformers").split(".")[:2])) >= _SINCE
 
 
-def read_alone(files: ModelFiles) -> PlainTokenizer | None:
+def without_library(files: ModelFiles) -> PlainTokenizer | None:
     """Read a folder by its `tokenizer.json`; None where Transformers must decide."""
     if not can_read_alone():
         return None

@@ -17,7 +17,7 @@ from xtok.inspection.first_rows import aligned, side_differences
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator
-from xtok.training.heads import Head, draws_again, router_loss, run, takes, unwrapped
+from xtok.training.heads import Head, rng_restored, router_loss, run, takes, unwrapped
 from xtok.training.rows import IGNORED
 
 MAX_TOKENS = 1024
@@ -89,7 +89,7 @@ def audit(
                 )
         compared = "samples" in batch and all(one.library is not None for one in known)
         held += ["ids, masks"] if compared else []
-    with draws_again(batch["input_ids"].device):
+    with rng_restored(batch["input_ids"].device):
         of_student = _ModelRun("the student", student, _first(batch), tokenizers[0])
         loss = _student_loss(of_student, differences)
         held += [] if loss is None else [f"loss {loss:.2f}"]

@@ -301,9 +301,9 @@ class DistillationCollator:
             parts = [(self._prompt_ids(number, prompt), False), *parts]
         if prompt is None or isinstance(prompt, str):
             parts = self._with_bos(teacher, parts, is_target=False)
-        row = row_of(parts).behind_bos(teacher.table)
+        row = row_of(parts).after_bos(teacher.table)
         if prompt is not None:
-            row = row.read_alone()
+            row = row.without_prompt()
         return row.behind(teacher.encode(context).ids) if context else row
 
     def _with_bos(self, tokenizer: Tokenizer, parts: list[Part], *, is_target: bool) -> list[Part]:
@@ -352,7 +352,7 @@ class DistillationCollator:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
                 row = SampleRow(shown.ids.astype(np.int64), shown.assistant_mask, shown)
                 if sample.answers is not None:
-                    row = row.behind_bos(tokenizer.table).read_alone()
+                    row = row.after_bos(tokenizer.table).without_prompt()
                 rows.append(row)
         return rows
 

@@ -165,7 +165,7 @@ def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
             module.training = True
 
 
-def draws_again(device: torch.device) -> AbstractContextManager[None]:
+def rng_restored(device: torch.device) -> AbstractContextManager[None]:
     """Return a context after which the random numbers drawn in it, by dropout, are drawn again."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
@@ -288,7 +288,7 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
         return output
 
     few = ids[:1].repeat(1, len(PROBES))[:, : len(PROBES)]
-    with draws_again(ids.device), _hook(decoder, scaled):
+    with rng_restored(ids.device), _hook(decoder, scaled):
         expected = inner(input_ids=few, use_cache=False).logits[0]
     if len(taken) != 1:
         return f"its decoder runs {len(taken)} times for one batch"

@@ -22,10 +22,10 @@ from xtok.training.audit import audit
 from xtok.training.collator import DistillationCollator
 from xtok.training.heads import (
     Head,
-    draws_again,
     evaluating,
     find_heads,
     logits_of,
+    rng_restored,
     router_loss,
     run,
 )
@@ -302,7 +302,7 @@ class DistillationMixin:
 
     def _whole(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         """Return the distillation and cross-entropy of a step's batches on all processes."""
-        again = draws_again(self.accelerator.device)
+        again = rng_restored(self.accelerator.device)
         with torch.no_grad(), self.compute_loss_context_manager(), again:
             self.model_wrapped.train()
             terms = [

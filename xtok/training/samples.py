@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.checked import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.conversation import Conversation, plain
@@ -22,6 +21,7 @@ from xtok.conversation.teacher_side import (
     require_used,
     teachers_chats,
 )
+from xtok.predictions.checked import PREDICTS_FIRST, STORED_ROUNDING, own_logprobs
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable
 from xtok.training.rows import columns_of, flags, read_ids
@@ -63,13 +63,13 @@ class SampleRow(NamedTuple):
             stops=self.stops + size * (self.stops > at),
         )
 
-    def behind_bos(self, table: TokenTable) -> SampleRow:
+    def after_bos(self, table: TokenTable) -> SampleRow:
         """Return the row that counts a declared bos, which it may begin with, as before it all."""
         return self._replace(
             num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
         )
 
-    def read_alone(self) -> SampleRow:
+    def without_prompt(self) -> SampleRow:
         """Return a row of whose prompt the student reads nothing."""
         places = np.flatnonzero(self.is_target)
         first = int(places[0]) if len(places) else len(self.ids)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok.predictions.checked import lawful, without_null
 from xtok._lib.ragged import offsets_of
+from xtok.predictions.checked import checked, without_null
 from xtok.predictions.topk import TopK
 from xtok.tokenizers.sides import MAX_WIDTH
 from xtok.training.rows import IGNORED, check_length, columns_of, flags, read_ids, stack
@@ -55,7 +55,7 @@ class TopKCollator:
 
         Raises:
             ValueError: if there are no rows, or columns of a row are missing or differ in length;
-                and for predictions that no model can make, see `lawful`. Without the column
+                and for predictions that no model can make, see `checked`. Without the column
                 `rest_logprob`, which `project` writes, that is also asked of what they leave.
         """
         if not rows:
@@ -111,7 +111,7 @@ def _lawful(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> TopK:
     )
     bounds = np.array([0, len(token_ids)])
     topk = TopK(token_ids, bounds, offsets_of(counts), flat, values, rest, nothing)  # type: ignore[arg-type]
-    return lawful(topk, MAX_WIDTH, is_projected="rest_logprob" in columns)
+    return checked(topk, MAX_WIDTH, is_projected="rest_logprob" in columns)
 
 
 def pad_candidates(

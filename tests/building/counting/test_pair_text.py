@@ -25,7 +25,7 @@ from xtok._lib.shards import source_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import counts as counting
 from xtok.building.counting import encode, pair_text, texts
-from xtok.building.counting.pair_text import PairText, TextTotals, Wanted
+from xtok.building.counting.pair_text import CountPlan, PairText, TextTotals
 from xtok.config import Target
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
@@ -56,7 +56,7 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
     chunks |= dict.fromkeys([(two, twenty), (zero, twenty)], counting.UNIT // 2)
     both = chunks | {pair: chunks[pair] + counting.UNIT for pair in starts}
     for target, expected in zip(get_args(Target), (starts, chunks, both), strict=True):
-        text = PairText.read(pair, path, Wanted(target=target))
+        text = PairText.read(pair, path, CountPlan(target=target))
         found = dict(zip(*(array.tolist() for array in text.counts.pairs()), strict=True))
         assert found == {s << 32 | t: n for (s, t), n in expected.items()}
         assert text.totals == TextTotals(
@@ -80,7 +80,7 @@ def test_a_difference_takes_its_chunk_and_no_more(
     texts = ["1２34, and 201 steps down to the sea", "1,2", "from the light: ４"]
     path = write_documents(tmp_path / "a.jsonl", texts)
     both = xtok.pair(composing, byte_level)
-    text = PairText.read(both, path, Wanted(per_document=True))
+    text = PairText.read(both, path, CountPlan(per_document=True))
     # `２` is 3 bytes, and `４`; the NFKC side spells a byte for each.
     ids = [side.library_ids(texts) for side in both.tokenizers]
     aligner = TokenAligner(both)
@@ -155,7 +155,7 @@ def test_a_long_run_of_one_character_takes_little_memory(pair: Pair, tmp_path: P
     """Of a document, its different chunks are kept, not its tokens."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"\1" * 3_000_000))
-    text = known(PairText.read(pair, path, Wanted(per_document=True)).per_document)
+    text = known(PairText.read(pair, path, CountPlan(per_document=True)).per_document)
     assert len(text.groups) == 46
     assert len(text.documents) < 300
     assert text.num_chunks.sum() > 100_000
@@ -168,7 +168,7 @@ def test_a_long_run_of_one_character_takes_little_memory(pair: Pair, tmp_path: P
 def test_batches_threads_and_compression_change_nothing(
     pair: Pair, corpus: Path, tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = Wanted(target=target, hold_out=True)
+    wanted = CountPlan(target=target, hold_out=True)
     before = set(threading.enumerate())
     monkeypatch.setattr(encode, "available_cores", lambda: 1)
     once = PairText.read(pair, corpus, wanted)
@@ -192,7 +192,7 @@ def test_excerpts_are_the_middles_of_the_first_documents(
     monkeypatch.setattr(pair_text, "EXCERPT", 3)
     names = ("a.jsonl", "b.jsonl")
     paths = [write_documents(tmp_path / name, ["abcde", "fg", "h", "i"]) for name in names]
-    text = PairText.read(pair, paths, Wanted(excerpts=True))
+    text = PairText.read(pair, paths, CountPlan(excerpts=True))
     assert text.excerpts == tuple((e, name) for name in names for e in ("bcd", "fg", "h"))
 
 

@@ -21,7 +21,7 @@ from xtok.alignment.sequences import FlatIds
 from xtok.building.counted import synthetic_map
 from xtok.building.counting import synthetic
 from xtok.building.counting.encode import TextEncoder
-from xtok.building.counting.synthetic import Kind, kind_of, synthetic_edges
+from xtok.building.counting.synthetic import TextKind, kind_of, synthetic_edges
 from xtok.building.exact import find_matches
 from xtok.config import BuildConfig, Target
 from xtok.maps.edges import Edges
@@ -40,13 +40,22 @@ def rows(edges: Edges) -> dict[int, dict[int, float]]:
 @pytest.mark.parametrize(
     ("token", "kind"),
     [
-        (b" the", Kind.WORD), ("größe".encode(), Kind.CONTINUATION), (b" 12", Kind.NUMBER),
-        (b"7", Kind.NUMBER), (b"\n\n", Kind.SPACE), (b" ", Kind.SPACE), (b"();", Kind.SYMBOL),
-        (b" x1", Kind.SYMBOL), ("灯台".encode(), Kind.UNSPACED), (" の".encode(), Kind.UNSPACED),
-        ("маяк".encode(), Kind.CONTINUATION), (b"\xe7\x81", None), (b"", None),
+        (b" the", TextKind.WORD),
+        ("größe".encode(), TextKind.CONTINUATION),
+        (b" 12", TextKind.NUMBER),
+        (b"7", TextKind.NUMBER),
+        (b"\n\n", TextKind.SPACE),
+        (b" ", TextKind.SPACE),
+        (b"();", TextKind.SYMBOL),
+        (b" x1", TextKind.SYMBOL),
+        ("灯台".encode(), TextKind.UNSPACED),
+        (" の".encode(), TextKind.UNSPACED),
+        ("маяк".encode(), TextKind.CONTINUATION),
+        (b"\xe7\x81", None),
+        (b"", None),
     ],
-)  # fmt: skip
-def test_kinds(token: bytes, kind: Kind | None) -> None:
+)
+def test_kinds(token: bytes, kind: TextKind | None) -> None:
     assert kind_of(token) == kind
 
 

@@ -612,7 +612,7 @@ def begun(url: str, tokenizer: Tokenizer, **options: Any) -> tuple[TeacherServer
 
     async def run() -> TeacherServer:
         async with aclosing(TeacherServer(url, tokenizer)) as teacher:
-            await teacher.begin(note=notes.append, **options)
+            await teacher.connect(note=notes.append, **options)
         return teacher
 
     return asyncio.run(run()), notes
@@ -987,7 +987,7 @@ def test_gzip_and_large_bodies(pair: Pair, model: Model) -> None:
 
     async def ask(url: str) -> None:
         async with aclosing(TeacherServer(url, pair.tokenizers[1])) as teacher:
-            await teacher.begin()
+            await teacher.connect()
             app: Any = Proxy(Translator(pair, build(pair.reversed, config=BACK_MAP)), teacher).app()
             answers = []
             for host in ("10.0.0.1", "127.0.0.1"):

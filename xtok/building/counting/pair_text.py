@@ -92,7 +92,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class CountPlan:
     """What is counted besides totals, tokens, and pairs at shared token boundaries."""
 
     target: Target = "start"  # what `counts` has, as in `BuildConfig`
@@ -183,7 +183,7 @@ class PerDocument:
 class PairText:
     """The counts of one pass over the text of a pair."""
 
-    wanted: Wanted
+    wanted: CountPlan
     sources: tuple[SourceFile, ...]  # the files
     totals: TextTotals
     tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
@@ -198,7 +198,7 @@ class PairText:
     def read(
         pair: Pair,
         texts: Paths,
-        wanted: Wanted = Wanted(),
+        wanted: CountPlan = CountPlan(),
         *,
         field: str = "text",
         group_by: str | None = None,
@@ -296,7 +296,7 @@ class TextCounter:
         wanted: what to count.
     """
 
-    def __init__(self, pair: Pair, wanted: Wanted) -> None:
+    def __init__(self, pair: Pair, wanted: CountPlan) -> None:
         self.wanted, self.totals = wanted, TextTotals()
         self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers_of(pair)]
         self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None

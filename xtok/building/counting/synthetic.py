@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers.pairs import Pair
 
 
-class Kind(IntEnum):
+class TextKind(IntEnum):
     """What a token of a synthetic text is."""
 
     WORD = 0  # a space and letters
@@ -71,12 +71,12 @@ _SHARE_UNSPACED = 0.33
 # A token's weight among its kind is 1 / (rank + shift) ** exponent; fitted a little flatter than
 # what scripts/benchmark.py synthetic prints, so that rare tokens are drawn, and counted, enough.
 _ZIPF = {
-    Kind.WORD: (1.0, 0.9),
-    Kind.CONTINUATION: (5.0, 0.8),
-    Kind.UNSPACED: (10.0, 0.7),
-    Kind.SYMBOL: (10.0, 0.95),
+    TextKind.WORD: (1.0, 0.9),
+    TextKind.CONTINUATION: (5.0, 0.8),
+    TextKind.UNSPACED: (10.0, 0.7),
+    TextKind.SYMBOL: (10.0, 0.95),
 }
-_SINGLE_SHARE = {Kind.CONTINUATION: 0.16, Kind.SYMBOL: 0.3}  # of single ASCII characters
+_SINGLE_SHARE = {TextKind.CONTINUATION: 0.16, TextKind.SYMBOL: 0.3}  # of single ASCII characters
 
 _CONTEXT = 6  # most bytes of a word by which a continuation is looked up; at least two are needed
 _LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
@@ -278,9 +278,9 @@ class SyntheticSource:
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
         self.draw = _EvenNumbers()
-        parts: list[tuple[Kind, list[bytes], NDArray[np.float64]]] = []
+        parts: list[tuple[TextKind, list[bytes], NDArray[np.float64]]] = []
         for table in tables:
-            of_kind: dict[Kind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
+            of_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
             # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
             normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
             for token in compress(table.tokens(), normal):
@@ -289,9 +289,9 @@ class SyntheticSource:
                     of_kind[kind].append(token)
             parts += [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
         for kind, fixed in (
-            (Kind.NUMBER, _numbers()),
-            (Kind.SPACE, _spaces()),
-            (Kind.UNSPACED, _characters()),
+            (TextKind.NUMBER, _numbers()),
+            (TextKind.SPACE, _spaces()),
+            (TextKind.UNSPACED, _characters()),
         ):
             parts.append((kind, [t.encode() for t in fixed], np.array(list(fixed.values()))))
         tokens = [token for _, members, _ in parts for token in members]
@@ -303,8 +303,8 @@ class SyntheticSource:
         self.last_bytes = np.ndarray(len(self.data) + 1, "<u8", padded, strides=(1,))
         self.ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
         self.starts = np.append(np.int32(0), self.ends[:-1])
-        self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in Kind}
-        unspaced = np.flatnonzero(kinds == Kind.UNSPACED)
+        self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in TextKind}
+        unspaced = np.flatnonzero(kinds == TextKind.UNSPACED)
         scripts = np.array([_block(tokens[i]) for i in unspaced], np.int64)
         self.scripts = {s: self._pool(unspaced[scripts == s]) for s in np.unique(scripts).tolist()}
         self._index(kinds)
@@ -322,7 +322,7 @@ class SyntheticSource:
         token_at = np.repeat(ids, self.ends - self.starts)
         lower = self.data | 32
         begins_letter = (self.data >= 0xC0) | ((lower >= ord("a")) & (lower <= ord("z")))
-        spelled = np.isin(kinds, [Kind.WORD, Kind.CONTINUATION, Kind.SYMBOL])
+        spelled = np.isin(kinds, [TextKind.WORD, TextKind.CONTINUATION, TextKind.SYMBOL])
         places = np.flatnonzero(begins_letter & spelled[token_at]).astype(np.int32)
         token_at = token_at[places]
         behind = places - self.starts[token_at]
@@ -356,8 +356,8 @@ class SyntheticSource:
         unspaced &= len(self.scripts) > 0
         script = self._draw_scripts(number)
         # What a kind's number must pass for each next one, after each kind in both sorts of texts.
-        chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(Kind), -1).T
-        kind = np.where(unspaced, Kind.UNSPACED, Kind.WORD)
+        chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(TextKind), -1).T
+        kind = np.where(unspaced, TextKind.UNSPACED, TextKind.WORD)
         indented = np.zeros(number, np.bool_)
         # The last bytes of each text, the very last one first; and how many there are.
         tail, tail_length = np.zeros((2, number), np.int64)
@@ -367,11 +367,13 @@ class SyntheticSource:
             before, last = kind, start
             if step:
                 numbers = self.draw("kind", 2 * last + unspaced)
-                kind = (numbers > chain[:, before + len(Kind) * unspaced]).sum(0)
-                kind[indented & (kind == Kind.SPACE)] = Kind.WORD
+                kind = (numbers > chain[:, before + len(TextKind) * unspaced]).sum(0)
+                kind[indented & (kind == TextKind.SPACE)] = TextKind.WORD
             start, stop = self._draw_tokens(kind, script, last)
             if step:
-                rows = np.flatnonzero((kind == Kind.CONTINUATION) & (before <= Kind.CONTINUATION))
+                rows = np.flatnonzero(
+                    (kind == TextKind.CONTINUATION) & (before <= TextKind.CONTINUATION)
+                )
                 rows = rows[self.draw("look up", last[rows]) < _LOOK_UP]
                 self._continue_words(rows, tail, tail_length, start, stop)
             starts[:, step], stops[:, step] = start, stop
@@ -380,7 +382,7 @@ class SyntheticSource:
             before_stop = (self.last_bytes[stop] >> 64 - 8 * _CONTEXT).astype(np.int64)
             tail = before_stop >> bits << bits | tail >> 8 * length
             tail_length = np.minimum(tail_length + length, _CONTEXT)
-            indented = (kind == Kind.SPACE) & (tail >> 8 * (_CONTEXT - 1) == ord(" "))
+            indented = (kind == TextKind.SPACE) & (tail >> 8 * (_CONTEXT - 1) == ord(" "))
         return starts, stops
 
     def _draw_scripts(self, number: int) -> NDArray[np.int64]:
@@ -404,11 +406,13 @@ class SyntheticSource:
         kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
         groups: list[tuple[object, NDArray[np.bool_], Pool]]
-        groups = [(k, kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
-        drawn = np.bincount(script[kind == Kind.UNSPACED] - _JAPANESE)  # how often each script is
+        groups = [(k, kind == k, self.pools[k]) for k in TextKind if k != TextKind.UNSPACED]
+        drawn = np.bincount(script[kind == TextKind.UNSPACED] - _JAPANESE)  # draws per script
         for s in (np.flatnonzero(drawn) + _JAPANESE).tolist():
-            pool = self.scripts.get(s, self.pools[Kind.UNSPACED])
-            groups.append(((Kind.UNSPACED, s), (kind == Kind.UNSPACED) & (script == s), pool))
+            pool = self.scripts.get(s, self.pools[TextKind.UNSPACED])
+            groups.append(
+                ((TextKind.UNSPACED, s), (kind == TextKind.UNSPACED) & (script == s), pool)
+            )
         for group, chosen, (ids, cumulated) in groups:
             rows = np.flatnonzero(chosen)
             if len(rows) and len(ids):
@@ -451,7 +455,7 @@ _HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
 
-def kind_of(token: bytes) -> Kind | None:
+def kind_of(token: bytes) -> TextKind | None:
     """Return what a token is in a synthetic text; None if it is not text on its own."""
     try:
         text = token.decode()
@@ -459,18 +463,18 @@ def kind_of(token: bytes) -> Kind | None:
         return None
     body = text.removeprefix(" ")
     if text.isascii() and body.isalpha():  # most of them
-        return Kind.WORD if text[0] == " " else Kind.CONTINUATION
+        return TextKind.WORD if text[0] == " " else TextKind.CONTINUATION
     if not text:
         return None
     if text.isspace():
-        return Kind.SPACE
+        return TextKind.SPACE
     if body.isdigit():
-        return Kind.NUMBER
+        return TextKind.NUMBER
     if not text.isascii() and any(c.isalpha() for c in "".join(_UNSPACED_BLOCKS.findall(text))):
-        return Kind.UNSPACED
+        return TextKind.UNSPACED
     if body.isalpha() or all(c.isalpha() or unicodedata.combining(c) for c in body):
-        return Kind.WORD if text[0] == " " else Kind.CONTINUATION
-    return Kind.SYMBOL
+        return TextKind.WORD if text[0] == " " else TextKind.CONTINUATION
+    return TextKind.SYMBOL
 
 
 def _block(token: bytes) -> int:
@@ -485,7 +489,7 @@ def _block(token: bytes) -> int:
     return 0
 
 
-def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
+def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
     """Weigh tokens by rank; single ASCII characters, whose rank is arbitrary, by their use."""
     shift, exponent = _ZIPF[kind]
     lengths = np.array([len(token) for token in tokens], np.int64)

@@ -20,8 +20,8 @@ from xtok.building.embeddings.spelling import most_similar
 from xtok.config import POWER_OF_LARGEST, GenerateConfig
 from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
-from xtok.maps.provenance import map_of_edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.provenance import map_of_edges
 from xtok.maps.stage_reports import with_report
 from xtok.tokenizers.notes import examples_of, undecodable_tokens
 from xtok.tokenizers.pairs import SIDES, Pair

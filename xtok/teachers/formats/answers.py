@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from xtok._lib.lines import JsonLine, LinePlace, json_lines
 from xtok._lib.opening import need
 from xtok._lib.shards import Shard
-from xtok.predictions.topk import TopK, joined
 from xtok.config import CacheKind
+from xtok.predictions.topk import TopK, joined
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import json_numbers

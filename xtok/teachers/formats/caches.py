@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from xtok._lib.io import check_output
 from xtok._lib.opening import need, parquet_file, reading
 from xtok._lib.shards import Paths, Shard, find_files, shards
-from xtok.predictions.topk import masses, rows_of
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
+from xtok.predictions.topk import masses, rows_of
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions

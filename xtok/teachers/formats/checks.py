@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.checked import UnlawfulError, lawful
+from xtok.predictions.checked import PredictionError, checked
 from xtok.predictions.topk import TopK, masses, rows_of
 from xtok.teachers.formats.documents import Documents, cache_error
 from xtok.tokenizers.table import TokenType, Vocabulary
@@ -50,7 +50,7 @@ def check_predictions(
     is_answer: bool = False,
     is_projected: bool = False,
 ) -> Documents:
-    """Check predictions, sort candidates, and fill in what a cache may leave out; see `lawful`.
+    """Check predictions, sort candidates, and fill in what a cache may leave out; see `checked`.
 
     Tokens of the pad role at either end of a document are left out; so are all but the first of
     those at its end, where they also end a text.
@@ -60,11 +60,11 @@ def check_predictions(
         vocabulary: whose ids they are.
         renormalized: whether the rest is unknown, whatever the candidates sum to, but for rows
             of the whole vocabulary.
-        is_answer: as `lawful` takes it.
-        is_projected: as `lawful` takes it.
+        is_answer: as `checked` takes it.
+        is_projected: as `checked` takes it.
 
     Raises:
-        XtokError: for ids that the vocabulary does not have, and what `lawful` refuses.
+        XtokError: for ids that the vocabulary does not have, and what `checked` refuses.
     """
     given = given.at_tokens(~_is_padding(given.topk, vocabulary))
     topk, table = given.topk, vocabulary.table
@@ -81,8 +81,10 @@ def check_predictions(
         raise cache_error(given.place(n), f"the id {ids[n]} {problem}", hint)
     has_all = _has_all(topk, vocabulary)
     try:
-        topk = lawful(topk, width, is_answer=is_answer, is_projected=is_projected, vocabulary=whose)
-    except UnlawfulError as error:
+        topk = checked(
+            topk, width, is_answer=is_answer, is_projected=is_projected, vocabulary=whose
+        )
+    except PredictionError as error:
         row = int(np.searchsorted(topk.bounds, error.row, side="right")) - 1
         place = given.places[row] if error.is_document else given.place(error.row)
         raise cache_error(place, error.problem, error.hint) from error

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.checked import without_padding
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
+from xtok.predictions.checked import without_padding
 from xtok.predictions.topk import TopK, chosen_rows
 from xtok.teachers.formats.columns import CacheColumns, Target, list_array, next_tokens
 from xtok.teachers.formats.documents import Documents, cache_error

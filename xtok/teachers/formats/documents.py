@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.topk import TopK, chosen_rows, firsts_of
 from xtok.errors import XtokError
+from xtok.predictions.topk import TopK, chosen_rows, firsts_of
 
 PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.checked import without_null
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
+from xtok.predictions.checked import without_null
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import AGAIN_HINT, cache_error
 

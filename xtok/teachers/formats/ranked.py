@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.predictions.checked import without_null
 from xtok._lib.ragged import offsets_of
+from xtok.predictions.checked import without_null
 from xtok.predictions.topk import TopK, rows_of
 
 MIN_REST = 2.0**-24

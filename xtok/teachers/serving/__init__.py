@@ -90,7 +90,7 @@ def serve(
             teacher_url, teacher, api_key=teacher_key, concurrency=config.concurrency
         )
         async with aclosing(asked):
-            await asked.begin(config.candidates, config.wait, note, pair.tokenizers[0])
+            await asked.connect(config.candidates, config.wait, note, pair.tokenizers[0])
             projection = given or kept_back_map(pair, progress, note)
             templates = student_template, teacher_template
             translator = Translator(pair, projection, templates=templates, chat=config.chat)

@@ -234,13 +234,13 @@ def _chosen_logprobs(
 # SGLang
 
 
-class _Heat(msgspec.Struct):
+class _Temperature(msgspec.Struct):
     temperature: float | None = None  # never of the input's log-probabilities
 
 
 class _GenerateRequest(Common):
     input_ids: list[int | list[int]] = []
-    sampling_params: _Heat | None = None
+    sampling_params: _Temperature | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -260,7 +260,7 @@ def generate(body: bytes) -> Asked:
     sequences, is_one = _split(asked.input_ids, "input_ids")
     if not asked.return_logprob:
         raise BadRequest("return_logprob: this server only scores, so ask for it")
-    sampling = asked.sampling_params or _Heat()
+    sampling = asked.sampling_params or _Temperature()
     shortest = min(map(len, sequences), default=0)
     if asked.logprob_start_len >= max(1, shortest):
         raise BadRequest(f"logprob_start_len: {asked.logprob_start_len}, of {shortest} tokens")

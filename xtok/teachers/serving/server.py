@@ -28,8 +28,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from xtok._lib.progress import Note, silent_note
-from xtok.predictions.topk import joined, split, within
 from xtok.errors import XtokError
+from xtok.predictions.topk import joined, split, within
 from xtok.teachers.formats.ranked import RankedTopK, ranked
 from xtok.teachers.serving.dialects import (
     Asked,
@@ -212,7 +212,7 @@ class Proxy:
         for path, parse in _PARSERS.items():
             routes.append(Route(path, partial(self._scored, parse=parse), methods=["POST"]))
         app = Starlette(routes=routes)
-        app.add_middleware(AtTheDoor, is_stopping=lambda: self.is_stopping())
+        app.add_middleware(CompressingApp, is_stopping=lambda: self.is_stopping())
         return app
 
     async def warm_up(self) -> None:
@@ -278,13 +278,13 @@ class Proxy:
         system = asked.about.teacher_system
         spelled = await asyncio.to_thread(self._spelled, asked.sequences, system)
         if asked.temperature not in (None, 0, 1):
-            self._tell_once(
+            self._note_once(
                 "temperature",
                 f"a request asks for temperature {asked.temperature:g}: log-probabilities of a "
                 "prompt are always those of temperature 1",
             )
         for name in asked.unread:
-            self._tell_once(name, f"a request has {name}, which this server does not use")
+            self._note_once(name, f"a request has {name}, which this server does not use")
         scored = (self._score(one, asked.top_k, asked.num_chosen) for one in spelled)
         tasks = [asyncio.create_task(one) for one in scored]
         try:
@@ -295,7 +295,7 @@ class Proxy:
         content = await asyncio.to_thread(asked.write, scores, self.student, next(self._numbers))
         return Response(content, media_type="application/json")
 
-    def _tell_once(self, name: str, text: str) -> None:
+    def _note_once(self, name: str, text: str) -> None:
         if name not in self._told and len(self._told) < MOST_NOTES:
             self._told.add(name)
             self._note(text)
@@ -365,7 +365,7 @@ class Proxy:
         return int((length - 1) / self.translator.pieces_per_token)
 
 
-class AtTheDoor:
+class CompressingApp:
     """Compresses answers for clients on other machines; here it would only cost time.
 
     Once the server stops, answers say that they end their connection.

@@ -24,9 +24,9 @@ from xtok.teachers.formats.ranked import RankedTopK, completed
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.sides import MAX_WIDTH
 
-Kind: TypeAlias = Literal["vllm", "sglang"]
+ServerKind: TypeAlias = Literal["vllm", "sglang"]
 
-_FORMATS: dict[Kind, ModuleType] = {"vllm": vllm, "sglang": sglang}
+_FORMATS: dict[ServerKind, ModuleType] = {"vllm": vllm, "sglang": sglang}
 
 DEFAULT_CANDIDATES = 64
 FEWEST = 20
@@ -85,7 +85,7 @@ class TeacherServer:
         XtokError: if the address is none.
     """
 
-    kind: Kind
+    kind: ServerKind
     model: str
     max_model_len: int | None = None
     candidates = DEFAULT_CANDIDATES
@@ -115,7 +115,7 @@ class TeacherServer:
 
     # What it is
 
-    async def begin(
+    async def connect(
         self,
         candidates: int | None = None,
         wait: float = 0.0,

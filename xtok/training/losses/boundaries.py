@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xtok.predictions.checked import lawful
 from xtok._lib.ragged import offsets_of
+from xtok.predictions.checked import checked
 from xtok.predictions.topk import TopK
 from xtok.training.losses.logits import Positions
 
@@ -55,7 +55,7 @@ def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tenso
 def check_candidates(
     top_ids: Tensor, top_logprobs: Tensor, rest_logprob: Tensor, width: int
 ) -> None:
-    """Raise a `ValueError` for candidates at n positions that are no predictions; see `lawful`."""
+    """Raise a `ValueError` for candidates at n positions that are no predictions; see `checked`."""
     ids, logprobs, rest = (x.cpu().double().numpy() for x in (top_ids, top_logprobs, rest_logprob))
     kept = (ids != -1) & ~np.isneginf(logprobs)
     nothing = np.full(len(ids), np.nan)
@@ -63,7 +63,7 @@ def check_candidates(
     starts, each = offsets_of(kept.sum(1)), np.arange(len(ids) + 1)
     none = np.full(len(ids), -1)
     of_positions = ids[kept].astype(np.int64), logprobs[kept]
-    lawful(
+    checked(
         TopK(none, each, starts, *of_positions, rest, nothing), width,
         begins=False, is_projected=True,
     )  # fmt: skip

@@ -35,7 +35,7 @@ class Chunks(NamedTuple):
         return Chunks(student, teacher, sizes[0], sizes[1], self.total, self.positions)
 
 
-Kind: TypeAlias = tuple[bool, bool]
+ChunkKind: TypeAlias = tuple[bool, bool]
 """Which chunks a loss compares: only those that are `pair_is_correct`; with a predicted start."""
 
 
@@ -58,14 +58,16 @@ class NumberedAlignment(ShiftedAlignment):
     One with another field is numbered again, as `dataclasses.replace` makes it.
     """
 
-    chunks: dict[Kind, Chunks] = field(init=False, repr=False)
+    chunks: dict[ChunkKind, Chunks] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        kinds: list[Kind] = [*product((False, True), (False, True))]
+        kinds: list[ChunkKind] = [*product((False, True), (False, True))]
         self.chunks = {kind: number_chunks(self, kind) for kind in kinds}
 
 
-def chunks_in(side: Mapping[str, Any], kind: Kind, device: torch.device | None = None) -> Chunks:
+def chunks_in(
+    side: Mapping[str, Any], kind: ChunkKind, device: torch.device | None = None
+) -> Chunks:
     """Return the chunks of a teacher's part of a batch, which `prepare` numbers."""
     aligned = side["shifted"]
     if isinstance(aligned, NumberedAlignment):
@@ -88,7 +90,7 @@ def require_shifted(alignment: Any) -> None:
 
 def number_chunks(
     alignment: Any,
-    kind: Kind = (False, False),
+    kind: ChunkKind = (False, False),
     mask: Any = None,
     device: torch.device | None = None,
 ) -> Chunks:
