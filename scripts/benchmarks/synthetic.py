@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Row, documents, tokenizer
 from xtok.building.counting import synthetic
-from xtok.building.counting.synthetic import Kind, kind_of
+from xtok.building.counting.synthetic import TextKind, kind_of
 from xtok.tokenizers import Tokenizer
 
 NAMES = ("llama3", "mistral-v3", "deepseek-v3", "qwen", "claude-2", "tekken")
-NONE = len(Kind)
+NONE = len(TextKind)
 
 
 def constants(options: Namespace) -> Iterator[Row]:
@@ -34,14 +34,14 @@ def constants(options: Namespace) -> Iterator[Row]:
     sides = [tokenizer(name) for name in NAMES if options.only in name]
     for label, quoted in (("spaced", synthetic._SPACED), ("unspaced", synthetic._UNSPACED)):
         counts = np.sum([transitions(side, texts[label]) for side in sides], 0)
-        rows = np.where(counts.sum(1, keepdims=True) > 1000, counts, counts[Kind.WORD])
+        rows = np.where(counts.sum(1, keepdims=True) > 1000, counts, counts[TextKind.WORD])
         rows = rows / rows.sum(1, keepdims=True).clip(min=1)
-        for kind in Kind:
-            shares = {f"to {other.name}": float(rows[kind, other]) for other in Kind}
+        for kind in TextKind:
+            shares = {f"to {other.name}": float(rows[kind, other]) for other in TextKind}
             off = float(np.abs(rows[kind] - quoted[kind]).max())
             yield {"text": label, "from": kind.name, **shares, "off by at most": off}
     for kind, quoted_fit in synthetic._ZIPF.items():
-        label = "unspaced" if kind == Kind.UNSPACED else "spaced"
+        label = "unspaced" if kind == TextKind.UNSPACED else "spaced"
         shift, exponent = np.median([zipf(side, texts[label], kind) for side in sides], 0)
         yield {
             "kind": kind.name, "shift": float(shift), "exponent": float(exponent),
@@ -64,7 +64,7 @@ def transitions(side: Tokenizer, texts: list[str]) -> NDArray[np.float64]:
     return counts[:NONE, :NONE]
 
 
-def zipf(side: Tokenizer, texts: list[str], kind: Kind) -> tuple[float, float]:
+def zipf(side: Tokenizer, texts: list[str], kind: TextKind) -> tuple[float, float]:
     """Return the shift and the exponent that make a kind's tokens in the text most likely."""
     ids = np.concatenate([np.zeros(0, np.int64), *side.library_arrays(texts)])
     longer = np.array([len(token) > 1 for token in side.table.tokens()])
