@@ -3,7 +3,7 @@
 
     python scripts/peers.py                      # TRL and axolotl as installed
     python scripts/peers.py --nemo-rl ~/RL --distillkit ~/DistillKit
-    python scripts/peers.py ... --write          # into docs/guides/evidence.md
+    python scripts/peers.py ... --write          # into docs/study/evidence.md
 
 Checkouts are read and run where they are; nothing of them is copied. DIR@COMMIT states the commit
 of a folder without git. Each peer runs in a process of its own. Exits with 3 if something does not
@@ -26,7 +26,7 @@ from pathlib import Path
 from peer_checks.report import PAIRS, Check, commit_of, guarded
 
 SCRIPTS = Path(__file__).resolve().parent
-PAGE = SCRIPTS.parent / "docs" / "guides" / "evidence.md"
+PAGE = SCRIPTS.parent / "docs" / "study" / "evidence.md"
 BEGIN, END = "<!-- printed by scripts/peers.py -->\n", "<!-- end -->\n"
 CHECKOUTS = ("nemo_rl", "distillkit", "verl", "clients")
 INSTALLED = ("trl", "axolotl")

@@ -47,7 +47,10 @@ from xtok.cli import make_app
 from xtok.inspection import chat_checks, doctor
 from xtok.tokenizers import load_tokenizer
 
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+GUIDES = [
+    *sorted((ROOT / "docs" / "guides").glob("*.md")),
+    *sorted((ROOT / "docs" / "study").glob("*.md")),
+]
 DOCUMENTS = [
     *GUIDES,  # these show what `build` says; the README takes the same map, quietly
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md")),
@@ -333,7 +336,7 @@ def test_the_table_of_tokenizers_is_what_the_script_reads() -> None:
 def test_every_guide_and_every_command_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for guide in GUIDES:
-        assert f"](docs/guides/{guide.name})" in readme
+        assert f"]({guide.relative_to(ROOT)})" in readme
     for command in COMMANDS:
         assert f"[`xtok {command}`](docs/guides/cli.md#xtok-{command})" in readme
 

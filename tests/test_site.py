@@ -48,7 +48,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_has_every_document(site: Path) -> None:
     pages = {str(p.relative_to(site).parent) for p in site.rglob("index.html")}
     guides = {f"guides/{p.stem}" for p in (ROOT / "docs" / "guides").glob("*.md")}
-    assert guides | {".", "changelog", "reference"} <= pages
+    assert (
+        guides | {".", "changelog", "reference", "study", "study/rows", "study/evidence"} <= pages
+    )
     assert (site / "changelog" / "index.html").read_text().count("<h2") >= 1
 
 

@@ -60,7 +60,7 @@ WHEN_TO_DISTIL = (
     "A teacher pays where text is scarce or was read before, or where its predictions are stored; "
     "elsewhere new text alone teaches more in the same time."
 )
-"""When to distil at all. In docs/guides/study.md, 190 steps with event KL (916 s and the teacher's
+"""When to distil at all. In docs/study/index.md, 190 steps with event KL (916 s and the teacher's
 210 s, 1.981 bits per byte) are about as good as 360 of text alone (790 s, 1.997), and 160 steps
 on stored candidates (386 s, 2.063) better than 190 of text alone (428 s, 2.140)."""
 
