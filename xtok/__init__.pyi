@@ -17,6 +17,7 @@ from .alignment.retokenize import Retokenizer as Retokenizer
 from .alignment.text import align as align
 from .building.build import build as build
 from .building.build import get_map as get_map
+from .building.counting.texts import read_samples as read_samples
 from .building.embeddings.generate import generate as generate
 from .building.events import events as events
 from .building.exact import reapply_exact as reapply_exact
@@ -41,6 +42,7 @@ from .maps.convert import convert as convert
 from .maps.events import EventMap as EventMap
 from .maps.projection_map import ProjectionMap as ProjectionMap
 from .maps.spellings import SpellingMap as SpellingMap
+from .predictions.topk import TopK as TopK
 from .teachers.logprobs import project_logprobs as project_logprobs
 from .teachers.project import project as project
 from .teachers.serving import serve as serve

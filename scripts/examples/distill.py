@@ -28,16 +28,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from xtok.building.counting.texts import read_samples
-from xtok.errors import XtokError
-from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.training import losses
-from xtok.training.audit import audit
-from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import Head, find_heads, logits_of, router_loss, run
-from xtok.training.losses.registry import LOSSES
-from xtok.training.module import ProjectionModule
-from xtok.training.objective import LossTerms, Objective
+from xtok import ProjectionModule, Tokenizer, XtokError, load_tokenizer, read_samples
+from xtok.training import (
+    DistillationCollator,
+    Head,
+    LossTerms,
+    Objective,
+    audit,
+    find_heads,
+    logits_of,
+    losses,
+    prepare,
+    router_loss,
+    run,
+)
 
 NUMBERS: dict[str, Any] = {
     "steps": 1000, "batch-size": 8, "max-length": 512, "learning-rate": 3e-4, "warmup": 20,
@@ -140,7 +144,7 @@ def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -
 
 def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
     """Load what a loss takes: a map or an event map."""
-    kind = LOSSES[loss].map
+    kind = losses.LOSSES[loss].map
     if kind is None:
         raise XtokError(f"{loss} takes no map", hint="leave out --map")
     made = kind.on_device(path)
@@ -149,7 +153,7 @@ def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
 
 def config_of(loss: losses.LossName, options: argparse.Namespace) -> Any:
     """Return the options of a loss, as far as it has them."""
-    kind = LOSSES[loss].config
+    kind = losses.LOSSES[loss].config
     given = {"temperature": options.temperature, "reverse_kl": options.reverse_kl}
     if options.top_k is not None and hasattr(kind, "top_k"):
         given["top_k"] = options.top_k
@@ -171,7 +175,7 @@ def heads_of(
     with autocast(options):
         heads, notes = find_heads(models, [batch, *batch["teachers"]], takes, wanted)
         if not options.no_audit:
-            audit(models, batch, collate, heads).report()
+            audit.audit(models, batch, collate, heads).report()
     if options.autocast and options.device == "cpu" and not fast_in_bfloat16():
         notes.append("this CPU has no instructions for bfloat16: without --autocast it is faster")
     for note in notes:
@@ -379,7 +383,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--map", action="append", type=Path, default=[], help="one per teacher, if its loss has any"
     )
     add("--learn-map", action="store_true", help="also train the maps, and save them")
-    of_models = [name for name, row in LOSSES.items() if not row.is_stored]
+    of_models = [name for name, row in losses.LOSSES.items() if not row.is_stored]
     add(
         "--loss", action="append", choices=of_models, type=lambda name: name.replace("_", "-"),
         help="one, or one per teacher",
@@ -403,7 +407,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if count != len(options.teacher) and (name, count) != ("loss", 1):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
     for loss in options.loss or ["p-kl"]:
-        if options.teacher and not options.map and (kind := LOSSES[loss].map):
+        if options.teacher and not options.map and (kind := losses.LOSSES[loss].map):
             parser.error(f"--loss {loss} needs {kind.name}: give it as --map")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")

@@ -30,13 +30,8 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from xtok.errors import XtokError
-from xtok.tokenizers import load_tokenizer
-from xtok.training.collator import DistillationCollator
-from xtok.training.losses import CombineConfig
-from xtok.training.losses.registry import loss_named
-from xtok.training.topk_collator import TopKCollator
-from xtok.training.trainers.transformers import XTokTrainer
+from xtok import XtokError, load_tokenizer, losses
+from xtok.training import DistillationCollator, TopKCollator, XTokTrainer
 
 
 @dataclass
@@ -74,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     kinds: Any = [Arguments, TrainingArguments]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
-    kind = loss_named(options.loss).map
+    kind = losses.loss_named(options.loss).map
     if kind and not options.map:
         raise SystemExit(f"--loss {options.loss} needs {kind.name}: give it as --map")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
@@ -95,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
         or None,
         loss=options.loss,
         map=options.map or None,
-        combine=CombineConfig(
+        combine=losses.CombineConfig(
             cross_entropy_weight=options.cross_entropy_weight,
             dynamic_scaling=options.dynamic_scaling,
         ),

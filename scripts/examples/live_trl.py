@@ -35,9 +35,7 @@ import study
 import torch
 from study_data import beginning, sides, texts_of
 
-from xtok.training import losses
-from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import logits_of
+from xtok.training import DistillationCollator, logits_of, losses, prepare
 
 TEXT = "The lighthouse was built in 1852 — its lamp, 201 steps up, burned whale oil until 1886."
 NEW_TOKENS = 32

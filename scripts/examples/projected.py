@@ -9,16 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xtok import Pair, ProjectionMap, TopK
 from xtok._lib.ragged import offsets_of
-from xtok.maps.projection_map import ProjectionMap
-from xtok.predictions.topk import TopK
 from xtok.teachers.projector import Projector
-from xtok.tokenizers.pairs import Pair
-from xtok.training.losses.registry import BatchLoss, count_targets
-from xtok.training.losses.topk_kl import topk_kl
-from xtok.training.rows import IGNORED
+from xtok.training import IGNORED, StoredTopK, pad_candidates
+from xtok.training.losses import BatchLoss, count_targets, topk_kl
 from xtok.training.sparse import check_width
-from xtok.training.topk_collator import StoredTopK, pad_candidates
 
 BLOCK = 16  # positions at once: a block of 262,144 logits each stays near the processor
 

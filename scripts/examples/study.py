@@ -57,10 +57,14 @@ from study_data import (
 from study_policy import OnPolicy
 
 from xtok._lib.threads import available_cores
-from xtok.training import losses
-from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import find_heads, logits_of
-from xtok.training.rows import IGNORED
+from xtok.training import (
+    IGNORED,
+    DistillationCollator,
+    find_heads,
+    logits_of,
+    losses,
+    prepare,
+)
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "models"
 MEASUREMENTS = 8  # of a run, evenly

@@ -19,10 +19,10 @@ import torch
 from projected import ProjectedTeacher
 
 import xtok
-from xtok.building.build import build
 from xtok.teachers.back_map import BACK_MAP
-from xtok.training.collator import DistillationCollator
+from xtok.training import IGNORED, DistillationCollator, Objective, StoredTopK
 from xtok.training.losses import (
+    LOSSES,
     BatchLoss,
     CombineConfig,
     HiddenLogits,
@@ -30,10 +30,6 @@ from xtok.training.losses import (
     cross_entropy,
     make_loss,
 )
-from xtok.training.losses.registry import LOSSES
-from xtok.training.objective import Objective
-from xtok.training.rows import IGNORED
-from xtok.training.topk_collator import StoredTopK
 
 CHARACTERS = 450  # of a text
 BEFORE = 3000  # characters of the document before a text that are kept, for teachers that read them
@@ -216,19 +212,19 @@ def saved(args: argparse.Namespace, run: Run) -> Path:
 def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
     """Make a map, an event map or a spelling map; `text` is counted on the training text."""
     if name == "to-project":
-        return build(pair.reversed, config=BACK_MAP)
+        return xtok.build(pair.reversed, config=BACK_MAP)
     if name == "bytes":
         return xtok.events(pair)
     if name == "exchanged":
         return exchanged(xtok.events(pair))
     if name == "first-pieces":
-        return build(pair.reversed, config=FIRST_PIECES)
+        return xtok.build(pair.reversed, config=FIRST_PIECES)
     if name == "spellings":
         return xtok.events(pair, for_loss="csd")
     if name == "recipe":
-        return build(pair, config=xtok.BuildConfig(scale_trick=False))
+        return xtok.build(pair, config=xtok.BuildConfig(scale_trick=False))
     config = xtok.BuildConfig.for_loss("gold" if name == "for-gold" else "p-kl")
-    made = build(pair, config=config, texts=[texts] if name == "text" else [])
+    made = xtok.build(pair, config=config, texts=[texts] if name == "text" else [])
     return damaged(made, float(name.partition("-")[2])) if name.startswith("damaged") else made
 
 

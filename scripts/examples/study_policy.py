@@ -10,10 +10,8 @@ import distill
 import torch
 from study_data import Run, Teacher, autocast, beginning, sides
 
-from xtok.training.collator import DistillationCollator, prepare
-from xtok.training.heads import logits_of
+from xtok.training import IGNORED, DistillationCollator, logits_of, prepare
 from xtok.training.losses import cross_entropy
-from xtok.training.rows import IGNORED
 
 NEW_TOKENS = 32  # that the student writes
 

@@ -24,9 +24,8 @@ from datasets import load_dataset
 from transformers import AutoTokenizer, HfArgumentParser
 from transformers.trainer_utils import get_last_checkpoint
 
-from xtok.errors import XtokError
-from xtok.training.losses.registry import loss_named
-from xtok.training.trainers.trl import GOLDConfig, XTokGOLDTrainer
+from xtok import XtokError, losses
+from xtok.training import GOLDConfig, XTokGOLDTrainer
 
 
 @dataclass
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
     kinds: Any = [Arguments, GOLDConfig]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
-    kind = loss_named(options.loss).map
+    kind = losses.loss_named(options.loss).map
     if kind and not options.map:
         raise SystemExit(f"--loss {options.loss} needs {kind.name}: give it as --map")
     tokenizer = AutoTokenizer.from_pretrained(options.student)

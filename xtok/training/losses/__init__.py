@@ -21,12 +21,20 @@ from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.logits import HiddenLogits
 from xtok.training.losses.p_kl import p_kl
-from xtok.training.losses.registry import BatchLoss, LossName, make_loss
+from xtok.training.losses.registry import (
+    LOSSES,
+    BatchLoss,
+    LossName,
+    count_targets,
+    loss_named,
+    make_loss,
+)
 from xtok.training.losses.same_tokenizer import same_tokenizer_kl
 from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.topk_kl import topk_kl
 
 __all__ = [
+    "LOSSES",
     "ALMConfig",
     "BatchLoss",
     "CSDConfig",
@@ -43,12 +51,14 @@ __all__ = [
     "alm",
     "combine",
     "count_chunks",
+    "count_targets",
     "cross_entropy",
     "csd",
     "event_index",
     "event_kl",
     "exact_pairs",
     "gold",
+    "loss_named",
     "make_loss",
     "p_kl",
     "same_tokenizer_kl",

@@ -1,0 +1,25 @@
+"""Names that `xtok.training` exports; `__init__.py` imports each at its first use."""
+
+from . import audit as audit
+from . import losses as losses
+from .collator import DistillationCollator as DistillationCollator
+from .collator import prepare as prepare
+from .heads import Head as Head
+from .heads import find_heads as find_heads
+from .heads import logits_of as logits_of
+from .heads import router_loss as router_loss
+from .heads import run as run
+from .module import ProjectionModule as ProjectionModule
+from .objective import LossTerms as LossTerms
+from .objective import Objective as Objective
+from .objective import make_objective as make_objective
+from .rows import IGNORED as IGNORED
+from .topk_collator import StoredTopK as StoredTopK
+from .topk_collator import TopKCollator as TopKCollator
+from .topk_collator import pad_candidates as pad_candidates
+from .trainers.nemo_rl import NemoTokenAligner as NemoTokenAligner
+from .trainers.transformers import XTokTrainer as XTokTrainer
+from .trainers.trl import GOLDConfig as GOLDConfig
+from .trainers.trl import XTokGOLDTrainer as XTokGOLDTrainer
+
+__all__: list[str]
