@@ -26,8 +26,8 @@ from make import built, write_documents
 import xtok
 from xtok import TokenAligner
 from xtok.building.counting.synthetic import synthetic_edges
+from xtok.config import BACK_MAP
 from xtok.maps.projection_map import ProjectionMap
-from xtok.teachers.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
 

@@ -20,8 +20,8 @@ from starlette.routing import Route
 from tiny_models import tiny_model
 
 from xtok._lib.progress import silent_note
+from xtok.config import BACK_MAP
 from xtok.maps.projection_map import ProjectionMap
-from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.serving.server import Proxy, bound
 from xtok.teachers.serving.teacher import TeacherServer
 from xtok.teachers.translator import Translator

@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+from xtok.errors import XtokError
 
 SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
 Canonicalization: TypeAlias = Literal["exact", "relaxed"]
@@ -352,6 +355,10 @@ class BuildConfig(MultitokenConfig):
         return SortCutConfig(top_k=self.top_k)
 
 
+BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
+"""Options of the map from the teacher to the student that `project` and `serve` use."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Config):
     """How `generate` makes a map."""
@@ -407,6 +414,13 @@ class ProjectConfig(Config):
     )
 
 
+def _text_of_file(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise XtokError(f"{path} is not UTF-8", hint="convert the file to UTF-8") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(Config):
     """How `serve` answers trainers, and asks the teacher's server."""
@@ -427,6 +441,14 @@ class ServeConfig(Config):
         True,
         "Recover conversations from the ids where that is certain, and send them to the teacher "
         "in its own chat template. Otherwise, everything is sent as text.",
+    )
+    teacher_system: str | None = option(
+        None,
+        "File with a system text that only the teacher reads. It replaces the system text of a "
+        "conversation, and precedes other sequences. Each request can replace it with its field "
+        "teacher_system.",
+        metavar="FILE",
+        parser=_text_of_file,
     )
     concurrency: int = option(
         64, "Maximum number of sequences in flight to the teacher's server.", min=1, panel=LIMITS

@@ -26,10 +26,10 @@ import xtok
 from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.ngrams import Sparse, flat, stored
 from xtok.building.build import build
+from xtok.config import BACK_MAP
 from xtok.maps.edges import Edges
 from xtok.maps.provenance import map_of_edges
 from xtok.predictions.topk import TopK
-from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.projector import Projector
 from xtok.tokenizers import Tokenizer
 

@@ -29,8 +29,7 @@ import xtok
 from benchmarks.harness import Row, chosen, path_of, pieces, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, stored
 from xtok.building.build import build
-from xtok.config import ServeConfig
-from xtok.teachers.back_map import BACK_MAP
+from xtok.config import BACK_MAP, ServeConfig
 from xtok.teachers.formats.ranked import RankedTopK
 from xtok.teachers.serving.server import bound, score
 from xtok.teachers.serving.teacher import PROBE
@@ -164,7 +163,9 @@ def _teacher(opened: Any, teacher: xtok.Tokenizer, bodies: dict[tuple[int, ...],
 def _student(names: tuple[str, str], teacher_url: str, url: str) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     pair = xtok.pair(*(str(path_of(name)) for name in names))
-    xtok.serve(pair, teacher_url, ServeConfig(port=int(url.rpartition(":")[2])))
+    config = ServeConfig(port=int(url.rpartition(":")[2]))
+    back_map = xtok.get_map(pair.reversed, config=BACK_MAP)
+    xtok.serve(pair, teacher_url, config, back_map=back_map)
 
 
 async def _ask(

@@ -23,8 +23,7 @@ import xtok
 from benchmarks.harness import Row, chosen, pieces, tokenizer
 from benchmarks.ngrams import ORDER, NGrams, Sparse
 from xtok.building.build import build
-from xtok.config import CacheFormat, ProjectConfig
-from xtok.teachers.back_map import BACK_MAP
+from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 
 PAIRS = (("smollm2", "gemma3"), ("llama3", "qwen"))
 CANDIDATES = (16, 64, 256)

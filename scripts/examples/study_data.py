@@ -19,7 +19,7 @@ import torch
 from projected import ProjectedTeacher
 
 import xtok
-from xtok.teachers.back_map import BACK_MAP
+from xtok.config import BACK_MAP
 from xtok.training import IGNORED, DistillationCollator, Objective, StoredTopK
 from xtok.training.losses import (
     LOSSES,

@@ -14,9 +14,8 @@ from stored_teachers import write_neutral
 from torch import Tensor
 
 import xtok
-from xtok.config import ProjectConfig
+from xtok.config import BACK_MAP, ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers.back_map import BACK_MAP
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses import topk_kl

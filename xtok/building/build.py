@@ -228,7 +228,7 @@ def _kept(
     kind: type[AnyMap], path: Path, differs: Callable[[AnyMap], str | None]
 ) -> tuple[AnyMap | None, str | None]:
     """Return the map in a file if it does not differ; if it does, how."""
-    if not path.exists():
+    if not path.is_file():  # reading a pipe would block
         return None, None
     try:
         found = kind.load(path)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok.building.build import build, get_map
-from xtok.config import BuildConfig
+from xtok.config import BACK_MAP
 from xtok.errors import OutputError, XtokError
 from xtok.maps.map_arguments import MapLike, admitted, as_map, is_swapped
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_of_edges
 from xtok.tokenizers.pairs import Pair
-
-BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
-"""How a map from the teacher to the student is built, where none is given."""
 
 
 def kept_back_map(
@@ -29,17 +26,15 @@ def kept_back_map(
 
 
 def bind_back_map(
-    pair: Pair, back_map: MapLike | None, note: Note = silent_note
-) -> tuple[Pair, ProjectionMap | None]:
-    """Return a pair as wide as a map from its teacher to its student, and the map, if one is given.
+    pair: Pair, back_map: MapLike, note: Note = silent_note
+) -> tuple[Pair, ProjectionMap]:
+    """Return a pair as wide as a map from its teacher to its student, and the map.
 
     It has no scale slots, which stand for no token.
 
     Raises:
         XtokError: if it is of another pair.
     """
-    if back_map is None:
-        return pair, None
     given = as_map(back_map)
     name = "the map" if given is back_map else str(back_map)
     hint = "leave out {option}, or build it of the teacher and the student, in this order"

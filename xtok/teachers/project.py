@@ -140,7 +140,7 @@ def project(
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
-    pair, given = bind_back_map(pair, back_map, note)
+    pair, given = (pair, None) if back_map is None else bind_back_map(pair, back_map, note)
     beside: tuple[Path, bytes] | None = None
     if config.to == "distillkit":
         content = distillkit.config_for(pair.student.vocab_size, config.top_k)

@@ -20,9 +20,8 @@ from naive_projecting import top_k
 from stored_teachers import TEXTS, Row
 
 import xtok
-from xtok.config import CacheFormat, ProjectConfig
+from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.formats import axolotl, distillkit, vllm
 from xtok.teachers.formats import neutral as neutral_format
 from xtok.teachers.formats.caches import open_cache, read_cache

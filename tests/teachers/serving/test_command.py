@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,6 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
     models = str(small / "small-byte-level"), str(small / "small-digits")
     done = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
     fails(done, "http://127.0.0.1:9: ConnectError: ", "the address of a vLLM or SGLang server")
-    assert "note: the first startup for two models takes up to" in done.stderr
     done = cli("serve", *models)
     assert done.returncode == 2
     assert "--teacher-url" in done.stderr
@@ -132,6 +132,21 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
         done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--host", "0.0.0.0")
     fails(done, f"{behind} gives 5 candidates", "--max-logprobs 64")
     assert "note: anybody who can reach 0.0.0.0 can send requests: set XTOK_API_KEY" in done.stderr
+
+
+def test_the_map_is_built_once(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """A pipe in its place does not block: the map is then built for this run only."""
+    models = str(small / "small-byte-level"), str(small / "small-digits")
+    serve = partial(
+        cli, "serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0",
+        env={"XTOK_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert "note: built the map from the teacher to the student" in serve().stderr
+    assert ".safetensors exists, and is kept" in serve().stderr
+    [path] = tmp_path.glob("maps/*.safetensors")
+    path.unlink()
+    os.mkfifo(path)
+    assert "note: the map from the teacher to the student is not kept" in serve().stderr
 
 
 @pytest.mark.parametrize("problem", ["fails", "has another tokenizer", "is short"])
@@ -163,5 +178,5 @@ def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delattr("xtok.teachers.serving.server", raising=False)
     with pytest.raises(XtokError, match="needs the package uvicorn") as got:
-        xtok.serve(pair, "http://127.0.0.1:9")
+        xtok.serve(pair, "http://127.0.0.1:9", back_map="unread.safetensors")
     assert "pip install starlette uvicorn" in got.value.hint

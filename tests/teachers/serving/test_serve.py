@@ -29,9 +29,9 @@ from starlette.routing import Route
 
 import xtok
 from xtok.building.build import build
+from xtok.config import BACK_MAP
 from xtok.conversation import render
 from xtok.errors import XtokError
-from xtok.teachers.back_map import BACK_MAP
 from xtok.teachers.serving import server
 from xtok.teachers.serving import teacher as teachers
 from xtok.teachers.serving.server import Proxy

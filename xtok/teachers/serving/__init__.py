@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
-from xtok._lib.progress import Note, Progress, silent, silent_note
+from xtok._lib.progress import Note, silent_note
 from xtok.config import ServeConfig
 from xtok.conversation import render
 from xtok.errors import XtokError, install_hint
 from xtok.maps.map_arguments import MapLike
-from xtok.teachers.back_map import bind_back_map, kept_back_map
+from xtok.teachers.back_map import bind_back_map
 from xtok.teachers.translator import Translator
 from xtok.tokenizers.pairs import Pair
 
@@ -26,11 +26,9 @@ def serve(
     teacher_url: str,
     config: ServeConfig | None = None,
     *,
-    back_map: MapLike | None = None,
+    back_map: MapLike,
     student_template: str | Path | None = None,
     teacher_template: str | Path | None = None,
-    teacher_system: str = "",
-    progress: Progress = silent,
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
@@ -44,13 +42,10 @@ def serve(
         pair: the student and the teacher, with their tokenizers.
         teacher_url: the address of a vLLM or SGLang server of the teacher.
         config: the options; the defaults if None.
-        back_map: a map from the teacher (rows) to the student (columns), or its path; by default
-            one is built, and kept in the cache folder.
+        back_map: the map from the teacher (rows) to the student (columns), or its path. `get_map`
+            builds it with the options `xtok.config.BACK_MAP`.
         student_template: of conversations, as `conversation.render` takes it.
         teacher_template: the same for the teacher's side.
-        teacher_system: what the teacher alone reads: the system text of conversations, in place of
-            their own; before other sequences, text. A request's own `teacher_system` goes before.
-        progress: called for each pass over a vocabulary.
         note: called with what the user should know.
         on_ready: called with the address, when it answers.
 
@@ -68,7 +63,9 @@ def serve(
             hint=install_hint(NEEDED),
         ) from error
     config = ServeConfig.or_default(config)
+    pair, bound_map = bind_back_map(pair, back_map, note)
     teacher = pair.tokenizers[1]
+    teacher_system = config.teacher_system or ""
     if teacher_system and config.chat and (teacher_template or teacher.chat_templates):
         chat = [{"role": "system", "content": teacher_system}, {"role": "user", "content": "x"}]
         try:
@@ -91,9 +88,8 @@ def serve(
         )
         async with aclosing(asked):
             await asked.connect(config.candidates, config.wait, note, pair.tokenizers[0])
-            projection = given or kept_back_map(pair, progress, note)
             templates = student_template, teacher_template
-            translator = Translator(pair, projection, templates=templates, chat=config.chat)
+            translator = Translator(pair, bound_map, templates=templates, chat=config.chat)
             proxy = Proxy(
                 translator, asked, api_key=own_key, teacher_system=teacher_system, note=note
             )
@@ -106,7 +102,6 @@ def serve(
             await run(proxy, opened, lambda: on_ready(url))
 
     with bound(config.host, config.port) as opened:
-        pair, given = bind_back_map(pair, back_map, note)
         asyncio.run(answer(opened))
 
 
