@@ -357,12 +357,12 @@ def test_no_page_writes_over_the_files_of_another() -> None:
             pages.setdefault(written[1] or written[2], set()).add(name(document))
     assert {"report.html", "pairs.txt", "teacher.jsonl", "data/maps/gold.pt"} <= pages.keys()
     assert {file: by for file, by in pages.items() if len(by) > 1} == {
-        QUICK_START: {"docs/guides/choosing.md", "docs/guides/maps.md"}
+        QUICK_START: {"docs/guides/glossary.md", "docs/guides/maps.md"}
     }
 
 
 def test_the_picture_of_a_map_is_of_the_map_that_is_built() -> None:
-    guide = ROOT / "docs" / "guides" / "choosing.md"
+    guide = ROOT / "docs" / "guides" / "glossary.md"
     picture = (guide.parent / "images" / "concept-map.svg").read_text(encoding="utf-8")
     drawn = re.findall(r">(\d\.\d{4})<", picture)
     printed = next(b.text for b in blocks(guide) if "0.7488" in b.text)
