@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from xtok.tokenizers.table import byte_offsets
 
 _PIECES = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|\w+|\s|.")
 """Tags, words, and single other characters: a header ends behind one of them, not within."""
+
+
+_TAG = re.compile(r"<[^<>]+>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,11 @@ class MessageSpan:
 class Places:
     """The places of one rendering, in characters, bytes and tokens."""
 
-    def __init__(self, rendering: Rendering, bounds: NDArray[np.int64]) -> None:
+    def __init__(
+        self, rendering: Rendering, bounds: NDArray[np.int64], control: NDArray[np.bool_]
+    ) -> None:
         self._text, self._turns, self._bounds = rendering.text, rendering.turns, bounds
+        self._control = control  # [T]
         self._byte_of = byte_offsets(rendering.text)
         self._all_runs = rendering.runs
         self._runs: dict[int, list[Run]] = {}
@@ -61,77 +68,83 @@ class Places:
 
     def of_message(self, index: int, message: Message) -> MessageSpan:
         content, whole = message.get("content"), self.whole(index)
-        runs: list[Run] = []  # of the content's first appearance in the text
-        for run in self._runs.get(index, ()):
-            if run.path[:1] == ("content",):
-                if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
-                    break  # it is repeated
-                runs.append(run)
-        place: tuple[int, int] | None = (runs[0].start, runs[-1].end) if runs else None
+        place: tuple[int, int] | None = None
         source: tuple[int, int] | None = None
-        verbatim = False
-        if place and isinstance(content, str) and runs[0].offset >= 0:
-            source = (runs[0].offset, runs[-1].offset + runs[-1].end - runs[-1].start)
-            verbatim = self._text[slice(*place)] == content[slice(*source)]
-        if place is None and isinstance(content, str) and content.strip() and whole is not None:
-            stripped = content.strip()
+        if runs := self._content_runs(index):
+            place = runs[0].start, runs[-1].end
+            if isinstance(content, str) and runs[0].offset >= 0:
+                source = runs[0].offset, runs[-1].offset + runs[-1].end - runs[-1].start
+        elif whole is not None and isinstance(content, str) and (stripped := content.strip()):
             first = self._text.find(stripped, *whole)
             if first >= 0:  # a filter lost the origin, and did not change the text
-                place, start = (first, first + len(stripped)), content.index(stripped)
-                source, verbatim = (start, start + len(stripped)), True
+                start = content.index(stripped)
+                place = first, first + len(stripped)
+                source = start, start + len(stripped)
         return MessageSpan(
             role=message["role"],
             whole=None if whole is None else self.span(*whole),
             content=None if place is None else self.span(*place),
             source=source,
-            verbatim=verbatim,
+            verbatim=place is not None
+            and source is not None
+            and self._text[slice(*place)] == str(content)[slice(*source)],
         )
 
+    def _content_runs(self, index: int) -> list[Run]:
+        """Return the runs of the first copy of a message's content."""
+        runs: list[Run] = []
+        for run in self._runs.get(index, ()):
+            if run.path[:1] == ("content",):
+                if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
+                    break  # the second copy begins
+                runs.append(run)
+        return runs
+
     def targets(
-        self, index: int, asked: str, control: NDArray[np.bool_], up_to: Callable[[int], str]
+        self, index: int, header: str, up_to: Callable[[int], str]
     ) -> Iterator[tuple[int, int]]:
         """Return what the assistant wrote of a message: from its header to the end of its turn.
 
         Some templates, Gemma 4's, write a tool's answer into the turn of the call; it then has two
         parts. `up_to` returns the text without the later messages, which shows where the first
-        part ends, if it can be rendered; `asked` is what asks for an answer.
+        part ends, if it can be rendered; `header` is what asks for an answer.
         """
         whole = self.whole(index)
         if whole is None:
             return
         inside = [r for r in self._all_runs if whole[0] <= r.start and r.end <= whole[1]]
-        mine = [r for r in inside if r.message == index]
-        spoken = [r for r in mine if r.path[:1] != ("role",)]
+        written = [r for r in inside if r.message == index and r.path[:1] != ("role",)]
         later = [r for r in inside if r.message > index]
-        first = spoken[0].start if spoken else whole[1]
-        start = self._after_header(whole[0], first, asked)
-        if start < 0:
-            start = whole[0] if not asked or self._text.endswith(asked, 0, whole[0]) else first
-        if not asked and mine and mine[0].path[:1] == ("role",):
-            # Nothing asks for an answer; the header is what has the role.
-            is_written = not spoken or spoken[0].path[:1] == ("content",)
-            start = first if is_written else self._behind_role(mine[0].end)
-        if not later:
-            yield from self._part(start, spoken, whole[1], control)
-            return
-        both = self._text[: later[0].start], up_to(index)
-        limit = min(map(len, both))
-        limit = next((i for i in range(limit) if both[0][i] != both[1][i]), limit)
-        if self._text.rfind("<", start, limit) > self._text.rfind(">", start, limit):
-            limit = self._text.rfind("<", start, limit)  # not within a tag
+        start = self._start(whole, written, header)
+        limit = self._first_difference(start, later[0].start, up_to(index)) if later else whole[1]
         if limit > start:
-            yield from self._part(start, [r for r in spoken if r.end <= limit], limit, control)
-        resumed = [r for r in spoken if r.start >= later[-1].end and r.path[:1] == ("content",)]
+            yield from self._part(start, [r for r in written if r.end <= limit], limit)
+        resumed = [
+            r for r in written if later and r.start >= later[-1].end and r.path[:1] == ("content",)
+        ]
         if resumed:
-            yield from self._part(resumed[0].start, resumed, whole[1], control)
+            yield from self._part(resumed[0].start, resumed, whole[1])
 
-    def _part(
-        self, start: int, written: Sequence[Run], limit: int, control: NDArray[np.bool_]
-    ) -> Iterator[tuple[int, int]]:
+    def _start(self, whole: tuple[int, int], written: Sequence[Run], header: str) -> int:
+        """Return where an answer begins: behind its header, which may stand before its turn."""
+        first = written[0].start if written else whole[1]
+        start = self._after_header(whole[0], first, header)
+        if start >= 0:
+            return start
+        return whole[0] if self._text.endswith(header, 0, whole[0]) else first
+
+    def _first_difference(self, start: int, end: int, other: str) -> int:
+        """Return where the text, up to `end`, differs from another; never within a tag."""
+        limit = min(end, len(other))
+        limit = next((i for i in range(limit) if self._text[i] != other[i]), limit)
+        tag = self._text.rfind("<", start, limit)
+        return tag if tag > self._text.rfind(">", start, limit) else limit
+
+    def _part(self, start: int, written: Sequence[Run], limit: int) -> Iterator[tuple[int, int]]:
         """Return `start` to the end of what is written, with what ends a turn before `limit`."""
         end = max((run.end for run in written), default=start)
         inside = self.span(end, limit).tokens
-        ends = np.flatnonzero(control[slice(*inside)])
+        ends = np.flatnonzero(self._control[slice(*inside)])
         if len(ends):
             byte = int(self._bounds[inside[0] + int(ends[-1]) + 1])
             # A control token may have taken the whitespace behind it, and that of the next turn.
@@ -141,39 +154,49 @@ class Places:
         if start < end:
             yield start, end
 
-    def after_prompt(self, index: int, place: int, asked: str) -> int:
+    def after_prompt(self, index: int, place: int, header: str) -> int:
         """Return a place in an answer's turn, or where what asks for the answer ends behind it."""
         whole = self.whole(index)
         if whole is None or not whole[0] <= place < whole[1]:
             return place
-        spoken = [r for r in self._runs.get(index, ()) if r.path[:1] != ("role",)]
-        first = spoken[0].start if spoken else whole[1]
-        return max(place, self._after_header(whole[0], first, asked))
+        return max(place, self._after_header(whole[0], self._first(index, whole), header))
 
-    def _after_header(self, start: int, first: int, asked: str) -> int:
+    def missing_prompt(self, index: int, prompt: str) -> str:
+        """Return the end of a generation prompt, with tags, that is not before an answer; or ""."""
+        whole = self.whole(index)
+        if whole is None:
+            return ""
+        parts = list(accumulate(_PIECES.findall(prompt.rstrip())))
+        first = self._first(index, whole)
+        for part in reversed(parts):
+            begin = max(0, whole[0] - len(prompt))
+            if self._text.find(part, begin, first + len(part)) >= 0:
+                rest = prompt[len(part) :].strip()
+                return (
+                    rest if any(len(p) > 1 and p[0] == "<" for p in _PIECES.findall(rest)) else ""
+                )
+        return ""
+
+    def _first(self, index: int, whole: tuple[int, int]) -> int:
+        """Return the first character that comes from a message, its role aside."""
+        runs = (r.start for r in self._runs.get(index, ()) if r.path[:1] != ("role",))
+        return next(runs, whole[1])
+
+    def _after_header(self, start: int, first: int, header: str) -> int:
         """Return where the header of a turn ends, which asks for the answer; -1 if it has none.
 
         It begins before the first character that the message has, at `first`, and may end behind
         it: a prompt that opens a `<think>` block has what some messages begin with.
         """
-        pieces = _PIECES.findall(asked)
+        pieces = _PIECES.findall(header)
         for count in range(len(pieces), 0, -1):
-            header = "".join(pieces[:count])
-            if 2 * len(header) < len(asked):
+            part = "".join(pieces[:count])
+            if 2 * len(part) < len(header):
                 break
-            place = self._text.find(header, start, first + len(header) - 1)
+            place = self._text.find(part, start, first + len(part) - 1)
             if place >= 0:
-                return place + len(header)
+                return place + len(part)
         return -1
-
-    def _behind_role(self, place: int) -> int:
-        """Return where a header ends whose role ends at `place`, by the other messages' headers."""
-        for runs in self._runs.values():
-            if [run.path[:1] for run in runs[:2]] == [("role",), ("content",)]:
-                header = self._text[runs[0].end : runs[1].start]
-                if self._text.startswith(header, place):
-                    return place + len(header)
-        return place
 
     def whole(self, index: int) -> tuple[int, int] | None:
         """Return the turn, or for a message outside the loop, what is around its characters.
@@ -189,3 +212,46 @@ class Places:
         first = min((turn[0] for turn in self._turns if turn is not None), default=0)
         alone = all(run.message == index for run in self._all_runs if run.start < first)
         return (0, first) if end <= first and alone else (start, end)
+
+
+def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
+    r"""Return the header that a template without a generation prompt writes before an answer.
+
+    It is the part of the last answer's turn that corresponds to the header of the turn before, with
+    another role in it: `<|im_start|>user\n` and `<|im_start|>assistant\n`. A thought that the
+    template opens is not a part of it. Only the text counts, not how the template writes it.
+    """
+    header: list[str] = []
+    for index, message in reversed([*enumerate(messages)]):
+        turn = rendering.turns[index]
+        runs = (r.start for r in rendering.runs if r.message == index and r.path[:1] != ("role",))
+        if turn is None or (first := next(runs, -1)) < turn[0]:
+            continue
+        pieces = _PIECES.findall(rendering.text[turn[0] : first])
+        if message["role"] == "assistant":
+            header = header or pieces
+        elif header:
+            header = header[: _num_corresponding(header, pieces)]
+            break
+    return "".join(header) if "".join(header).strip() else ""
+
+
+def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
+    """Return how many pieces of a header correspond to another's; all if they do not."""
+    role = size = _num_equal(header, other)  # the first difference is the role
+    if role < min(len(header), len(other)):
+        size = role + 1 + _num_equal(header[role + 1 :], other[role + 1 :])
+        if _kind(header[role]) != _kind(other[role]) or size == 1 < len(other):
+            return len(header)
+    elif not other:
+        return len(header)
+    return size + len([*takewhile(str.isspace, header[size:])])
+
+
+def _num_equal(left: Sequence[str], right: Sequence[str]) -> int:
+    pairs = zip(left, right, strict=False)
+    return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+
+def _kind(piece: str) -> str:
+    return "tag" if len(piece) > 1 and piece[0] in "<[" else "word" if piece.isalnum() else piece

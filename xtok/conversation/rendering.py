@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.conversation._places import MessageSpan, Places, Span
+from xtok.conversation._places import MessageSpan, Places, Span, written_header
 from xtok.conversation._tracking import Run, plain
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.leaves import WEIGHTS, Given, is_trained_on, unread_leaves
@@ -25,6 +25,7 @@ from xtok.conversation.templates import (
     render_template,
 )
 from xtok.errors import XtokError
+from xtok.tokenizers.display import printable, quoted
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -200,95 +201,134 @@ def encoded(
     """
     rendering = rendering or rendered(tokenizer, messages, options)
     ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
-    control = np.isin(ids, list(tokenizer.table.control_names))
-    places = Places(rendering, bounds)
-    mask, written = np.zeros(len(ids), np.bool_), rendering.text.encode()
-    is_training = rendering.generated is not None
-    ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
-    of_assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    answers = [i for i in of_assistant if is_trained_on(messages[i], i)]
-    rendering = _without_blocks(
-        rendering, [places.whole(i) for i in of_assistant if i not in answers]
-    )
-    targets = list(_targets(tokenizer, messages, answers, options, rendering, places, control))
-    notes = [*_not_targets(messages, answers, options)]
-    for start, end in targets:
-        answer = places.span(start, end)
-        first, stop = answer.tokens
-        if first < stop and bounds[first] < answer.bytes[0]:
-            first += 1
-            notes.append(BEGINS_IN_PROMPT)
-        if not is_training and not control[stop - 1]:
-            # As GLM 4.5 ends a turn with the next one's token; others write a space before it.
-            rest = written[bounds[stop] :]
-            behind = np.searchsorted(bounds, bounds[stop] + len(rest) - len(rest.lstrip()))
-            stop = int(behind) + 1 if rest.strip() and ids[behind] in ends else stop
-        mask[first:stop] = True
-    for run in rendering.runs:  # a template may write one message within another
-        if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
-            mask[slice(*places.span(run.start, run.end).tokens)] = False
-    if rendering.generated and not {a for a, _ in rendering.generated} <= {a for a, _ in targets}:
-        notes.append(BLOCK_IN_PROMPT)
-    if _is_left_out(answers, places, targets):
-        notes.append(NOT_GENERATED if is_training else NO_TARGETS)
-    if rendering.is_dated:
-        notes.append(_note_on_date(tokenizer, messages, options))
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
-    if any(_end_of_turn(control, bounds, written, *edge) is None for edge in edges):
-        notes.append(NO_END_OF_TURN)
+    targets = _Targets(tokenizer, messages, options, rendering, ids, bounds)
     return Conversation(
         text=rendering.text,
         ids=ids,
         bounds=bounds,
-        assistant_mask=mask,
-        message_spans=tuple(places.of_message(i, m) for i, m in enumerate(messages)),
+        assistant_mask=targets.mask,
+        message_spans=tuple(targets.places.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(targets.notes())),
     )
 
 
-def _targets(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    answers: Sequence[int],
-    options: RenderOptions,
-    rendering: Rendering,
-    places: Places,
-    control: NDArray[np.bool_],
-) -> Iterator[tuple[int, int]]:
-    """Return the assistant's answers, in characters: what follows the prompt in its turns.
+class _Targets:
+    """What the assistant wrote of one rendering: as characters, as a mask, and notes on it."""
 
-    The blocks of a training template decide, if it has them, but for what is in the prompt already.
-    """
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        options: RenderOptions,
+        rendering: Rendering,
+        ids: NDArray[np.int32],
+        bounds: NDArray[np.int64],
+    ) -> None:
+        self._tokenizer, self._messages, self._options = tokenizer, messages, options
+        self._rendering, self._ids, self._bounds = rendering, ids, bounds
+        self._control = np.isin(ids, list(tokenizer.table.control_names))
+        self.places = Places(rendering, bounds, self._control)
+        self._bytes = rendering.text.encode()
+        assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        self._answers = [i for i in assistant if is_trained_on(messages[i], i)]
+        self._headers = _headers(tokenizer, rendering, messages, options)
+        self._blocks = self._kept_blocks([i for i in assistant if i not in self._answers])
+        self._stretches = [*self._find()]  # in characters
+        self.mask = self._make_mask()
 
-    def up_to(index: int) -> str:
+    def _kept_blocks(self, left_out: Sequence[int]) -> list[tuple[int, int]] | None:
+        """Return the generation blocks outside of some messages; None if there can be none."""
+        turns = [turn for turn in map(self.places.whole, left_out) if turn is not None]
+        if self._rendering.generated is None:
+            return None
+        return [
+            block
+            for block in self._rendering.generated
+            if not any(start <= block[0] < end for start, end in turns)
+        ]
+
+    def _find(self) -> Iterator[tuple[int, int]]:
+        """Yield what follows the prompt in the assistant's turns.
+
+        The blocks of a training template decide, if it has them, but for what is in the prompt.
+        """
+        if self._blocks is None:
+            for index in self._answers:
+                yield from self.places.targets(index, self._headers[index][0], self._up_to)
+        for start, end in self._blocks or ():
+            for index, (header, _) in self._headers.items():
+                start = self.places.after_prompt(index, start, header)
+            if start < end:
+                yield start, end
+
+    def _up_to(self, index: int) -> str:
+        """Return the text without the messages behind one; "" if it cannot be rendered."""
         with suppress(XtokError):
-            part, closed = messages[: index + 1], replace(options, add_generation_prompt=False)
-            return rendered(tokenizer, part, closed).text
+            options = replace(self._options, add_generation_prompt=False)
+            return rendered(self._tokenizer, self._messages[: index + 1], options).text
         return ""
 
-    asked: dict[str, str] = {}  # by the role of the message before the answer
-    generated = list(rendering.generated or ())
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = messages[max(0, index - 1)]
-        if before["role"] not in asked:
-            asked[before["role"]] = _answer_header(tokenizer, rendering, messages, before, options)
-        header = asked[before["role"]]
-        if rendering.generated is None and index in answers:
-            yield from places.targets(index, header, control, up_to)
-        generated = [(places.after_prompt(index, a, header), b) for a, b in generated]
-    yield from ((start, end) for start, end in generated if start < end)
+    def _make_mask(self) -> NDArray[np.bool_]:
+        mask = np.zeros(len(self._ids), np.bool_)
+        for start, end in self._stretches:
+            first, stop = self.places.span(start, end).tokens
+            first += self._begins_in_prompt(start, end)
+            mask[first : self._with_end(stop)] = True
+        for run in self._rendering.runs:  # a template may write one message within another
+            if self._messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
+                mask[slice(*self.places.span(run.start, run.end).tokens)] = False
+        return mask
 
+    def _begins_in_prompt(self, start: int, end: int) -> bool:
+        """Whether the first token of a stretch has a part of what is before it."""
+        span = self.places.span(start, end)
+        first, stop = span.tokens
+        return first < stop and bool(self._bounds[first] < span.bytes[0])
 
-def _without_blocks(rendering: Rendering, turns: Sequence[tuple[int, int] | None]) -> Rendering:
-    """Leave out the generation blocks of some turns."""
-    if not rendering.generated:
-        return rendering
-    left_out = [turn for turn in turns if turn is not None]
-    kept = (b for b in rendering.generated if not any(s <= b[0] < e for s, e in left_out))
-    return rendering._replace(generated=tuple(kept))
+    def _with_end(self, stop: int) -> int:
+        """Return the token behind an answer, or behind an eos token that follows its turn.
+
+        As GLM 4.5 ends a turn with the next one's token; others write a space before it.
+        """
+        if self._blocks is not None or self._control[stop - 1]:
+            return stop
+        rest = self._bytes[self._bounds[stop] :]
+        place = self._bounds[stop] + len(rest) - len(rest.lstrip())
+        behind = int(np.searchsorted(self._bounds, place))
+        roles = self._tokenizer.table.roles
+        ends = (*roles.get("eos", ()), *roles.get("turn_end", ()))
+        return behind + 1 if rest.strip() and self._ids[behind] in ends else stop
+
+    def notes(self) -> Iterator[str]:
+        """Yield what to know before training on these targets."""
+        yield from _not_targets(self._messages, self._answers, self._options)
+        if any(self._begins_in_prompt(*stretch) for stretch in self._stretches):
+            yield BEGINS_IN_PROMPT
+        for index in self._answers if self._blocks is None else ():
+            header, is_prompt = self._headers[index]
+            if is_prompt and (rest := self.places.missing_prompt(index, header)):
+                yield (
+                    f"the generation prompt ends with {quoted(printable(rest))}, but the template "
+                    "does not write this before an answer"
+                )
+        if not {start for start, _ in self._blocks or ()} <= {a for a, _ in self._stretches}:
+            yield BLOCK_IN_PROMPT
+        if any(map(self._is_left_out, self._answers)):
+            yield NO_TARGETS if self._blocks is None else NOT_GENERATED
+        if self._rendering.is_dated:
+            yield _note_on_date(self._tokenizer, self._messages, self._options)
+        edges = np.flatnonzero(np.diff(self.mask, prepend=False, append=False)).reshape(-1, 2)
+        for start, stop in edges.tolist():
+            if _end_of_turn(self._control, self._bounds, self._bytes, start, stop) is None:
+                yield NO_END_OF_TURN
+
+    def _is_left_out(self, answer: int) -> bool:
+        """Whether an answer has no targets."""
+        whole = self.places.whole(answer)
+        if whole is None:
+            return not self._stretches
+        return not any(whole[0] < end and start < whole[1] for start, end in self._stretches)
 
 
 def _not_targets(
@@ -304,16 +344,6 @@ def _not_targets(
         for name in WEIGHTS if role != "assistant" else ():
             if message.get(name):
                 yield f"{name} 1 of the {role}'s messages has no effect: they are no targets"
-
-
-def _is_left_out(
-    answers: Sequence[int], places: Places, targets: Sequence[tuple[int, int]]
-) -> bool:
-    """Whether an answer has no targets."""
-    return any(
-        not targets if whole is None else not any(whole[0] < b and a < whole[1] for a, b in targets)
-        for whole in map(places.whole, answers)
-    )
 
 
 def _end_of_turn(
@@ -342,16 +372,38 @@ def _note_on_date(tokenizer: Tokenizer, messages: Sequence[Message], options: Re
     return f"{_DATED}, and no variable sets another"
 
 
-def _answer_header(
+def _headers(
     tokenizer: Tokenizer,
     rendering: Rendering,
     messages: Sequence[Message],
-    before: Message,
     options: RenderOptions,
-) -> str:
-    """Return what asks for an answer to a message: its header; "" if that is unknown."""
-    if options.add_generation_prompt and messages[-1]["role"] == before["role"]:
-        return rendering.generation_prompt
+) -> dict[int, tuple[str, bool]]:
+    """Return the header of each answer, and whether it is a generation prompt; "" if unknown."""
+    prompts: dict[str, str] = {}  # by the role of the message before the answer
+
+    def prompt(before: Message) -> str:
+        role = before["role"]
+        if role not in prompts:
+            is_last = options.add_generation_prompt and messages[-1]["role"] == role
+            prompts[role] = (
+                rendering.generation_prompt if is_last else _prompt_of(tokenizer, before, options)
+            )
+        return prompts[role]
+
+    written: str | None = None  # by a template that has no generation prompt
+    headers: dict[int, tuple[str, bool]] = {}
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            headers[index] = header = prompt(messages[max(0, index - 1)]), True
+            if not header[0] and not prompt(_PROBE[0]):
+                if written is None:
+                    written = _written_header(tokenizer, rendering, messages, options)
+                headers[index] = written, False
+    return headers
+
+
+def _prompt_of(tokenizer: Tokenizer, before: Message, options: RenderOptions) -> str:
+    """Return the generation prompt after a message; "" if it has none, or is unknown."""
     asking = replace(options, tools=None, add_generation_prompt=True)
     probes: list[Sequence[Message]] = [_PROBE]
     if before["role"] not in ("assistant", "system", "user"):
@@ -363,6 +415,20 @@ def _answer_header(
         with suppress(XtokError):
             return rendered(tokenizer, probe, asking).generation_prompt
     return ""
+
+
+def _written_header(
+    tokenizer: Tokenizer,
+    rendering: Rendering,
+    messages: Sequence[Message],
+    options: RenderOptions,
+) -> str:
+    """Return the header that a template writes before an answer; that of a probe, if it can be."""
+    probe = [*_PROBE, {"role": "assistant", "content": "x"}] * 2
+    with suppress(XtokError):
+        plain_options = replace(options, tools=None, add_generation_prompt=False)
+        return written_header(rendered(tokenizer, probe, plain_options), probe)
+    return written_header(rendering, messages)
 
 
 def tool_suffix(

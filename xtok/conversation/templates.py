@@ -308,13 +308,14 @@ def _rendering(
             open_of[mark.loop] += 1
     runs = tuple(run for run in text._runs if run.message >= 0)
     _add_turns(turns, runs, unnamed)
-    asked = plain[slice(*prompts[-1])] if prompts else plain[last:]
+    last = max(last, *(run.end for run in runs[-1:]), 0)
+    prompt = plain[slice(*prompts[-1])] if prompts else plain[last:]
     return Rendering(
         text=plain,
         runs=runs,
         beside=tuple(run for run in text._runs if run.message < 0),
         turns=tuple(turns),
-        generation_prompt=asked,
+        generation_prompt=prompt,
         generated=tuple(_between(text._marks, "generation", "generated")),
         is_dated=is_dated,
     )
