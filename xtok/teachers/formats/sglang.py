@@ -119,7 +119,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     return ranked_topk(ids, kept, values, ranks, [own[0] for own in about.input_token_logprobs])
 
 
-def token_names(value: Any, ids: Sequence[int]) -> list[Any]:
+def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
     """Return what a server's answer, which was read, calls the ids after the first."""
     return [name for _, _, name in value["meta_info"]["input_token_logprobs"][1:]]
 

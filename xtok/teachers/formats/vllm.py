@@ -162,7 +162,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     return ranked_topk(ids, kept, values, ranks)
 
 
-def token_names(value: Any, ids: Sequence[int]) -> list[Any]:
+def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
     """Return what a server's answer, which was read, calls the ids after the first."""
     rows = value["choices"][0]["prompt_logprobs"]
     found = [row.get(str(i), {}) for i, row in zip(ids, rows, strict=True) if row]

@@ -1,4 +1,4 @@
-"""A live teacher with another tokenizer: a server that trainers ask by the student's ids."""
+"""A live teacher with a different tokenizer: a server for trainers that send the student's ids."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from xtok.errors import XtokError, install_hint
 from xtok.maps.map_arguments import MapLike
 from xtok.teachers.back_map import bind_back_map
 from xtok.teachers.translator import Translator
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
-NEEDED = "starlette uvicorn httpx msgspec prometheus-client"
+PACKAGES = "starlette uvicorn httpx msgspec prometheus-client"
 
 
 def serve(
@@ -32,11 +33,12 @@ def serve(
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
-    """Answer trainers as the teacher would if it had the student's tokenizer, until a signal.
+    """Serve a teacher as if it had the student's tokenizer, until SIGTERM or Ctrl-C.
 
-    The student's ids become the same bytes in the teacher's tokens; what the teacher's server says
-    of these is projected on the student's. It answers as vLLM (`/v1/completions`,
-    `/inference/v1/generate`, and its demo's `/generate`) and as SGLang (`/generate`).
+    Spells the bytes of the student's ids in the teacher's tokens, requests their log-probabilities
+    from the teacher's server, and projects them onto the student's tokens. Responds like vLLM
+    (`/v1/completions`, `/inference/v1/generate`, and the `/generate` of its demo server) and like
+    SGLang (`/generate`).
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -44,74 +46,84 @@ def serve(
         config: the options; the defaults if None.
         back_map: the map from the teacher (rows) to the student (columns), or its path. `get_map`
             builds it with the options `xtok.config.BACK_MAP`.
-        student_template: of conversations, as `conversation.render` takes it.
-        teacher_template: the same for the teacher's side.
-        note: called with what the user should know.
-        on_ready: called with the address, when it answers.
+        student_template: the student's chat template, as in `conversation.render`.
+        teacher_template: the teacher's chat template.
+        note: called with notes for the user.
+        on_ready: called with the server's address once it accepts requests.
 
     Raises:
-        XtokError: if the teacher's server does not answer, is of another tokenizer, or allows too
-            few candidates; if the address is taken; if a package is missing; if the teacher's
-            template takes no system text.
+        XtokError: if the teacher's server does not respond, has a different tokenizer, or allows
+            too few candidates; if the address is in use; if a package is missing; if the teacher's
+            chat template does not accept a system text.
     """
     try:
-        from xtok.teachers.serving.server import Proxy, bound, is_here, run
+        from xtok.teachers.serving.connection import is_loopback
+        from xtok.teachers.serving.server import Proxy, bound, run
         from xtok.teachers.serving.teacher import TeacherServer
     except ImportError as error:
         raise XtokError(
             f"a server needs the package {error.name}, which is not installed",
-            hint=install_hint(NEEDED),
+            hint=install_hint(PACKAGES),
         ) from error
     config = ServeConfig.or_default(config)
     pair, bound_map = bind_back_map(pair, back_map, note)
-    teacher = pair.tokenizers[1]
-    teacher_system = config.teacher_system or ""
-    if teacher_system and config.chat and (teacher_template or teacher.chat_templates):
-        chat = [{"role": "system", "content": teacher_system}, {"role": "user", "content": "x"}]
-        try:
-            render(teacher, chat, template=teacher_template, add_generation_prompt=True)
-        except XtokError as error:
-            if error.parameter:
-                error.renamed("teacher_template")
-            raise
+    student, teacher = pair.tokenizers
+    templates = student_template, teacher_template
+    _check_teacher_system(config, teacher, teacher_template)
     own_key, teacher_key = (_key(config, name) for name in ("api_key", "teacher_api_key"))
 
-    async def answer(opened: socket.socket) -> None:
-        host, port = opened.getsockname()[:2]
-        if not own_key and not is_here(host):
-            note(
-                f"anybody who can reach {host} can send requests: set XTOK_API_KEY to a key that "
-                "clients send"
-            )
-        asked = TeacherServer(
+    async def answer(listening: socket.socket) -> None:
+        host, port = listening.getsockname()[:2]
+        if not own_key and not is_loopback(host):
+            note(f"every client that can reach {host} can send requests: set a key in XTOK_API_KEY")
+        server = TeacherServer(
             teacher_url, teacher, api_key=teacher_key, concurrency=config.concurrency
         )
-        async with aclosing(asked):
-            await asked.connect(config.candidates, config.wait, note, pair.tokenizers[0])
-            templates = student_template, teacher_template
+        async with aclosing(server):
+            await server.connect(config.candidates, config.wait, note, student)
             translator = Translator(pair, bound_map, templates=templates, chat=config.chat)
-            proxy = Proxy(
-                translator, asked, api_key=own_key, teacher_system=teacher_system, note=note
-            )
+            system = config.teacher_system or ""
+            proxy = Proxy(translator, server, api_key=own_key, teacher_system=system, note=note)
             await proxy.warm_up()
             note(
-                f"{pair.teacher.model_id} at {asked.url} ({asked.kind}, {asked.candidates} "
-                f"candidates per token) is answered in the tokens of {pair.student.model_id}"
+                f"serving {pair.teacher.model_id} at {server.url} ({server.kind}, "
+                f"{server.candidates} candidates per token) in the tokens of "
+                f"{pair.student.model_id}"
             )
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            await run(proxy, opened, lambda: on_ready(url))
+            await run(proxy, listening, lambda: on_ready(url))
 
-    with bound(config.host, config.port) as opened:
-        asyncio.run(answer(opened))
+    with bound(config.host, config.port) as listening:
+        asyncio.run(answer(listening))
+
+
+def _check_teacher_system(
+    config: ServeConfig, teacher: Tokenizer, template: str | Path | None
+) -> None:
+    """Check that the teacher's chat template accepts a system text, if there is one."""
+    if not (config.teacher_system and config.chat and (template or teacher.chat_templates)):
+        return
+    system = {"role": "system", "content": config.teacher_system}
+    try:
+        render(
+            teacher,
+            [system, {"role": "user", "content": "x"}],
+            template=template,
+            add_generation_prompt=True,
+        )
+    except XtokError as error:
+        if error.parameter:
+            error.renamed("teacher_template")
+        raise
 
 
 def _key(config: ServeConfig, parameter: str) -> str | None:
-    """Return a key, by default from the environment; one that no header can hold is an error."""
+    """Return a key of the config or the environment, if it is valid in an HTTP header."""
     key: str | None = getattr(config, parameter) or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise XtokError(
-            "a key has a space or line break at an end, or characters that no header can hold",
-            hint=f"give {{option}} or XTOK_{parameter.upper()} without",
+            "the key starts or ends with a space or line break, or is not printable ASCII",
+            hint=f"correct {{option}} or XTOK_{parameter.upper()}",
             parameter=parameter,
         )
     return key

@@ -10,27 +10,24 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import prometheus_client as prometheus
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 from xtok.predictions.topk import joined, split, within
 from xtok.teachers.formats.ranked import RankedTopK, ranked
+from xtok.teachers.serving.connection import TeacherError
 from xtok.teachers.serving.dialects import (
     Asked,
     BadRequest,
@@ -41,7 +38,7 @@ from xtok.teachers.serving.dialects import (
     inference,
     model_cards,
 )
-from xtok.teachers.serving.teacher import PROBE, TeacherError, TeacherServer
+from xtok.teachers.serving.teacher import PROBE, TeacherServer
 from xtok.tokenizers.display import shorten
 
 if TYPE_CHECKING:
@@ -54,8 +51,14 @@ TOKENS_AT_ONCE = 1 << 16
 MOST_NOTES = 100
 """Kinds of requests that there is a note of; a client may invent names of fields."""
 
-BODY_SECONDS, LAST_BODY_SECONDS = 60.0, 2.0
-"""Seconds that the body of a request may take, and while the server stops."""
+BODY_SECONDS = 60.0
+"""Time limit for the body of a request."""
+
+ANSWER_SECONDS = 60
+"""Time limit for a client that does not read its answer; then its connection is closed."""
+
+STOP_SECONDS = 20
+"""Time limit for requests in progress after SIGTERM. Kubernetes kills a process after 30 s."""
 
 _BACKLOG = 2048
 """Connections that may wait to be accepted, as uvicorn has it."""
@@ -200,7 +203,6 @@ class Proxy:
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
         self._told: set[str] = set()  # what there was a note of
-        self.is_stopping: Callable[[], bool] = lambda: False
 
     def app(self) -> Starlette:
         """Return the routes."""
@@ -211,9 +213,7 @@ class Proxy:
         ]
         for path, parse in _PARSERS.items():
             routes.append(Route(path, partial(self._scored, parse=parse), methods=["POST"]))
-        app = Starlette(routes=routes)
-        app.add_middleware(CompressingApp, is_stopping=lambda: self.is_stopping())
-        return app
+        return Starlette(routes=routes)
 
     async def warm_up(self) -> None:
         """Score a text once, so that kernels are compiled before the first request.
@@ -365,33 +365,6 @@ class Proxy:
         return int((length - 1) / self.translator.pieces_per_token)
 
 
-class CompressingApp:
-    """Compresses answers for clients on other machines; here it would only cost time.
-
-    Once the server stops, answers say that they end their connection.
-    """
-
-    def __init__(self, app: Any, is_stopping: Callable[[], bool]) -> None:
-        self._app, self._is_stopping = app, is_stopping
-        self._zipped = GZipMiddleware(app, minimum_size=4096, compresslevel=1)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-
-        async def telling(message: Any) -> None:
-            if message["type"] == "http.response.start" and self._is_stopping():
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
-            await send(message)
-
-        host = (scope.get("client") or ("",))[0]
-        await (self._app if is_here(host) else self._zipped)(scope, receive, telling)
-
-
-def is_here(host: str) -> bool:
-    """Whether an address is this machine's own, which nobody else reaches."""
-    return host in ("", "::1", "localhost") or host.startswith("127.")
-
-
 async def _body(request: Request) -> bytes:
     """Return the body of a request; at most 64 MB."""
     parts, size = [], 0
@@ -431,51 +404,6 @@ def _error(status: int, message: str) -> Response:
     return JSONResponse(error_body(status, message), status)
 
 
-class Server(uvicorn.Server):
-    """Uvicorn's server, which ends well by SIGTERM and Ctrl-C: what runs is answered before."""
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop when all that runs is answered; by a second signal, at once."""
-        self.force_exit |= self.should_exit
-        super().handle_exit(sig, frame)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what runs, and end; clients that go on connecting, or never finish, do not count.
-
-        Uvicorn closes the connections that it has at this moment alone, and waits for all others.
-        """
-        closing = asyncio.ensure_future(self._close_idle())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            closing.cancel()
-
-    async def _close_idle(self) -> None:
-        begin = asyncio.get_running_loop().time()
-        while True:
-            is_late = asyncio.get_running_loop().time() - begin > LAST_BODY_SECONDS
-            for connection in [*self.server_state.connections]:
-                if not connection.transport.is_closing():
-                    connection.shutdown()
-                    if is_late and getattr(getattr(connection, "cycle", None), "more_body", False):
-                        connection.transport.abort()
-            await asyncio.sleep(0.05)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop by a signal, and by a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        stops = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in stops}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket that listens, before anything costs time; who connects early waits.
 
@@ -485,6 +413,8 @@ def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ANSWER_SECONDS * 1000)
     try:
         opened.bind((host, port))
         opened.listen(_BACKLOG)  # else a second server could take it, too, until one listens
@@ -499,22 +429,40 @@ def bound(host: str, port: int) -> socket.socket:
     return opened
 
 
-async def run(proxy: Proxy, opened: socket.socket, on_ready: Callable[[], object]) -> None:
-    """Serve until a signal stops it."""
+async def run(proxy: Proxy, listening: socket.socket, on_ready: Callable[[], object]) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests in progress then have `STOP_SECONDS` to finish.
+
+    A second signal ends the process at once.
+    """
     config = uvicorn.Config(
-        proxy.app(), log_level="warning", access_log=False, timeout_keep_alive=120, lifespan="off"
+        proxy.app(),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=STOP_SECONDS,
     )
-    server = Server(config)
-    proxy.is_stopping = lambda: server.should_exit
-    task = asyncio.ensure_future(server.serve([opened]))
+    server = uvicorn.Server(config)
+    task = asyncio.ensure_future(server.serve([listening]))
     while not (server.started or task.done()):
         await asyncio.sleep(0.01)
-    if not task.done():
+    if server.started:
+        _stop_by_signals(server)
         on_ready()
-    while not (task.done() or server.force_exit):
-        await asyncio.wait({task}, timeout=0.1)
-    if not task.done():  # since Python 3.12 its end waits for all clients to leave
-        task.cancel()
-        await asyncio.wait({task})
-        return
     await task
+
+
+def _stop_by_signals(server: uvicorn.Server) -> None:
+    """Let signals stop a server that runs in the main thread.
+
+    Uvicorn's own handlers raise the signal again after the server has stopped, so the process would
+    not exit with 0.
+    """
+
+    def stop(number: int, _: object) -> None:
+        server.should_exit = True
+        signal.signal(number, signal.SIG_DFL)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)

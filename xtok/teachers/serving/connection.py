@@ -1,0 +1,266 @@
+"""HTTP to the teacher's server: its address, proxies, time limits and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from http import HTTPStatus
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from xtok._lib.progress import Note, silent_note
+from xtok.errors import XtokError
+
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between attempts. A server that restarts behind a load balancer needs some."""
+
+SHORT_SECONDS, SCORE_SECONDS = 30.0, 3600.0
+"""Time limits of a whole response. A score includes the time in the server's queue."""
+
+_LONGEST_PAUSE = 60.0
+"""Upper limit for the seconds in Retry-After. Trainers have time limits of their own."""
+
+BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
+REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
+
+
+class TeacherError(Exception):
+    """The teacher's server did not return log-probabilities.
+
+    Attributes:
+        is_request: the request is invalid; the server works.
+        is_away: the server does not respond.
+    """
+
+    def __init__(self, message: str, *, is_request: bool = False, is_away: bool = False) -> None:
+        super().__init__(message)
+        self.is_request, self.is_away = is_request, is_away
+
+
+class Connection:
+    """HTTP connections to one server. All requests to the teacher go through this class.
+
+    Loopback addresses are contacted directly; other addresses through the proxy that the
+    environment names, if any (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`).
+
+    Args:
+        url: the server's address. `http://` and a final `/v1` are optional.
+        api_key: sent as a Bearer token.
+        concurrency: maximum number of simultaneous `post` requests.
+
+    Raises:
+        XtokError: if the address or the proxy is not usable.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, concurrency: int = 64) -> None:
+        base = _parsed(url)
+        self.url = _without_password(base)  # for messages: with its route, and the proxy
+        self.note: Note = silent_note
+        self.opened = 0  # connections for scores; a new connection may reach a different server
+        self._places = asyncio.Semaphore(concurrency)
+        self._is_away = False
+        proxy = _proxy_for(base)
+        if proxy:
+            self.url += f" (proxy: {_without_password(proxy)})"
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=base,
+                headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+                timeout=httpx.Timeout(None, connect=SHORT_SECONDS),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
+                proxy=proxy,
+                trust_env=False,  # httpx fails on networks in NO_PROXY
+                verify=httpx.create_ssl_context(),  # of SSL_CERT_FILE, if set
+            )
+        except (
+            ImportError,
+            ValueError,
+            httpx.InvalidURL,
+        ) as error:  # such as SOCKS without socksio
+            raise XtokError(
+                f"the teacher's server at {self.url}: {error}",
+                hint="add the server to NO_PROXY, or set another proxy",
+            ) from error
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def send(
+        self,
+        method: str,
+        route: str,
+        *,
+        seconds: float = SHORT_SECONDS,
+        max_bytes: int = 0,
+        **options: Any,
+    ) -> httpx.Response:
+        """Send a request, and read the whole response.
+
+        Args:
+            method: of HTTP.
+            route: appended to the server's address.
+            seconds: time limit of the whole exchange.
+            max_bytes: expected size of the response, which may be 1 MiB larger.
+            **options: of `httpx.AsyncClient.stream`.
+
+        Raises:
+            httpx.RequestError: if the server does not respond in time.
+            TeacherError: if the response is too large.
+        """
+        limit = max_bytes + (1 << 20)
+        content = bytearray()
+        try:
+            async with (
+                asyncio.timeout(seconds),  # also ends an endless sequence of 100 Continue
+                self._client.stream(method, route, **options) as response,
+            ):
+                async for part in response.aiter_bytes():
+                    content += part
+                    if len(content) > limit:
+                        raise TeacherError(f"{route} returned more than {limit >> 20} MiB")
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no complete response in {seconds:g} seconds") from error
+        wait = {"Retry-After": response.headers.get("Retry-After", "")}
+        return httpx.Response(response.status_code, headers=wait, content=bytes(content))
+
+    async def post(
+        self, route: str, content: bytes, max_bytes: int = 0, *, is_score: bool = False
+    ) -> bytes:
+        """Post JSON and return the response's body; retry while the server is away or busy.
+
+        Writes a note when the server stops responding, and when it responds again.
+
+        Args:
+            route: appended to the server's address.
+            content: the request's JSON.
+            max_bytes: expected size of the response, which may be 1 MiB larger.
+            is_score: count the connections that the request opens.
+
+        Raises:
+            TeacherError: if the server refuses the request, or is away after the last retry.
+        """
+        for pause in (*PAUSES, None):
+            try:
+                async with self._places:
+                    response = await self.send(
+                        "POST",
+                        route,
+                        seconds=SCORE_SECONDS,
+                        max_bytes=max_bytes,
+                        content=content,
+                        headers={"Content-Type": "application/json"},
+                        extensions={"trace": self.count_connection} if is_score else {},
+                    )
+            except httpx.TimeoutException as error:
+                raise self._away(reason(error)) from error
+            except httpx.RequestError as error:
+                away, wait = self._away(reason(error)), 0.0
+            else:
+                if response.status_code not in BUSY:
+                    self._note_return()
+                    return _content(response)
+                away, wait = TeacherError(problem_of(response), is_away=True), _wait(response)
+            if pause is not None:
+                await asyncio.sleep(max(pause, wait))
+        raise self._away(str(away))
+
+    def _away(self, problem: str) -> TeacherError:
+        if not self._is_away:
+            self._is_away = True
+            self.note(f"the teacher's server at {self.url} does not respond: {problem}")
+        return TeacherError(problem, is_away=True)
+
+    def _note_return(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            self.note(f"the teacher's server at {self.url} responds again")
+
+    async def count_connection(self, event: str, info: object) -> None:
+        """Count new connections; called by httpx."""
+        self.opened += event == "connection.connect_tcp.complete"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host."""
+    return host in ("", "::1", "localhost") or host.startswith("127.")
+
+
+def json_of(response: httpx.Response) -> Any:
+    """Return a response's JSON; None if it is not JSON."""
+    try:
+        return response.json()
+    except (ValueError, RecursionError):
+        return None
+
+
+def problem_of(response: httpx.Response) -> str:
+    """Return an error response's status and message."""
+    value = json_of(response)
+    for key in ("error", "message", "detail"):
+        if isinstance(value, dict) and value.get(key):
+            value = value[key]
+    text = value if isinstance(value, str) else response.text
+    status = f"{response.status_code} {response.reason_phrase}"
+    return f"{status}: {' '.join(text.split())[:500]}" if text.strip() else status
+
+
+def reason(error: Exception) -> str:
+    """Return an error's type and message in one line."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _content(response: httpx.Response) -> bytes:
+    if not response.is_success:
+        is_request = response.status_code in REFUSED
+        raise TeacherError(problem_of(response), is_request=is_request)
+    return response.content
+
+
+def _wait(response: httpx.Response) -> float:
+    seconds = response.headers.get("retry-after", "")
+    return min(_LONGEST_PAUSE, float(seconds)) if seconds.isascii() and seconds.isdecimal() else 0.0
+
+
+def _parsed(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url if "://" in url else f"http://{url}")
+        has_more = bool(parsed.query or parsed.fragment)
+        is_port = parsed.port is None or 0 < parsed.port < 1 << 16
+        is_address = parsed.scheme in ("http", "https") and parsed.host and is_port
+    except httpx.InvalidURL:
+        is_address = has_more = False
+    if not is_address or has_more:
+        raise XtokError(
+            f"{url.rpartition('@')[2]} is not the address of a server",
+            hint="give {option} as http://HOST:PORT" + ", without a query" * has_more,
+            parameter="teacher_url",
+        )
+    return parsed.copy_with(path=parsed.path.rstrip("/").removesuffix("/v1") or "/")
+
+
+def _without_password(url: httpx.URL | str) -> str:
+    scheme, _, rest = str(url).partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}".rstrip("/")
+
+
+def _proxy_for(url: httpx.URL) -> str | None:
+    """Return the proxy for an address by the environment, unless `NO_PROXY` excludes the address.
+
+    `NO_PROXY` may contain networks (10.0.0.0/8), as with curl and Go.
+    """
+    proxies = getproxies()
+    excluded = map(str.strip, proxies.get("no", "").split(","))
+    if is_loopback(url.host) or proxy_bypass(url.host) or any(_in(url.host, e) for e in excluded):
+        return None
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+
+
+def _in(host: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
