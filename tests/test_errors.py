@@ -254,10 +254,16 @@ def projected(
 ) -> object:
     """Project such a cache, of one tokenizer on itself."""
     cache_of(None, **columns)
-    return xtok.project(
-        "a.parquet", bytes_pair(), "out.parquet", config,
-        teacher_template=template, student_template=template,
-    )  # fmt: skip
+    config = replace(
+        config or xtok.ProjectConfig(), student_template=template, teacher_template=template
+    )
+    return to_bytes("a.parquet", "out.parquet", config)
+
+
+def to_bytes(topk: str, output: str, config: xtok.ProjectConfig | None = None) -> object:
+    """Project a cache of the tokenizer `bytes` to itself."""
+    back_map = xtok.build("bytes", "bytes")
+    return xtok.project(topk, bytes_pair(), output, config, back_map=back_map)
 
 
 def empty_cache() -> Path:
@@ -978,26 +984,26 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the text"),
     (lambda: projected(xtok.ProjectConfig(source="vllm")),
      "a.parquet: the file is Parquet, so it is not a vllm cache", CACHES),
-    (lambda: xtok.project(there("pipe.jsonl", os.mkfifo), bytes_pair(), "out.parquet"),
+    (lambda: to_bytes(there("pipe.jsonl", os.mkfifo), "out.parquet"),
      "pipe.jsonl is a pipe, not a regular file",
      AS_A_FILE),
-    (lambda: instead("pyarrow", lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.parquet")),
+    (lambda: instead("pyarrow", lambda: to_bytes(file("a.jsonl"), "a.parquet")),
      "a.parquet needs the package pyarrow, which is not installed",
      "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
-    (lambda: xtok.project(file("a.parquet"), bytes_pair(), "a.parquet"),
+    (lambda: to_bytes(file("a.parquet"), "a.parquet"),
      "the output a.parquet is an input", PATHS),
-    (lambda: xtok.project(str(empty_cache()), bytes_pair(), "out.parquet"),
-     "the files hold no rows", "give a cache that has some"),
-    (lambda: (cache_of(when=b"\xff"), xtok.project(
-        "a.parquet", bytes_pair(), "a.jsonl", xtok.ProjectConfig(to="vllm"))),
-     "a.parquet: the column 'when' is of the type binary, which JSON does not have",
-     "leave out the column, or write it as a string or a number"),
+    (lambda: to_bytes(str(empty_cache()), "out.parquet"),
+     "the files contain no rows", "pass a cache with at least one row"),
+    (lambda: (cache_of(when=b"\xff"), to_bytes(
+        "a.parquet", "a.jsonl", xtok.ProjectConfig(to="vllm"))),
+     "a.parquet: the column 'when' has the type binary, which JSON does not support",
+     "drop the column, or convert it to strings or numbers"),
     (lambda: (cache_of(), xtok.project("a.parquet", to_pieces(), "out.parquet",
         back_map=there("forth.safetensors", xtok.build(*to_pieces().tokenizers).save))),
-     "forth.safetensors: it is of bytes → small.model, and must lead from the teacher to the "
-     "student, small.model → bytes",
-     "leave out back_map=, or build it of the teacher and the student, in this order"),
-    (lambda: xtok.project(file("a.jsonl"), bytes_pair(), "a.txt"),
+     "forth.safetensors: the map leads from bytes → small.model, expected small.model → bytes "
+     "(teacher → student)",
+     "build back_map= from the teacher to the student: the teacher is its first model"),
+    (lambda: to_bytes(file("a.jsonl"), "a.txt"),
      "the output a.txt does not end in .parquet", "name it a.parquet"),
     # Training
     (lambda: read_loss("event-kl"), "event-kl takes no map", "xtok events STUDENT TEACHER"),

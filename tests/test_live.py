@@ -18,6 +18,7 @@ from teacher_server import ModelAnswers, serving
 from tiny_models import save_model
 
 import xtok
+from xtok.config import BACK_MAP
 
 TEXTS = Path(__file__).with_name("small_corpus")
 
@@ -87,7 +88,9 @@ def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
     assert [choice["prompt_token_ids"] for choice in answer.json()["choices"]] == ids
     (tmp_path / "teacher.jsonl").write_text(answer.text + "\n")
     pair = xtok.pair(str(small / "small-byte-level"), teacher)
-    done = xtok.project(tmp_path / "teacher.jsonl", pair, tmp_path / "student.parquet")
+    back_map = xtok.build(pair.reversed, config=BACK_MAP)
+    stored, output = tmp_path / "teacher.jsonl", tmp_path / "student.parquet"
+    done = xtok.project(stored, pair, output, back_map=back_map)
     assert (done.documents, done.first_tokens) == (2, 2)
     assert done.targets > 0
     assert pyarrow.parquet.read_metadata(done.paths[0]).num_rows == 2

@@ -394,8 +394,36 @@ class GenerateConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProjectConfig(Config):
-    """How `project` turns a teacher's predictions into a student's."""
+class ChatTemplates(Config):
+    """Chat templates that replace those of the two models."""
+
+    panel = MODELS
+    student_template: str | None = option(
+        None,
+        "Chat template to use instead of the student's own: a Jinja file, or the name of a format.",
+        name="student_chat_template",
+        metavar="FILE|NAME",
+        panel=MODELS,
+        needs={"chat": True},
+    )
+    teacher_template: str | None = option(
+        None,
+        "Chat template to use instead of the teacher's own.",
+        name="teacher_chat_template",
+        metavar="FILE|NAME",
+        panel=MODELS,
+        needs={"chat": True},
+    )
+
+    @property
+    def templates(self) -> tuple[str | None, str | None]:
+        """The templates of the student and the teacher."""
+        return self.student_template, self.teacher_template
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectConfig(ChatTemplates):
+    """Options of `project`."""
 
     panel = MAIN
     top_k: int = top_k_option(64, "Candidates per token.")

@@ -17,7 +17,7 @@ from torch import Tensor
 import xtok
 from peer_checks import report
 from peer_checks.report import Check, Checks
-from xtok.config import BuildConfig, CacheFormat, ProjectConfig
+from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 
 K = 16
 
@@ -91,10 +91,7 @@ def sample(
     given = work / "teacher.parquet"
     table = pyarrow.table({name: [value] for name, value in {"input_ids": ids, **topk}.items()})
     pyarrow.parquet.write_table(table, given)
-    back_map = None
-    if student is not teacher:
-        config = BuildConfig.for_loss("p-kl", target="start", top_k=32)
-        back_map = xtok.build(teacher, student, config)
+    back_map = xtok.build(teacher, student, BACK_MAP)
     paths = {to: work / f"{to}{'.jsonl' if to == 'vllm' else '.parquet'}"}
     paths["neutral"] = work / "neutral.parquet"
     for kind, path in paths.items():

@@ -153,8 +153,9 @@ def test_rows_of_the_next_token_are_found_whatever_their_number(
 @pytest.mark.parametrize("length", [6, 11])
 @pytest.mark.parametrize("kind", ["neutral", "distillkit"])
 def test_a_few_rows_of_the_next_token_behind_an_empty_one(
-    kind: str, length: int, row: Row, digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path
-) -> None:
+    kind: str, length: int, row: Row, digits: Tokenizer, byte_level: Tokenizer, back_map: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     def run(name: str, by: int) -> None:
         cut = {"id": "a", "input_ids": row["input_ids"][:length]}
         for column in ("topk_ids", "topk_logprobs"):
@@ -164,7 +165,8 @@ def test_a_few_rows_of_the_next_token_behind_an_empty_one(
             teachers.write_neutral(path, [cut])
         else:
             teachers.write_distillkit(path, [cut], compressed=False, d=1280)
-        xtok.project(path, xtok.pair(digits, byte_level), tmp_path / f"{name}.out.parquet")
+        out = tmp_path / f"{name}.out.parquet"
+        xtok.project(path, xtok.pair(digits, byte_level), out, back_map=back_map)
 
     run("right", 0)
     with pytest.raises(XtokError, match="shifted by one"):

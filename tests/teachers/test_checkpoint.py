@@ -20,6 +20,7 @@ from forked import Forks
 from stored_teachers import Row
 
 import xtok
+from xtok._lib import io
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers.project import Projected
@@ -70,7 +71,7 @@ KEPT = {"job.json", "000000.part", "000001.part"}
 def stopped(run: Run, tmp_path: Path) -> Path:
     """The folder of a run that was stopped: it has two parts."""
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "out.parquet", text_progress=stopping)
+        run(tmp_path / "out.parquet", progress=stopping)
     folder = tmp_path / "out.parquet.checkpoint"
     assert names(folder) == KEPT
     return folder
@@ -112,15 +113,14 @@ def test_what_is_done_is_not_done_again(
 
 def test_a_part_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is hashed as it is written, and its columns are known then."""
-    read, before = list[str](), Path.open
+    read, before = list[str](), io.opened_sealed
 
-    def counting(self: Path, mode: str = "r", *arguments: Any) -> Any:
-        opened = before(self, mode, *arguments)
-        if self.suffix == ".part" and mode == "rb":
-            read.append(self.name)
-        return opened
+    def counting(path: Path, about: str) -> Any:
+        if path.exists():
+            read.append(path.name)
+        return before(path, about)
 
-    monkeypatch.setattr(Path, "open", counting)
+    monkeypatch.setattr("xtok.teachers.checkpoint.opened_sealed", counting)
     run(tmp_path / "out.parquet")
     assert read == ["000000.part", "000001.part", "000002.part"]
 
@@ -150,13 +150,10 @@ def test_damaged_parts_are_made_anew(
     assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
-@pytest.mark.parametrize("plan", [b"\xff\x00{", b"[]", None], ids=["binary", "other", "none"])
 def test_parts_know_their_job_without_its_file(
-    plan: bytes | None, run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
+    run: Run, whole: bytes, stopped: Path, made: list[int], tmp_path: Path
 ) -> None:
     (stopped / "job.json").unlink()
-    if plan is not None:
-        (stopped / "job.json").write_bytes(plan)
     other = ProjectConfig(top_k=2)
     run(tmp_path / "other.parquet", other)
     shutil.copytree(stopped, tmp_path / "less.parquet.checkpoint")
@@ -178,7 +175,7 @@ def test_another_job_takes_none_of_the_parts(run: Run, stopped: Path, tmp_path: 
 def test_a_part_that_is_damaged_meanwhile_is_named(run: Run, whole: bytes, tmp_path: Path) -> None:
     part, out = tmp_path / "out.parquet.checkpoint" / "000000.part", tmp_path / "out.parquet"
     with pytest.raises(XtokError, match=str(part)):
-        run(out, text_progress=lambda *_: at_the_end(lambda: flip(part)))
+        run(out, progress=lambda *_: at_the_end(lambda: flip(part)))
     assert not out.exists()
     run(out)
     assert out.read_bytes() == whole
@@ -203,18 +200,16 @@ def flagged(path: Path) -> None:
     path.write_text(json.dumps(document))
 
 
-# What changes, what says so, and whether the map is given.
-PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str, bool]] = {
-    "a template": (lambda path: replaced(path / "student.jinja", "<", "["), "chat templates", True),
+# What changes, and the name in the message.
+PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a template": (lambda path: replaced(path / "student.jinja", "<", "["), "chat templates"),
     "a model's own template": (
         lambda path: replaced(path / "model" / "chat_template.jinja", "", TURNS),
-        "chat templates", True),
-    "a tokenizer": (lambda path: flagged(path / "model" / "tokenizer.json"), "models", True),
-    "a tokenizer, no map": (
-        lambda path: flagged(path / "model" / "tokenizer.json"), "models", False),
+        "chat templates"),
+    "a tokenizer": (lambda path: flagged(path / "model" / "tokenizer.json"), "models"),
     "the config of compressed rows": (
         lambda path: replaced(path / "compression_config.yaml", "bins: []", "bins: null"),
-        "files", True),
+        "files"),
 }  # fmt: skip
 
 
@@ -222,14 +217,15 @@ PARTS_OF_A_JOB: dict[str, tuple[Callable[[Path], object], str, bool]] = {
 def test_what_is_part_of_a_job(
     name: str, small: Path, stored: list[Row], digits: Tokenizer, back_map: Path, tmp_path: Path
 ) -> None:
-    change, says, with_map = PARTS_OF_A_JOB[name]
+    change, says = PARTS_OF_A_JOB[name]
     model = tmp_path / "model"
-    options: dict[str, Any] = {"back_map": back_map} if with_map else {}
+    config = ProjectConfig()
     shutil.copytree(small / "small-byte-level", model)
     path = tmp_path / "a.parquet"
     if name == "a template":
         (tmp_path / "student.jinja").write_text(TURNS)
-        options |= {"student_template": tmp_path / "student.jinja", "teacher_template": "plain"}
+        template = str(tmp_path / "student.jinja")
+        config = ProjectConfig(student_template=template, teacher_template="plain")
         ids = xtok.render(load_tokenizer(model), CHAT, template="plain").ids.tolist()
         row = {"messages": CHAT, **teachers.predicted(ids, 1280, 8)}
         teachers.write_neutral(path, [row] * 8)
@@ -240,10 +236,10 @@ def test_what_is_part_of_a_job(
 
     def run(**more: Any) -> None:
         pair = xtok.pair(digits, model)
-        xtok.project(path, pair, tmp_path / "out.parquet", **options, **more)
+        xtok.project(path, pair, tmp_path / "out.parquet", config, back_map=back_map, **more)
 
     with pytest.raises(KeyboardInterrupt):
-        run(text_progress=stopping)
+        run(progress=stopping)
     change(tmp_path)
     with pytest.raises(XtokError, match=f"another run, .*{says}"):
         run()
@@ -279,7 +275,7 @@ def test_no_cluster_keeps_what_is_done(
 def test_a_file_that_changes_while_it_is_read(run: Run, cache_file: Path, tmp_path: Path) -> None:
     grows = partial(cache_file.write_bytes, cache_file.read_bytes() + b"more")
     with pytest.raises(XtokError, match="changed") as error:
-        run(tmp_path / "out.parquet", text_progress=lambda *_: at_the_end(grows))
+        run(tmp_path / "out.parquet", progress=lambda *_: at_the_end(grows))
     assert error.value.message.startswith(str(cache_file))
     assert error.value.hint.endswith(f"rm {tmp_path / 'out.parquet.checkpoint'}/*.part")
     assert not (tmp_path / "out.parquet").exists()
@@ -299,13 +295,30 @@ def test_what_is_not_a_part_stays(is_link: bool, run: Run, whole: bytes, tmp_pat
         scratch.rename(folder)
     out = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
-        run(out, text_progress=stopping)
+        run(out, progress=stopping)
     assert names(folder) == KEPT | others
     run(out)
     assert out.read_bytes() == whole
     assert names(folder) == others
     assert (folder / "data" / "000001.part").read_text() == "precious"
     assert folder.is_symlink() == is_link
+
+
+@pytest.mark.parametrize("name", ["job.json", "000001.part", "000007.part"])
+def test_a_file_of_another_program_stays(
+    name: str, run: Run, cache_file: Path, tmp_path: Path
+) -> None:
+    """Its name may be that of a part or a plan; if a run needs this name, it fails at once."""
+    folder, out = tmp_path / "out.parquet.checkpoint", tmp_path / "out.parquet"
+    folder.mkdir()
+    (folder / name).write_text('{"of": "my scheduler"}')
+    if name == "000007.part":  # of three
+        assert run(out).documents == 6
+    else:
+        with pytest.raises(XtokError, match=f"^{folder / name} already exists"):
+            run(out)
+    assert names(folder) == {name}
+    assert (folder / name).read_text() == '{"of": "my scheduler"}'
 
 
 # Processes
@@ -375,9 +388,9 @@ def test_two_runs_of_one_output(
 
     def again() -> None:
         done = cli(*command, "-q")
-        fails(done, "another run writes out.parquet")
+        fails(done, "another run is writing out.parquet")
 
-    run(tmp_path / "out.parquet", text_progress=lambda *_: at_the_end(again))
+    run(tmp_path / "out.parquet", progress=lambda *_: at_the_end(again))
     assert (tmp_path / "out.parquet").read_bytes() == whole
 
 
@@ -391,11 +404,11 @@ def test_two_runs_that_share_a_file_beside_their_outputs(run: Run, tmp_path: Pat
             run(folder / "b.parquet", ProjectConfig(to="distillkit", top_k=4))
         run(folder / "c.parquet", ours)
 
-    run(folder / "a.parquet", ours, text_progress=lambda *_: at_the_end(another))
+    run(folder / "a.parquet", ours, progress=lambda *_: at_the_end(another))
     assert "k: 8\n" in config.read_text()
     assert names(folder) == {"a.parquet", "c.parquet", config.name}
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "other" / "a.parquet", ours, text_progress=stopping)
+        run(tmp_path / "other" / "a.parquet", ours, progress=stopping)
     assert names(tmp_path / "other") == {"a.parquet.checkpoint"}
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet
@@ -18,8 +23,8 @@ from stored_teachers import Row
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
-from xtok.teachers import cluster
-from xtok.teachers.cluster import TokenizerSource
+from xtok.teachers import checkpoint, cluster
+from xtok.teachers.cluster import Cluster, TokenizerSource
 from xtok.tokenizers.pairs import Pair
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
@@ -46,8 +51,10 @@ def nodes() -> Iterator[Any]:
 
 
 @pytest.fixture
-def sources(models: list[str]) -> list[TokenizerSource]:
-    return [TokenizerSource(model=model) for model in models]
+def there(models: list[str]) -> Cluster:
+    """The cluster of this process, and the tokenizers for its nodes."""
+    student, teacher = (TokenizerSource(model=model) for model in models)
+    return Cluster(student=student, teacher=teacher)
 
 
 def same_bytes(folder: Path, first: str, second: str) -> bool:
@@ -56,13 +63,13 @@ def same_bytes(folder: Path, first: str, second: str) -> bool:
 
 @pytest.mark.usefixtures("nodes")
 def test_each_job_has_its_own_projector(
-    cache_file: Path, back: Pair, back_map: Path, sources: list[TokenizerSource], tmp_path: Path
+    cache_file: Path, back: Pair, back_map: Path, there: Cluster, tmp_path: Path
 ) -> None:
     """Jobs of one output, one after another, on the same worker processes."""
     for top_k in (8, 2):
         config = ProjectConfig(top_k=top_k)
         run = partial(xtok.project, cache_file, back, config=config, back_map=back_map)
-        run(tmp_path / "there.parquet", sources=sources)
+        run(tmp_path / "there.parquet", cluster=there)
         run(tmp_path / "local.parquet")
         assert same_bytes(tmp_path, "local.parquet", "there.parquet")
 
@@ -71,36 +78,82 @@ def test_the_command_projects_on_a_cluster(
     nodes: Any, cli: Cli, models: list[str], cache_file: Path, back_map: Path, tmp_path: Path
 ) -> None:
     command = "project", cache_file.name, *models, "--map", back_map
-    there = cli(
+    remote = cli(
         *command, "-o", "there.parquet", "--engine", "ray", "--address", nodes.address,
         env={"PYTHONFAULTHANDLER": "1"},  # a process of its own: Ray and forks do not go together
     )  # fmt: skip
-    assert (there.returncode, there.stdout) == (0, "there.parquet\n"), there.stderr
+    assert (remote.returncode, remote.stdout) == (0, "there.parquet\n"), remote.stderr
     here = cli(*command, "-o", "here.parquet")
-    assert here.stderr.splitlines()[-2:] == there.stderr.splitlines()[-2:]
+    assert here.stderr.splitlines()[-2:] == remote.stderr.splitlines()[-2:]
     assert same_bytes(tmp_path, "here.parquet", "there.parquet")
     assert len([*tmp_path.iterdir()]) == 3
 
 
 @pytest.mark.usefixtures("nodes")
 def test_a_users_mistake_comes_back_as_one(
-    stored: list[Row], back: Pair, back_map: Path, sources: list[TokenizerSource], tmp_path: Path,
+    stored: list[Row], back: Pair, back_map: Path, there: Cluster, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     bad = [*stored[:5], {**stored[5], "text": "some other text"}]
     path = teachers.write_neutral(tmp_path / "a.parquet", bad)
     run = partial(xtok.project, path, back, tmp_path / "out.parquet", back_map=back_map)
     with pytest.raises(XtokError, match=f"^{path}, row 5: "):
-        run(sources=sources)
-    with pytest.raises(XtokError, match="another tokenizer"):
-        run(sources=sources[1:] * 2)
+        run(cluster=there)
+    with pytest.raises(XtokError, match="different tokenizer"):
+        run(cluster=replace(there, student=there.teacher))
     monkeypatch.setattr(Path, "absolute", lambda path: path.with_name("elsewhere.parquet"))
     with pytest.raises(XtokError, match=r"elsewhere\.parquet"):
-        run(sources=sources)
+        run(cluster=there)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("__version__", "0.0.9", "has xtok 0.1.0 instead of 0.0.9"),
+        ("library_versions", lambda: {"tokenizers": "0.0.1"}, "has tokenizers .* instead of 0.0.1"),
+        ("library_versions", lambda: {"not-there": "1"}, "does not have the package not-there"),
+    ],
+)
+@pytest.mark.usefixtures("nodes")
+def test_nodes_have_the_same_packages(
+    name: str, value: object, problem: str, cache_file: Path, back: Pair, back_map: Path,
+    there: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(checkpoint, name, value)
+    with pytest.raises(XtokError, match=f"^the node {socket.gethostname()} {problem}"):
+        xtok.project(cache_file, back, tmp_path / "out.parquet", back_map=back_map, cluster=there)
+    assert [*tmp_path.iterdir()] == [cache_file]
+
+
+def test_a_failure_of_a_nodes_system_is_raised_without_rays_traceback() -> None:
+    class TaskError(Exception):
+        cause = OSError(28, "No space left on device", "a.part")
+
+    def get(reference: object) -> None:
+        raise TaskError("Traceback of a node")
+
+    ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayTaskError=TaskError))
+    with pytest.raises(OSError, match=r"No space left on device: 'a\.part'"):
+        cluster.result_of(ray, None)
+
+
+def test_a_node_without_xtok() -> None:
+    """The function that a node runs is pickled by value, so this is an answer, not a traceback."""
+    from ray import cloudpickle
+
+    code = (
+        "import sys; sys.modules['xtok'] = None; from ray import cloudpickle; "
+        "print(cloudpickle.loads(sys.stdin.buffer.read())([], 0))"
+    )
+    task = cloudpickle.dumps(cluster.task_for("0.1.0", {}))
+    done = subprocess.run([sys.executable, "-c", code], input=task, stdout=subprocess.PIPE)
+    assert done.stdout.decode() == (
+        f"the node {socket.gethostname()} does not have the package xtok\n"
+    )
 
 
 def test_a_lost_node_changes_nothing(
-    nodes: Any, stored: list[Row], back: Pair, back_map: Path, sources: list[TokenizerSource],
+    nodes: Any, stored: list[Row], back: Pair, back_map: Path, there: Cluster,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """Two files, many row groups; while they are projected, a node goes.
@@ -122,15 +175,30 @@ def test_a_lost_node_changes_nothing(
 
         yield advance
 
-    there = run(tmp_path / "there.parquet", sources=sources, text_progress=killing)
+    remote = run(tmp_path / "there.parquet", cluster=there, progress=killing)
     local = run(tmp_path / "local.parquet")
     assert len(nodes.list_all_nodes()) == 2
     assert len(steps) == 25
     assert 0 < sum(steps) <= local.student_tokens  # a part may be done, and its node lost
-    assert (there.targets, there.mean_rest) == (local.targets, local.mean_rest)
+    assert (remote.targets, remote.mean_rest) == (local.targets, local.mean_rest)
     assert same_bytes(tmp_path, "local.parquet", "there.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "there.parquet")
     assert table["id"].to_pylist() == [row["id"] for row in stored * 9]
+
+
+def test_no_server_at_the_address() -> None:
+    """Ray itself would try to connect for minutes."""
+
+    class Ray:
+        @staticmethod
+        def init(**options: object) -> None:
+            raise AssertionError
+
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # not listening
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(XtokError, match=f"^there is no Ray cluster at {address}: "):
+            cluster.connect(Ray, address)
 
 
 def test_an_error_without_words_is_named() -> None:

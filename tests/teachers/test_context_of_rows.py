@@ -12,7 +12,7 @@ from make import TURNS
 from stored_teachers import Row, predicted, write_neutral
 
 import xtok
-from xtok import XtokError
+from xtok import ProjectConfig, XtokError
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
@@ -32,7 +32,7 @@ TOLD = [
 def projected(folder: Path, pair: Pair, back_map: Path, row: Row, **options: Any) -> Row:
     """Return the student's row of a teacher's one."""
     cache, output = write_neutral(folder / "a.parquet", [row]), folder / "b.parquet"
-    xtok.project(cache, pair, output, back_map=back_map, **options)
+    xtok.project(cache, pair, output, ProjectConfig(**options), back_map=back_map)
     [found] = pyarrow.parquet.read_table(output).to_pylist()
     output.unlink()
     done: Row = found

@@ -117,7 +117,7 @@ class Kept:
 
     def models_of(self, tokenizer: Tokenizer) -> Any:
         pair = xtok.pair(self.other, tokenizer)
-        return recipe_of_parts(pair, (), "", ProjectConfig(), (None, None))["models"]
+        return recipe_of_parts(pair, (), "", ProjectConfig())["models"]
 
     def differs(self, changed: Tokenizer) -> bool:
         """Whether it gives other ids; then nothing may be kept, else it may be either way."""

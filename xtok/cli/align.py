@@ -11,13 +11,11 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import (
-    STUDENT_CHAT_TEMPLATE,
-    TEACHER_CHAT_TEMPLATE,
     ModelArguments,
     json_option,
 )
 from xtok.cli.tables.alignment import print_alignment
-from xtok.config import option
+from xtok.config import ChatTemplates, option
 from xtok.errors import XtokError
 
 
@@ -34,8 +32,7 @@ def align(
         "Align a conversation instead: a file of one conversation, as xtok render takes it. Each "
         "side's chat template renders it.",
     ),
-    student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
-    teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
+    templates: ChatTemplates,
     max_comb_len: int = option(
         4, "Pair at most this many tokens where the sides spell other bytes.", min=1
     ),
@@ -74,8 +71,8 @@ def align(
             aligner,
             pair,
             record,
-            student_template=student_chat_template,
-            teacher_template=teacher_chat_template,
+            student_template=templates.student_template,
+            teacher_template=templates.teacher_template,
         )
         console.print_notes(
             dict.fromkeys((*record.notes, *aligned.student.notes, *aligned.teacher.notes))

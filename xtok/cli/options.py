@@ -110,19 +110,11 @@ TEXT_FIELD = option(
 )
 
 
-def _chat_template(help: str, **about: Any) -> Any:
-    return option(None, help, metavar="FILE|NAME", panel=MODELS, **about)
-
-
-CHAT_TEMPLATE = _chat_template(
-    "Chat template to use instead of the model's own: a Jinja file, or the name of a format."
-)
-STUDENT_CHAT_TEMPLATE = _chat_template(
-    "Chat template to use instead of the student's own: a Jinja file, or the name of a format.",
-    needs={"chat": True},
-)
-TEACHER_CHAT_TEMPLATE = _chat_template(
-    "Chat template to use instead of the teacher's own.", needs={"chat": True}
+CHAT_TEMPLATE = option(
+    None,
+    "Chat template to use instead of the model's own: a Jinja file, or the name of a format.",
+    metavar="FILE|NAME",
+    panel=MODELS,
 )
 
 

@@ -1,29 +1,21 @@
 """`xtok project`."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
     BACK_MAP_FILE,
-    STUDENT_CHAT_TEMPLATE,
-    TEACHER_CHAT_TEMPLATE,
     ModelArguments,
-    Models,
     Widths,
     json_option,
+    map_to_student,
 )
 from xtok.cli.stdout import print_path
 from xtok.config import MAIN, ProjectConfig, option
 from xtok.errors import XtokError
-
-if TYPE_CHECKING:
-    from xtok.teachers.cluster import TokenizerSource
-    from xtok.tokenizers.pairs import Pair
 
 
 @command
@@ -43,8 +35,6 @@ def project(
         ..., "Output: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
     ),
     config: ProjectConfig,
-    student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
-    teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,
     engine: Literal["local", "ray"] = option(
         "local",
@@ -69,42 +59,39 @@ def project(
 
     Example: xtok project teacher.parquet STUDENT TEACHER -o student.parquet
     """
+    from xtok.teachers.cluster import Cluster, TokenizerSource
     from xtok.teachers.formats.caches import find_caches
+    from xtok.teachers.project import open_caches
 
-    find_caches(teacher_topk, output, config)  # before models are loaded
+    paths, _ = find_caches(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
+    if back_map is None:  # building a map takes longer than the first rows
+        open_caches(paths, pair, config)
+    cluster = None
+    if engine == "ray":
+        student, teacher = (
+            TokenizerSource(model=name, vocab_size=n, trust_remote_code=models.trust_remote_code)
+            for name, n in zip(models.both(), pair.shape, strict=True)
+        )
+        cluster = Cluster(student=student, teacher=teacher, address=address)
     try:
         projected = xtok.project(
             teacher_topk,
             pair,
             output,
             config,
-            back_map=back_map,
-            student_template=student_chat_template,
-            teacher_template=teacher_chat_template,
-            sources=_sources_of(models, pair) if engine == "ray" else (),
-            address=address,
+            back_map=map_to_student(pair, back_map),
+            cluster=cluster,
             progress=console.progress_bar,
-            text_progress=console.progress_bar,
             note=console.print_note,
         )
     except XtokError as error:
         if error.parameter != "back_map":
             raise
-        student, teacher = models.both()
-        hint = f"leave out {{option}}, or make the map: xtok build {teacher} {student} "
-        hint += "--for p-kl --target start --top-k 32"
+        names = " ".join(reversed(models.both()))
+        hint = f"omit {{option}}, or build the map: xtok build {names} --for p-kl "
+        hint += "--target start --top-k 32"
         raise XtokError(error.message, hint=hint, parameter="back_map") from error
     if not json:
         console.print_notes([*projected.sentences, *projected.notes])
     show(projected, lambda done: print_path(done.paths[0]), json=json)
-
-
-def _sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
-    """Return what the nodes of a cluster load the tokenizers of a pair from."""
-    from xtok.teachers.cluster import TokenizerSource
-
-    return [
-        TokenizerSource(model=model, vocab_size=width, trust_remote_code=models.trust_remote_code)
-        for model, width in zip(models.both(), pair.shape, strict=True)
-    ]

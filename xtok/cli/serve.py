@@ -7,14 +7,12 @@ from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import (
     BACK_MAP_FILE,
-    STUDENT_CHAT_TEMPLATE,
-    TEACHER_CHAT_TEMPLATE,
     ModelArguments,
     Widths,
     map_to_student,
 )
 from xtok.cli.stdout import print_result, result_stream
-from xtok.config import MAIN, ServeConfig, option
+from xtok.config import MAIN, ChatTemplates, ServeConfig, option
 
 
 @command
@@ -29,8 +27,7 @@ def serve(
     ),
     config: ServeConfig,
     back_map: Path | None = BACK_MAP_FILE,
-    student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
-    teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
+    templates: ChatTemplates,
     widths: Widths,
 ) -> None:
     """Serve a teacher as if it had the student's tokenizer.
@@ -51,8 +48,8 @@ def serve(
         teacher_url,
         config,
         back_map=map_to_student(pair, back_map),
-        student_template=student_chat_template,
-        teacher_template=teacher_chat_template,
+        student_template=templates.student_template,
+        teacher_template=templates.teacher_template,
         note=console.print_note,
         on_ready=on_ready,
     )

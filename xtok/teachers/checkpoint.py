@@ -1,9 +1,9 @@
-"""The checkpoint of a projection: a part per shard of the caches, kept until the output is written.
+"""The checkpoint of a projection: one part per shard of the caches, kept until the output exists.
 
-A part is streams of Arrow, one for some rows each, whose columns may differ; the last has no rows,
-and says what all of them hold. Behind them is a digest of the job, of the shard's number and of
-all bytes: so a part of another job or shard is never taken, nor one that was cut short or damaged.
-Parquet would not do: its columns are those of its first rows, and its footer has no checksum.
+A part consists of a header, Arrow streams with some rows each, and a digest. The columns of the
+streams may differ. The last stream has no rows, only the part's totals. The digest covers the job,
+the shard's number and all bytes, so parts of other jobs and damaged parts are never used. Parquet
+is unsuitable: its first rows determine its columns, and it has no checksum.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -35,65 +37,66 @@ from xtok.predictions.topk import TopK
 from xtok.teachers.formats import neutral
 from xtok.teachers.formats.caches import Cache, read_cache
 from xtok.teachers.stored_texts import project_documents
-from xtok.teachers.translator import Templates, Translator
+from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
 
 _TOTALS = b"xtok.totals"
 _PLAN = "job.json"
-_OURS = (r"job\.json", r"\d{6}\.part", r"\.(job\.json|\d{6}\.part)\.[0-9a-f]{12}\.tmp")
-"""What a checkpoint's files are called: parts, what their job is, and both while written."""
+_PART = b"xtok part\n"
+"""Header of a part. Files without it are not deleted or replaced, whatever their name."""
+_TEMPORARY = r"\.(job\.json|\d{6}\.part)\.[0-9a-f]{12}\.tmp"
+_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
 
 @dataclass
 class Totals:
-    """What was read and projected; numbers that add up."""
+    """Counts and sums over the texts read and projected."""
 
     documents: int = 0
     teacher_tokens: int = 0
     positions: int = 0  # student tokens
-    firsts: int = 0  # of them a text's first, which nothing predicts
-    targets: int = 0  # of them with a prediction
-    rests: int = 0  # predictions whose rest is known
-    rest: float = 0.0  # their rests together
-    bits: float = 0.0  # of the text, by the teacher
-    num_bytes: int = 0  # of that text
-    bounded: int = 0  # tokens of it that are not candidates, and so cost at least what is counted
+    firsts: int = 0  # student tokens at the start of a text
+    targets: int = 0  # student tokens with a prediction
+    rests: int = 0  # predictions with a known rest
+    rest: float = 0.0  # sum of these rests
+    bits: float = 0.0  # of the text, according to the teacher
+    num_bytes: int = 0  # length of this text
+    bounded: int = 0  # teacher tokens that are not candidates; `bits` has a lower bound for them
 
-    def add(self, other: Totals) -> None:
-        """Add another's numbers to these."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+    @classmethod
+    def sum_of(cls, totals: Iterable[Totals]) -> Totals:
+        """Add up totals."""
+        return cls(*map(sum, zip(*(astuple(one) for one in totals), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectJob:
-    """What to project: the same job gives the same parts, wherever they are made."""
+    """The input of a projection. The same job gives the same parts on every machine."""
 
-    recipe: Recipe  # all that the parts depend on; see `recipe_of_parts`
-    shards: tuple[tuple[Cache, Shard], ...]  # each with the cache that it is of
+    recipe: Recipe  # everything that determines the parts; see `recipe_of_parts`
+    shards: tuple[tuple[Cache, Shard], ...]
     back_map: ProjectionMap
     config: ProjectConfig
-    templates: Templates  # of both sides
     folder: Path  # of the parts
 
     @functools.cached_property
     def digest(self) -> str:
-        """A digest of the recipe."""
+        """Digest of the recipe."""
         return hashlib.sha256(_as_json(self.recipe)).hexdigest()
 
     @property
     def size(self) -> int:
-        """The bytes that are read."""
+        """Bytes to read."""
         return sum(shard.size for _, shard in self.shards)
 
     def part(self, shard: int) -> tuple[Path, str]:
-        """Return the path of a shard's part, and what it is about."""
+        """Return the path of a shard's part, and the text that its digest covers besides."""
         return self.folder / f"{shard:06}.part", f"{self.digest} {shard}\n"
 
     def absolute(self) -> ProjectJob:
-        """Make all paths absolute: workers run in another folder."""
+        """Make all paths absolute: workers run in a different folder."""
         shards = [
             (replace(cache, path=cache.path.absolute()), shard._replace(path=shard.path.absolute()))
             for cache, shard in self.shards
@@ -102,33 +105,39 @@ class ProjectJob:
 
 
 def recipe_of_parts(
-    pair: Pair,
-    inputs: Sequence[Cache],
-    map_digest: str,
-    config: ProjectConfig,
-    templates: Templates,
+    pair: Pair, inputs: Sequence[Cache], map_digest: str, config: ProjectConfig
 ) -> Recipe:
-    """Return all that the parts of a job depend on, for JSON.
+    """Return everything that determines the parts of a job, as JSON values.
 
     Raises:
         XtokError: if a file or a template cannot be read.
     """
     files = dict.fromkeys(path for cache in inputs for path in cache.files)
+    options = asdict(replace(config, to="neutral", student_template=None, teacher_template=None))
     return {
         "version": __version__,
+        "libraries": library_versions(),
         "models": [tokenizer.definition_sha256 for tokenizer in pair.tokenizers],
         "files": [[*vars(source_of(path)).values()] for path in files],
         "map": map_digest,
-        "options": [asdict(replace(config, to="neutral")), [c.renormalized for c in inputs]],
+        "options": [options, [c.renormalized for c in inputs]],
         "chat templates": [
             _templates(tokenizer, template)
-            for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
+            for tokenizer, template in zip(pair.tokenizers, config.templates, strict=True)
         ],
     }
 
 
+def library_versions() -> dict[str, str]:
+    """Return the versions of the installed libraries that determine token ids."""
+    versions = {}
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
 def _templates(tokenizer: Tokenizer, template: str | Path | None) -> list[Any]:
-    """Return what a side's conversations are rendered by."""
     names = dict(tokenizer.special_token_names)
     if template in (None, "default"):
         return [names, dict(tokenizer.chat_templates)]
@@ -142,24 +151,25 @@ def _as_json(recipe: Recipe) -> bytes:
 
 @contextmanager
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
-    """Let one run at a time make the parts of an output; they are removed at its end.
+    """Allow one run at a time to make the parts of an output.
 
-    Those of a run that fails or dies stay.
+    At the end of the block the parts are deleted, after an error they are kept.
 
     Raises:
-        XtokError: if another run makes the same output, or parts of another job are there.
+        XtokError: if another run makes the same output, or the folder contains parts of a different
+            job, or a file that would be replaced although xtok did not write it.
     """
     busy = OutputError(
-        f"another run writes {target}", hint="wait until it has ended, or give another output"
+        f"another run is writing {target}", hint="wait until it ends, or choose a different output"
     )
     with locked(target, timeout=0, note=note, busy=busy):
         plan = job.folder / _PLAN
-        if kept := _kept_parts(job):
-            made = json.loads(read_sealed(plan, _PLAN) or "null")
+        made = _require_own_files(job)
+        if kept := len(_parts_in(job.folder)):
             if made is not None and (names := differing(made, job.recipe)):
-                others = " and ".join(names)
                 raise XtokError(
-                    f"the checkpoint {job.folder} is of another run, of other {others}",
+                    f"the checkpoint {job.folder} belongs to another run, with different "
+                    f"{' and '.join(names)}",
                     hint=f"delete its parts to start again: rm {job.folder}/*.part",
                 )
             note(f"resuming from {kept:,} parts in {job.folder}")
@@ -167,23 +177,54 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if not (kept := _kept_parts(job)):
-                remove(job.folder, _OURS)
+            if not (kept := len(_parts_in(job.folder))):
+                _remove(job.folder)
             elif isinstance(error, KeyboardInterrupt):
                 note(f"{kept:,} parts are kept; run the same command again to resume")
             raise
-        remove(job.folder, _OURS)
+        _remove(job.folder)
 
 
-def _kept_parts(job: ProjectJob) -> int:
-    return len([*job.folder.glob(f"{'[0-9]' * 6}.part")])
+def _require_own_files(job: ProjectJob) -> Recipe | None:
+    """Check that no other program's file has a name of the job's files; return the kept recipe."""
+    plan = job.folder / _PLAN
+    sealed = read_sealed(plan, _PLAN)
+    others = {job.part(n)[0] for n in range(len(job.shards))} - {*_parts_in(job.folder)}
+    foreign = [path for path in sorted(others) if path.exists()]
+    if sealed is None and plan.exists():
+        foreign.insert(0, plan)
+    if foreign:
+        raise OutputError(
+            f"{foreign[0]} already exists, and xtok did not write it",
+            hint="move the file to a different folder, or choose a different output",
+        )
+    return None if sealed is None else json.loads(sealed)
+
+
+def _parts_in(folder: Path) -> list[Path]:
+    """Return the parts in a folder, which are recognized by their header."""
+    return [path for path in folder.glob(f"{'[0-9]' * 6}.part") if _is_part(path)]
+
+
+def _is_part(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_PART)) in (_PART, b"")  # empty after a crash of the machine
+    except OSError:
+        return False
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint, but no file of another program."""
+    names = [_PLAN, *(path.name for path in _parts_in(folder))]
+    remove(folder, [*map(re.escape, names), _TEMPORARY])
 
 
 @dataclass(frozen=True)
 class PartSummary:
-    """What a part holds: the columns of all its tables together, and its totals."""
+    """The union of the columns of a part's tables, and its totals."""
 
-    schema: Any  # pyarrow's
+    schema: Any  # of pyarrow
     totals: Totals
 
 
@@ -193,22 +234,23 @@ def make_part(
     translator: Translator,
     advance: Callable[[int, int], object],
 ) -> PartSummary:
-    """Make the part of a shard, unless it is there; `advance` takes bytes read and tokens made."""
-    if (found := summary_of(job, shard)) is not None:
+    """Make the part of a shard, unless it exists; `advance` takes bytes read and tokens made."""
+    if (kept := summary_of(job, shard)) is not None:
         advance(job.shards[shard][1].size, 0)
-        return found
+        return kept
     arrow, teacher = need("pyarrow", job.folder), translator.teacher
     schema, totals = arrow.schema([]), Totals()
 
     def streams() -> Iterator[memoryview]:
-        nonlocal schema
+        nonlocal schema, totals
         cache, of_file = job.shards[shard]
-        for given, consumed in read_cache(cache, of_file):
-            rows = cache.check(given, teacher.vocabulary)
+        yield memoryview(_PART)
+        for unchecked, consumed in read_cache(cache, of_file):
+            rows = cache.check(unchecked, teacher.vocabulary)
             made = project_documents(translator, rows, job.config.top_k)
             table = neutral.table(made)
             schema = one_schema([schema, table.schema])
-            totals.add(_totals(rows.topk, made.topk, teacher.table))
+            totals = Totals.sum_of([totals, _totals(rows.topk, made.topk, teacher.table)])
             yield _streamed(table)
             advance(consumed, len(made.topk.token_ids))
         about = {_TOTALS: json.dumps(asdict(totals))}
@@ -220,7 +262,7 @@ def make_part(
 
 
 def summary_of(job: ProjectJob, shard: int) -> PartSummary | None:
-    """Return the summary of a shard's part; None if it is not there, whole, and of this job."""
+    """Return the summary of a shard's part; None if it is missing, damaged or of another job."""
     last = deque(_streams(job, shard), maxlen=1)
     if not last:
         return None
@@ -229,17 +271,17 @@ def summary_of(job: ProjectJob, shard: int) -> PartSummary | None:
 
 
 def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
-    """Yield the tables of a shard's part, of a neutral cache.
+    """Yield the tables of a shard's part, in the neutral format.
 
     Raises:
-        XtokError: if the part was changed after it was written.
+        XtokError: if the part changed after it was written.
     """
     streams = _streams(job, shard)
     before = next(streams, None)
     if before is None:
         raise XtokError(
-            f"the part {job.part(shard)[0]} was changed after it was written",
-            hint="run it again: this part is rebuilt, and the others are kept",
+            f"the part {job.part(shard)[0]} changed after it was written",
+            hint="run the command again: it rebuilds this part and keeps the others",
         )
     for table in streams:
         yield before
@@ -247,9 +289,11 @@ def tables_of(job: ProjectJob, shard: int) -> Iterator[Any]:
 
 
 def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
-    """Yield the tables of a part, its summary last; none if it is not whole, and of this job."""
+    """Yield the tables of a part, the summary last; nothing if it is damaged or of another job."""
     arrow = need("pyarrow", "a part")
     with opened_sealed(*job.part(shard)) as file:
+        if file is not None:
+            file.seek(len(_PART))
         while file is not None:
             yield (table := arrow.ipc.open_stream(file).read_all())
             if _TOTALS in (table.schema.metadata or {}):
@@ -265,32 +309,36 @@ def _streamed(table: Any) -> memoryview:
 
 
 def one_schema(schemas: Sequence[Any]) -> Any:
-    """Return the schema of all rows: a column of one name is of one type."""
+    """Return a schema with the columns of all schemas.
+
+    Raises:
+        XtokError: if a column has different types.
+    """
     arrow = need("pyarrow", Path("a part"))
     try:
         return arrow.unify_schemas(schemas)
     except arrow.ArrowException as error:
         raise XtokError(
-            f"the files have columns of one name and other types: {error}",
-            hint="project them one by one, or leave out the column",
+            f"a column has different types in the files: {error}",
+            hint="project the files one at a time, or drop the column",
         ) from error
 
 
-def _totals(given: TopK, made: TopK, table: TokenTable) -> Totals:
-    """Count predictions, and what the text costs by the teacher's: −log₂ of its own tokens.
+def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
+    """Count predictions, and the text's bits according to the teacher.
 
-    A token that is not a candidate has at most the rest.
+    The rest is the upper bound for the probability of a token that is not a candidate.
     """
-    lengths = table.lengths[given.token_ids]
-    is_known = given.valid & (lengths > 0) & np.isfinite(given.realized_logprob)
-    is_bounded = given.valid & (lengths > 0) & ~is_known & np.isfinite(given.rest_logprob)
-    nats = given.realized_logprob[is_known].sum(dtype=np.float64)
-    nats += given.rest_logprob[is_bounded].sum(dtype=np.float64)
+    lengths = table.lengths[teacher.token_ids]
+    is_known = teacher.valid & (lengths > 0) & np.isfinite(teacher.realized_logprob)
+    is_bounded = teacher.valid & (lengths > 0) & ~is_known & np.isfinite(teacher.rest_logprob)
+    nats = teacher.realized_logprob[is_known].sum(dtype=np.float64)
+    nats += teacher.rest_logprob[is_bounded].sum(dtype=np.float64)
     rests = np.exp(made.rest_logprob[made.valid], dtype=np.float64)
     starts = made.bounds[:-1][np.diff(made.bounds) > 0]
     return Totals(
-        documents=len(given.bounds) - 1,
-        teacher_tokens=len(given.token_ids),
+        documents=len(teacher.bounds) - 1,
+        teacher_tokens=len(teacher.token_ids),
         positions=len(made.token_ids),
         firsts=int((~made.valid[starts]).sum()),
         targets=int(made.valid.sum()),

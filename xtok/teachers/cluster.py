@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,12 +21,15 @@ WAITING_PER_CORE = 4
 """Shards per core of the cluster that are submitted at a time."""
 
 MAX_RETRIES = 16
-"""How often a task whose node or process is lost is run again."""
+"""Number of times that a task is run again after the loss of its node or process."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds to wait for a TCP connection. Ray itself would retry for minutes without output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSource:
-    """What a worker loads a tokenizer from: the arguments of `load_tokenizer`.
+    """Arguments of `load_tokenizer`, with which a worker loads a tokenizer.
 
     `model` is a repo id, or a folder or file that every node has under this path.
     """
@@ -42,35 +45,50 @@ class TokenizerSource:
         return load_tokenizer(self.model, **options)
 
     def absolute(self) -> TokenizerSource:
-        """Make the path of an existing file absolute: workers run in another folder."""
+        """Make the path of an existing file absolute: workers run in a different folder."""
         return replace(self, model=absolute(self.model))
 
 
-def make_parts_on_ray(
-    job: ProjectJob,
-    sources: Sequence[TokenizerSource],
-    address: str | None,
-    progress: Progress,
-) -> list[PartSummary]:
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A Ray cluster, and the tokenizers that its nodes load."""
+
+    student: TokenizerSource
+    teacher: TokenizerSource
+    address: str | None = "auto"  # as `ray.init` takes it
+
+    @property
+    def sources(self) -> tuple[TokenizerSource, TokenizerSource]:
+        """Both tokenizers, with absolute paths."""
+        return self.student.absolute(), self.teacher.absolute()
+
+
+def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> list[PartSummary]:
     """Make all parts of a job on a cluster; return their summaries.
 
-    All nodes read the files and the tokenizers, and write the parts, under one path.
+    All nodes read the files and the tokenizers, and write the parts, under the same paths.
 
     Raises:
-        XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has another
-            tokenizer, or work is lost; also what projecting raises.
+        XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has
+            different packages or tokenizers, or work is lost; and for the errors of projecting.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
-    with connected(address) as ray, progress("projecting", job.size) as advance:
-        # Ray runs a task again only if its node or process is lost: our own errors are values.
-        remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part)
-        shared = ray.put((job.absolute(), tuple(source.absolute() for source in sources)))
+    with connected(cluster.address) as ray, progress("projecting", job.size) as advance:
+        # Ray retries only after the loss of a node or process. User errors are return values.
+        task = task_for(job.recipe["version"], job.recipe["libraries"])
+        remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(task)
+        shared = [ray.put((job.absolute(), cluster.sources))]
         most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
         while len(parts) < len(job.shards):
             waiting |= {remote.remote(shared, n): n for n in islice(rest, most - len(waiting))}
             [done], _ = ray.wait(list(waiting), num_returns=1)
-            value = _result(ray, done)
+            value = result_of(ray, done)
+            if isinstance(value, str):
+                raise XtokError(
+                    f"{value}, expected the same version as here",
+                    hint="install the same versions of xtok and its packages on all nodes",
+                )
             if isinstance(value, XtokError):
                 raise value
             number = waiting.pop(done)
@@ -79,9 +97,39 @@ def make_parts_on_ray(
     return [parts[number] for number in range(len(job.shards))]
 
 
+def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any], int], Any]:
+    """Return the function that a node runs: `_make_part`, if its packages are the same as here.
+
+    Ray pickles a nested function by value, so it also runs on a node without xtok. It takes the job
+    as a reference within a list, which Ray does not unpickle before the versions are compared.
+    """
+
+    def checked_part(shared: list[Any], shard: int) -> Any:
+        import importlib.metadata
+        import socket
+
+        node = f"the node {socket.gethostname()}"
+        try:
+            import ray
+
+            import xtok
+
+            others = {"xtok": xtok.__version__}
+            others |= {name: importlib.metadata.version(name) for name in libraries}
+            for name, expected in {"xtok": xtok_version, **libraries}.items():
+                if others[name] != expected:
+                    return f"{node} has {name} {others[name]} instead of {expected}"
+            from xtok.teachers.cluster import _make_part
+        except ImportError as error:  # also importlib.metadata.PackageNotFoundError
+            return f"{node} does not have the package {error.name}"
+        return _make_part(ray.get(shared[0]), shard)
+
+    return checked_part
+
+
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Connect to a Ray cluster, unless this process is connected already, and yield `ray`.
+    """Connect to a Ray cluster, unless this process is already connected, and yield `ray`.
 
     Raises:
         XtokError: if Ray is not installed, or there is no cluster.
@@ -90,7 +138,7 @@ def connected(address: str | None) -> Iterator[Any]:
         import ray
     except ImportError as error:
         raise XtokError(
-            "work on a cluster needs the package ray, which is not installed",
+            "work on a cluster requires the package ray, which is not installed",
             hint=install_hint("ray"),
         ) from error
     started = not ray.is_initialized()
@@ -106,28 +154,34 @@ def connected(address: str | None) -> Iterator[Any]:
 def connect(ray: Any, address: str | None) -> None:
     """Connect to a cluster, or raise an `XtokError`."""
     try:
+        host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+        if port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise XtokError(
             f"there is no Ray cluster at {address}: {_first_line(error)}",
-            hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
-            "set RAY_AUTH_MODE=token if it wants a token, or work on this machine",
+            hint="start a cluster (ray start --head; on other nodes ray start --address "
+            "HOST:6379), set RAY_AUTH_MODE=token if it requires a token, or work on this machine",
         ) from error
 
 
-Task: TypeAlias = tuple[ProjectJob, tuple[TokenizerSource, ...]]
-"""What each task is given, besides the number of its shard."""
+Task: TypeAlias = tuple[ProjectJob, tuple[TokenizerSource, TokenizerSource]]
+"""The job and the tokenizers, which all tasks share."""
 
 
-def _result(ray: Any, reference: Any) -> Any:
+def result_of(ray: Any, reference: Any) -> Any:
+    """Return the value of a task; raise an error of the node's system, or of the cluster."""
     try:
         return ray.get(reference)
-    except ray.exceptions.RayTaskError:
-        raise  # a bug: what a user can fix comes back as a value
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, OSError | MemoryError):
+            raise error.cause from None
+        raise  # a bug: user errors are return values
     except ray.exceptions.RayError as error:
         raise XtokError(
-            f"the cluster has lost a part of the work: {_first_line(error)}",
-            hint="run it again to resume; ray status shows the nodes that are up",
+            f"the cluster lost a part of the work: {_first_line(error)}",
+            hint="run the command again to resume; ray status lists the running nodes",
         ) from error
 
 
@@ -136,7 +190,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _make_part(task: Task, shard: int) -> tuple[int, PartSummary] | XtokError:
-    """Make a part on a node; return the student's tokens made, or an error of the user's."""
+    """Make a part on a node; return the number of student tokens, or a user error."""
     job, tokens = task[0], list[int]()
     path = job.shards[shard][1].path
     try:
@@ -155,7 +209,7 @@ _translators: dict[tuple[str, tuple[TokenizerSource, ...]], Translator] = {}
 
 
 def _translator(job: ProjectJob, sources: tuple[TokenizerSource, ...]) -> Translator:
-    """Load the tokenizers once per worker process and job; they must be those of the job."""
+    """Load the tokenizers once per worker process and job, and compare them with the job's."""
     key = job.digest, sources
     if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
@@ -164,10 +218,10 @@ def _translator(job: ProjectJob, sources: tuple[TokenizerSource, ...]) -> Transl
         for tokenizer, source, digest in zip(loaded, sources, job.recipe["models"], strict=True):
             if tokenizer.definition_sha256 != digest:
                 raise XtokError(
-                    f"{source.model} is another tokenizer on the node {socket.gethostname()}",
-                    hint="give all nodes the same files, or pin a commit: REPO@REVISION",
+                    f"{source.model} is a different tokenizer on the node {socket.gethostname()}",
+                    hint="use the same files on all nodes, or pin a commit: REPO@REVISION",
                 )
         _translators[key] = Translator(
-            pair_of(*loaded), job.back_map, templates=job.templates, num_threads=1
+            pair_of(*loaded), job.back_map, templates=job.config.templates, num_threads=1
         )
     return _translators[key]

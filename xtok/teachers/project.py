@@ -1,4 +1,4 @@
-"""`project`: files of a teacher's predictions in, a file of a student's out."""
+"""`project`: files of a teacher's predictions to a file of predictions for a student."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from xtok.config import WAIT, ProjectConfig
 from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike
-from xtok.teachers.back_map import bind_back_map, kept_back_map
+from xtok.teachers.back_map import bind_back_map
 from xtok.teachers.checkpoint import (
+    PartSummary,
     ProjectJob,
     Totals,
     holding,
@@ -38,31 +39,31 @@ from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import Target
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.stored_texts import notes_on
-from xtok.teachers.translator import Templates, Translator
+from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import slot_candidates
 
 if TYPE_CHECKING:
-    from xtok.teachers.cluster import TokenizerSource
+    from xtok.teachers.cluster import Cluster
 
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
 
 CANDIDATES_PER_GROUP = 1 << 20
-"""Candidates of a row group whose rows are padded to one width: some 40 MB while it is made."""
+"""Candidates per row group of an output with rows of fixed width. Writing one takes about 40 MB."""
 
 MAX_LIST_LENGTH = (1 << 31) - 1
-"""What a list of Arrow holds at most."""
+"""Maximum length of an Arrow list."""
 
 _PARQUET = {"use_dictionary": False, "compression": "zstd", "compression_level": 1}
-"""Dictionaries of ids and log-probabilities make files no smaller, and take half the time."""
+"""Dictionaries of ids and log-probabilities do not shrink the file and double the writing time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projected:
-    """What `project` did: the file that it wrote, and what the predictions in it are worth."""
+    """Report of `project`: the output file and statistics of its predictions."""
 
     paths: tuple[str, ...]
     student: str
@@ -70,19 +71,19 @@ class Projected:
     documents: int
     teacher_tokens: int
     student_tokens: int
-    first_tokens: int  # of them those that begin a text, which nothing predicts
+    first_tokens: int  # student tokens at the start of a text, which cannot be predicted
     targets: int  # student tokens with a prediction
-    mean_rest: float | None  # of them; None where the teacher's candidates were renormalized
+    mean_rest: float | None  # None if the teacher's candidates were renormalized
     teacher_bits_per_byte: float | None  # of the text
-    teacher_is_bound: bool  # whether that is at least so much: some tokens were not candidates
+    teacher_is_bound: bool  # whether this value is a lower bound: some tokens are not candidates
     notes: tuple[str, ...] = ()
 
     @property
     def sentences(self) -> list[str]:
-        """The report for people, a line each."""
+        """The report as lines of text."""
         tokens = self.student_tokens - self.first_tokens
         share = percent(self.targets / max(1, tokens))
-        rest = "not known" if self.mean_rest is None else percent(self.mean_rest)
+        rest = "unknown" if self.mean_rest is None else percent(self.mean_rest)
         lines = [
             f"{self.documents:,} documents; {self.targets:,} of {tokens:,} student tokens have a "
             f"target ({share}), not counting {self.first_tokens:,} that begin a text; mean rest: "
@@ -103,83 +104,80 @@ def project(
     output: str | Path,
     config: ProjectConfig | None = None,
     *,
-    back_map: MapLike | None = None,
-    student_template: str | Path | None = None,
-    teacher_template: str | Path | None = None,
-    sources: Sequence[TokenizerSource] = (),
-    address: str | None = "auto",
+    back_map: MapLike,
+    cluster: Cluster | None = None,
     progress: Progress = silent,
-    text_progress: Progress = silent,
     note: Note = silent_note,
 ) -> Projected:
-    """Turn stored predictions of a teacher into predictions of a student, on the same text.
+    """Convert stored predictions of a teacher into predictions for a student, on the same text.
 
-    Memory does not depend on the size of the files. Parts are kept in a folder next to the output
-    until it is written; a run that failed or was killed goes on from them, and gives the same
+    Memory does not depend on the size of the files. Parts are kept in `OUTPUT.checkpoint` until the
+    output is written. After an interruption, the same call resumes from them and writes the same
     bytes.
 
     Args:
-        teacher_topk: a path or glob, or several: Parquet or lines of JSON, also compressed.
-        pair: the student and the teacher whose ids the files have, with their tokenizers.
-        output: `.parquet`, or `.jsonl` for vLLM's answers.
-        config: the options; the defaults if None.
-        back_map: a map from the teacher (rows) to the student (columns), or its path; by default
-            one is built, and kept in the cache folder.
-        student_template: of conversations, as `conversation.render` takes it.
-        teacher_template: the same for the teacher's side.
-        sources: what the nodes of a Ray cluster load both tokenizers from; then they do the work.
-        address: the cluster's, as `ray.init` takes it.
-        progress: called for each pass over a vocabulary.
-        text_progress: called for the files.
-        note: called with a sentence on what was assumed, what was there already, and what is kept.
+        teacher_topk: a path or glob, or several: Parquet or JSON lines, also compressed.
+        pair: the student and the teacher, with their tokenizers. The ids in the files are the
+            teacher's.
+        output: path ending in `.parquet`, or in `.jsonl` for the format `vllm`.
+        config: the options; defaults if None.
+        back_map: a map from the teacher (rows) to the student (columns), or its path. `get_map`
+            with `xtok.config.BACK_MAP` builds the recommended map.
+        cluster: a Ray cluster that does the work; this process if None.
+        progress: called for the files.
+        note: called with a sentence on assumptions and on resumed work.
 
     Raises:
-        XtokError: if a file cannot be read, is of another tokenizer, or holds what is no
-            prediction; if the map is of another pair; if the output cannot be written, or another
-            run writes it.
+        XtokError: if a file is unreadable, belongs to a different tokenizer or contains invalid
+            predictions; if the map belongs to a different pair; if the output cannot be written,
+            or another run is writing it.
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
-    pair, given = (pair, None) if back_map is None else bind_back_map(pair, back_map, note)
-    beside: tuple[Path, bytes] | None = None
-    if config.to == "distillkit":
-        content = distillkit.config_for(pair.student.vocab_size, config.top_k)
-        beside = target.with_name(distillkit.CONFIG), content.encode()
-        _check_beside(*beside)
-    templates = student_template, teacher_template
-    inputs = _opened(paths, config, pair, templates, note)
-    projection = given or kept_back_map(pair, progress, note)
-    stamps = _stamps(paths)
-    job = ProjectJob(
-        recipe=recipe_of_parts(pair, inputs, mapfile.sha256(projection), config, templates),
-        shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
-        back_map=projection,
-        config=config,
-        templates=templates,
-        folder=target.with_name(f"{target.name}.checkpoint"),
-    )
+    pair, projection = bind_back_map(pair, back_map, note)
     with ExitStack() as held:
+        if config.to == "distillkit":
+            held.enter_context(_compression_config(target, pair, config, note))
+        inputs, stamps = open_caches(paths, pair, config, note), _stamps(paths)
+        job = ProjectJob(
+            recipe=recipe_of_parts(pair, inputs, mapfile.sha256(projection), config),
+            shards=tuple((cache, shard) for cache in inputs for shard in cache.shards),
+            back_map=projection,
+            config=config,
+            folder=target.with_name(f"{target.name}.checkpoint"),
+        )
         held.enter_context(holding(job, target, note))
-        if beside is not None:
-            held.enter_context(_holding_beside(*beside, note))
-        if sources:
-            from xtok.teachers.cluster import make_parts_on_ray
-
-            parts = make_parts_on_ray(job, sources, address, text_progress)
-        else:
-            translator = Translator(pair, projection, templates=templates)
-            with text_progress("projecting", job.size) as advance:
-                parts = [make_part(job, n, translator, advance) for n in range(len(job.shards))]
+        parts = _make_parts(job, pair, cluster, progress)
         for path, stamp in _stamps(paths).items():
             if stamp != stamps[path]:
-                hint = (
-                    f"when it is written, delete the parts and start again: rm {job.folder}/*.part"
-                )
-                raise cache_error(path, "it changed while it was read", hint)
+                hint = "when the file is complete, delete the parts and start again: rm "
+                raise cache_error(path, "it changed during reading", f"{hint}{job.folder}/*.part")
         _write(job, target, pair, one_schema([part.schema for part in parts]))
-    totals = Totals()
-    for part in parts:
-        totals.add(part.totals)
+    return _report(target, pair, parts)
+
+
+def _make_parts(
+    job: ProjectJob, pair: Pair, cluster: Cluster | None, progress: Progress
+) -> list[PartSummary]:
+    if cluster is not None:
+        from xtok.teachers.cluster import make_parts_on_ray
+
+        return make_parts_on_ray(job, cluster, progress)
+    translator = Translator(pair, job.back_map, templates=job.config.templates)
+    with progress("projecting", job.size) as advance:
+        return [make_part(job, n, translator, advance) for n in range(len(job.shards))]
+
+
+def _report(target: Path, pair: Pair, parts: Sequence[PartSummary]) -> Projected:
+    totals = Totals.sum_of(part.totals for part in parts)
+    notes = []
+    if totals.bounded and totals.targets < totals.positions - totals.firsts:
+        notes.append(
+            f"{totals.bounded:,} tokens of the text are not among their candidates, and the cache "
+            "has no realized_logprob for them; student tokens that start inside them have no target"
+        )
+    if not totals.targets:
+        notes.append("no student token has a prediction")
     return Projected(
         paths=(os.fspath(target),),
         student=pair.student.model_id,
@@ -192,57 +190,51 @@ def project(
         mean_rest=totals.rest / totals.rests if totals.rests else None,
         teacher_bits_per_byte=totals.bits / totals.num_bytes if totals.num_bytes else None,
         teacher_is_bound=totals.bounded > 0,
-        notes=() if totals.targets else ("no student token has a prediction",),
+        notes=tuple(notes),
     )
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Return what changes when files are written: their sizes and times."""
+    """Return the size and modification time of each file."""
     stats = {path: path.stat() for path in paths}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
-def _opened(
-    paths: Sequence[Path],
-    config: ProjectConfig,
-    pair: Pair,
-    templates: Templates,
-    note: Note,
+def open_caches(
+    paths: Sequence[Path], pair: Pair, config: ProjectConfig, note: Note = silent_note
 ) -> tuple[Cache, ...]:
-    """Open caches, and check them, as far as their first rows tell."""
+    """Open caches and check their first rows.
+
+    Raises:
+        XtokError: if a file is not a cache of this teacher, the files do not go together, or the
+            output format cannot hold a column.
+    """
     opened, columns = [], []
     for path in paths:
         cache = open_cache(path, config.source)
-        _check_digest(cache, pair)
+        _check_tokenizer(cache, pair)
         pieces = (rows for s in cache.shards for rows, _ in read_cache(cache, s, _FIRST_LOOK))
         first = next(pieces, None)
         if first is not None:
-            _check_first(cache, first, pair)
-            if "normalized" not in cache.about and is_renormalized(first.topk, pair.teacher):
-                note(
-                    f"{path}: its probabilities sum to 1 in each row, so they are renormalized "
-                    "over the candidates: the rest is not known, and none is written"
-                )
-                cache = replace(cache, looks_renormalized=True)
-            for text in notes_on(first, pair, templates):
+            cache = _check_first(cache, first, pair, note)
+            for text in notes_on(first, pair, config.templates):
                 note(f"{path}: {text}")
             columns.append(neutral.table(first).schema)
             if config.to == "vllm":
                 _check_json(path, columns[-1])
         opened.append(cache)
     if not columns:
-        raise XtokError("the files hold no rows", hint="give a cache that has some")
+        raise XtokError("the files contain no rows", hint="pass a cache with at least one row")
     if len({cache.renormalized for cache in opened}) > 1:
         raise XtokError(
-            "only some of the files are renormalized",
-            hint="project them one by one",
+            "only some of the files are renormalized", hint="project the files one at a time"
         )
     one_schema(columns)
     return tuple(opened)
 
 
-def _check_digest(cache: Cache, pair: Pair) -> None:
-    """Check the digest of a cache's tokenizer, if it has one."""
+def _check_tokenizer(cache: Cache, pair: Pair) -> None:
+    """Compare the tokenizer digest in the cache, if any, with the teacher's."""
     digest, (student, teacher) = cache.about.get("tokenizer_sha256"), pair.tables
     if digest in (None, teacher.sha256()):
         return
@@ -250,14 +242,14 @@ def _check_digest(cache: Cache, pair: Pair) -> None:
         raise _swapped(cache.path, pair)
     raise cache_error(
         cache.path,
-        f"its ids are of {cache.about.get('tokenizer', 'another tokenizer')}, whose tokens are not "
-        f"those of {pair.teacher.model_id}",
-        "give the model whose predictions these are",
+        f"its ids belong to {cache.about.get('tokenizer', 'another tokenizer')}, whose tokens "
+        f"differ from those of {pair.teacher.model_id}",
+        "pass the model that made these predictions as the teacher",
     )
 
 
-def _check_first(cache: Cache, rows: Documents, pair: Pair) -> None:
-    """Check the first rows of a cache, and whether they are the student's."""
+def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache:
+    """Check the first rows; return the cache, marked as renormalized if these rows are."""
     student, teacher = pair.tokenizers
     if _spells(student, rows) and not _spells(teacher, rows):
         raise _swapped(cache.path, pair)
@@ -266,9 +258,15 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair) -> None:
     except XtokError as error:
         if _has_ids(teacher, rows) or not _has_ids(student, rows):
             raise
-        hint = "give the student first, then the teacher whose predictions these are: "
-        hint += f"{pair.student.model_id} has all their ids"
+        hint = f"{_STUDENT_FIRST}: {pair.student.model_id} has all their ids"
         raise XtokError(error.message, hint=hint) from error
+    if "normalized" not in cache.about and is_renormalized(rows.topk, teacher.vocabulary):
+        note(
+            f"{cache.path}: the probabilities of each row sum to 1, so they were renormalized over "
+            "the candidates; the rest is unknown, and the output has no rest"
+        )
+        cache = replace(cache, looks_renormalized=True)
+    return cache
 
 
 def _has_ids(tokenizer: Tokenizer, rows: Documents) -> bool:
@@ -277,7 +275,7 @@ def _has_ids(tokenizer: Tokenizer, rows: Documents) -> bool:
 
 
 def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
-    """Whether the first row's ids are a tokenizer's, and spell its text."""
+    """Return whether this tokenizer decodes the first row's ids to its text."""
     [text, *_] = rows.values("text")
     if text is None or not _has_ids(tokenizer, rows):
         return False
@@ -286,24 +284,22 @@ def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
     return spelled.strip() == str(text).encode("utf-8", "replace").strip()
 
 
+_STUDENT_FIRST = "pass the student first, then the teacher that made these predictions"
+
+
 def _swapped(path: Path, pair: Pair) -> XtokError:
     student, teacher = pair.student.model_id, pair.teacher.model_id
-    return cache_error(
-        path,
-        f"the sides are swapped: its ids are those of {student}, and {teacher} was given as the "
-        "teacher",
-        "give the student first, then the teacher whose predictions these are",
-    )
+    problem = f"the sides are swapped: its ids belong to {student}, but the teacher is {teacher}"
+    return cache_error(path, problem, _STUDENT_FIRST)
 
 
 def _check_json(path: Path, schema: Any) -> None:
-    """Check that lines of JSON can hold all columns."""
     for column in schema:
         if not _is_json(column.type):
             raise XtokError(
-                f"{path}: the column {column.name!r} is of the type {column.type}, which JSON does "
-                "not have",
-                hint="leave out the column, or write it as a string or a number",
+                f"{path}: the column {column.name!r} has the type {column.type}, which JSON does "
+                "not support",
+                hint="drop the column, or convert it to strings or numbers",
             )
 
 
@@ -320,29 +316,39 @@ def _is_json(kind: Any) -> bool:
 
 
 def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
-    """Join all parts, whose tables have columns of this schema, to the output."""
-    meaningless = slot_candidates(pair.tables[0])
-    of_student = Target(
+    """Convert all parts to the output format, with the columns of this schema."""
+    meaningless, to = slot_candidates(pair.tables[0]), job.config.to
+    student = Target(
         model=pair.student.model_id,
         width=job.config.top_k,
         pad_id=meaningless[0] if meaningless else 0,
     )
-    arrow = need("pyarrow", target)
     parts = chain.from_iterable(tables_of(job, shard) for shard in range(len(job.shards)))
+    arrow = need("pyarrow", target)
     tables = (
         arrow.concat_tables([schema.empty_table(), table], promote_options="default")
         for table in parts
     )
-    to = job.config.to
     if to != "neutral":
         width = 1 if to == "vllm" else job.config.top_k
         some = chain.from_iterable(_bounded(table, width) for table in tables)
-        tables = (WRITERS[to](rows, of_student) for rows in some)
+        tables = (WRITERS[to](rows, student) for rows in some)
     if to == "vllm":
         write(target, chain.from_iterable(tables))
         return
-    (cache, _), (student, teacher) = job.shards[0], pair.tables
-    about = {
+    footer = _footer(job, pair)
+    with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
+        writer: Any = None
+        for one in tables:
+            table = one.replace_schema_metadata(footer)
+            if writer is None:
+                writer = stack.enter_context(parquet_writer(file, table.schema, **_PARQUET))
+            writer.write_table(table, row_group_size=len(table) or None)
+
+
+def _footer(job: ProjectJob, pair: Pair) -> dict[str, str]:
+    (cache, _), (student, teacher), to = job.shards[0], pair.tables, job.config.to
+    return {
         "format_version": str(neutral.FORMAT_VERSION),
         "convention": "T" if to == "neutral" else "N",
         "k": str(job.config.top_k),
@@ -357,39 +363,35 @@ def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
         "map_sha256": job.recipe["map"],
         "source": PROJECTED,
     }
-    with atomic_output(target) as temporary, temporary.open("wb") as file, ExitStack() as stack:
-        writer: Any = None
-        for one in tables:
-            table = one.replace_schema_metadata(about)
-            if writer is None:
-                writer = stack.enter_context(parquet_writer(file, table.schema, **_PARQUET))
-            writer.write_table(table, row_group_size=len(table) or None)
-
-
-def _check_beside(path: Path, content: bytes) -> None:
-    """Check that a file that all outputs of a folder share is what this one needs, if it exists."""
-    if path.exists() and path.read_bytes() != content:
-        raise OutputError(
-            f"{path} is of other predictions, and would be replaced",
-            hint="give an output in a folder of its own",
-        )
 
 
 @contextmanager
-def _holding_beside(path: Path, content: bytes, note: Note) -> Iterator[None]:
-    """Write such a file at the start, so that no other run writes another while this one works.
+def _compression_config(
+    target: Path, pair: Pair, config: ProjectConfig, note: Note
+) -> Iterator[None]:
+    """Write DistillKit's config, which all outputs of a folder share, for the time of a run.
 
-    A run that fails removes what it wrote, and another one that needs it writes it again.
+    It is written at the start, so that no other run writes a different one meanwhile. A run that
+    fails removes it, and another run that needs it writes it again at its end.
+
+    Raises:
+        XtokError: if the folder contains the config of other predictions.
     """
+    path = target.with_name(distillkit.CONFIG)
+    content = distillkit.config_for(pair.student.vocab_size, config.top_k).encode()
     is_ours = False
 
     def hold() -> None:
         nonlocal is_ours
         with locked(path, timeout=WAIT, note=note):
-            _check_beside(path, content)
             if not path.exists():
                 is_ours = True
                 write(path, [content])
+            elif path.read_bytes() != content:
+                raise OutputError(
+                    f"{path} already exists and belongs to other predictions",
+                    hint="write the output to a different folder",
+                )
 
     try:
         hold()
@@ -402,13 +404,13 @@ def _holding_beside(path: Path, content: bytes, note: Note) -> Iterator[None]:
 
 
 def _bounded(table: Any, width: int) -> Iterator[Documents]:
-    """Cut rows so that their candidates, padded to one width, take bounded memory."""
+    """Split rows into groups that take bounded memory when padded to one width."""
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
     if sizes.max(initial=0) * width > MAX_LIST_LENGTH:
         raise XtokError(
-            f"a text of {sizes.max():,} tokens with {width:,} candidates each is more than a row "
-            "of Parquet holds",
+            f"a text has {sizes.max():,} tokens with {width:,} candidates each, which is more than "
+            "a Parquet row can hold",
             hint="lower {option}",
             parameter="top_k",
         )

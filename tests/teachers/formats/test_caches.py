@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: 
     ) -> tuple[Projected, list[Row]]:
         if student is digits and teacher is byte_level:
             options["back_map"] = back_map
+        options.setdefault("back_map", built(teacher, student, BACK_MAP))
+        templates = {name: options.pop(name) for name in (*BOTH_PLAIN,) if name in options}
+        if templates:
+            options["config"] = replace(options.get("config", ProjectConfig()), **templates)
         path, out = given, tmp_path / "out.parquet"
         if not isinstance(given, Path):
             path = teachers.write_neutral(tmp_path / "a.parquet", given)
@@ -66,6 +71,7 @@ def predicted(tokenizer: Tokenizer, ids: Any) -> Row:
 
 def refused(path: Path, student: Tokenizer, teacher: Tokenizer, **options: Any) -> XtokError:
     """Check that a cache is refused, and nothing is left behind; return the error."""
+    options.setdefault("back_map", built(teacher, student, BACK_MAP))
     with pytest.raises(XtokError) as error:
         xtok.project(path, xtok.pair(student, teacher), path.with_name("out.parquet"), **options)
     assert [*path.parent.iterdir()] == [path]
@@ -252,7 +258,9 @@ def test_of_one_tokenizer_what_comes_out_is_what_went_in(
     path = teachers.write_neutral(tmp_path / "a.parquet", rows)
     out = tmp_path / ("out.jsonl" if to == "vllm" else "out.parquet")
     config = ProjectConfig(top_k=K, to=to)
-    projected = xtok.project(path, xtok.pair(byte_level, byte_level), out, config)
+    one = xtok.pair(byte_level, byte_level)
+    back_map = built(byte_level, byte_level, BACK_MAP)
+    projected = xtok.project(path, one, out, config, back_map=back_map)
     tokens = sum(len(row["input_ids"]) for row in rows)
     assert (projected.student_tokens, projected.targets) == (tokens, tokens - len(rows))
     found = neutral(read(out, byte_level))
@@ -334,7 +342,7 @@ def test_renormalized_values_have_no_rest(
     notes: list[str] = []
     projected, found = project(renormalized(rows), note=notes.append)
     assert projected.mean_rest is None
-    assert "the rest is not known" in notes[0]
+    assert "the rest is unknown" in notes[0]
     schema = pyarrow.parquet.read_schema(tmp_path / "out.parquet")
     assert schema.metadata[b"normalized"] == b"topk"
     assert all(v is None for row in found for v in row["rest_logprob"])
@@ -380,7 +388,7 @@ def test_other_tokenizers_are_refused(
 ) -> None:
     about: dict[str, Any] = {"tokenizer": "them", "tokenizer_sha256": "0" * 64}
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
-    assert "of them" in refused(path, digits, byte_level).message
+    assert "belong to them" in refused(path, digits, byte_level).message
     teachers.write_neutral(path, rows)
     assert refused(path, byte_level, byte_level, back_map=back_map).parameter == "back_map"
 
@@ -541,12 +549,14 @@ def test_masks_of_some_rows_alone(
     plain = [{"messages": None, **row} for row in rows[:3]]
     path = teachers.write_neutral(tmp_path / "a.parquet", [chat, chat, *plain])
     out = tmp_path / "new" / ("out.jsonl" if to == "vllm" else "out.parquet")
-    pair, config = xtok.pair(digits, byte_level), ProjectConfig(to=to)
-    made = xtok.project(path, pair, out, config, back_map=back_map, **BOTH_PLAIN)
+    pair, config = xtok.pair(digits, byte_level), ProjectConfig(to=to, **BOTH_PLAIN)
+    made = xtok.project(path, pair, out, config, back_map=back_map)
     assert made.documents == 5
     if to == "neutral":
         back = tmp_path / "back.parquet"
-        assert xtok.project(out, pair.reversed, back, **BOTH_PLAIN).documents == 5
+        config = ProjectConfig(**BOTH_PLAIN)
+        forth = built(digits, byte_level, BACK_MAP)
+        assert xtok.project(out, pair.reversed, back, config, back_map=forth).documents == 5
 
 
 def test_ids_alone_are_read_back_as_conversations(
