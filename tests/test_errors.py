@@ -92,7 +92,7 @@ def there(name: str, make: Callable[[str], object]) -> str:
 
 
 def spellings(student: str = "bytes") -> SpellingMap:
-    made: SpellingMap = xtok.events(student, "bytes", for_loss="csd")
+    made: SpellingMap = xtok.spellings(student, "bytes")
     return made
 
 
@@ -100,16 +100,6 @@ def tables(name: str) -> str:
     """Write both tables, and return the name of one."""
     spellings().save("t.pt")
     return name
-
-
-def changed_table() -> object:
-    """Read a table that was changed."""
-    content = torch.load(tables("t.pt"))
-    torch.save({**content, "lengths": content["lengths"] + 1}, "t.pt")
-    return SpellingMap.load("t.pt")
-
-
-TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
 
 
 def chat_of_named(messages: list[dict[str, Any]]) -> object:
@@ -708,12 +698,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give the models, or the maps, of one pair, student first; xtok inspect shows the pair of "
      "a map"),
     (lambda: xtok.explain(xtok.build(*to_pieces().tokenizers), 1, pair=to_pieces().reversed),
-     "the sides are swapped: the map is of the student bytes and the teacher small.model",
-     "give the student first, as the map has them, or build the map the other way"),
+     "the sides are swapped: in the map, the student is bytes and the teacher small.model",
+     "give the student first, as in the map, or build the map in the other direction"),
     (lambda: xtok.multitoken(bytes_pair(), initial=GOOD),
      "the student of the map (m) is 4 wide, bytes 256",
-     "give the map of this pair; xtok inspect shows the pair of a map; if it is this pair, give "
-     "the width 256 with student_vocab_size="),
+     "give the map of this pair; xtok inspect shows the pair of a map; if the pair is right, set "
+     "the width to 256 with student_vocab_size="),
     (lambda: xtok.build("bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))),
      "there is no teacher id 256 to ignore: bytes is 256 wide",
      "give ids from 0 to 255 with ignore_teacher_ids="),
@@ -770,25 +760,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: xtok.convert(xtok.events("bytes", "bytes"), "e.safetensors"),
      "an event map has one format, .safetensors",
      "give a projection map or a spelling map; copy the file of an event map"),
-    (lambda: SpellingMap.load(tables("t.reverse.pt")), "t.reverse.pt is the teacher's table",
-     "give the student's, t.pt; the teacher's is found next to it"),
-    (lambda: shutil.move(tables("t.reverse.pt"), "t.txt") and SpellingMap.load("t.pt"),
-     "t.reverse.pt is missing, the teacher's table that goes with t.pt",
-     f"keep both files in one folder; {TABLES}"),
-    (lambda: shutil.copy(tables("t.reverse.pt"), "t.pt") and SpellingMap.load("t.pt"),
-     "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
-    (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
-     "t.reverse.pt is not the teacher's table", TABLES),
-    (lambda: there("o.pt", spellings("null:5").save)
-         and shutil.move("o.reverse.pt", tables("t.reverse.pt")) and SpellingMap.load("t.pt"),
-     "t.pt and t.reverse.pt do not belong together: bytes in bytes, and bytes in null:5", TABLES),
-    (changed_table, "t.pt was changed since xtok wrote it", TABLES),
-    (lambda: file(tables("t.reverse.pt"), b"PK\3\4") and SpellingMap.load("t.pt"),
-     "t.reverse.pt is not a whole .pt file: …", MAP),
-    (lambda: file(tables("t.pt"), pt_bytes({"subtoks": torch.ones(2, 8), "lengths": torch.ones(2)}))
-         and SpellingMap.load("t.pt"), "t.pt is not a table that xtok wrote", TABLES),
-    (lambda: there(tables("t.reverse.pt"), of_bytes().save) and SpellingMap.load("t.pt"),
-     "t.reverse.pt is not a table that xtok wrote", TABLES),
+    (lambda: SpellingMap.load(tables("t.pt")),
+     "t.pt contains a table for NeMo-RL, which xtok writes but does not read",
+     "give the map as .safetensors; xtok events --for csd makes one"),
+    (lambda: ProjectionMap.load("hf:owner/name"),
+     "hf:owner/name does not name a file of a repo on the hub",
+     "give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE"),
+    (lambda: TINY.save("hf:owner/name/map.safetensors"),
+     "the output hf:owner/name/map.safetensors is on the hub, and xtok writes local files only",
+     "write a local file, then share it: hf upload OWNER/NAME FILE"),
     (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
      "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
      "move it away, or give the output another name than t.pt"),

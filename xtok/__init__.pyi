@@ -23,6 +23,7 @@ from .building.events import events as events
 from .building.exact import reapply_exact as reapply_exact
 from .building.multitoken import multitoken as multitoken
 from .building.sort_cut import sort_cut as sort_cut
+from .building.spellings import spellings as spellings
 from .config import BuildConfig as BuildConfig
 from .config import GenerateConfig as GenerateConfig
 from .config import MultitokenConfig as MultitokenConfig

@@ -188,6 +188,9 @@ def with_hyphens(loss: Any) -> Any:
     return loss.replace("_", "-") if isinstance(loss, str) else loss
 
 
+_MAKERS = {"event-kl": "xtok.events", "csd": "xtok.spellings"}
+
+
 def loss_name(loss: str, known: Any = Loss) -> Any:
     """Return a loss's name, of which both spellings are accepted: `p-kl`, `p_kl`.
 
@@ -196,7 +199,7 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
     """
     name = with_hyphens(loss)
     if name in get_args(EventLoss) and known is Loss:
-        raise ValueError(f"{name} takes no projection map: xtok.events makes what it takes")
+        raise ValueError(f"{name} takes no projection map: {_MAKERS[name]} makes its map")
     if name not in get_args(known):
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
     return name

@@ -107,7 +107,7 @@ def test_a_job_reads_what_was_made_as_json(cli: Cli) -> None:
                 "notes": [
                     "student bytes: 256 ids wide (from the tokenizer)",
                     "teacher bytes: 256 ids wide (from the tokenizer)",
-                    "256 rows without a scale slot: no teacher id is free of meaning",
+                    "256 rows without a scale slot: the teacher has no unused or special id for it",
                 ],
                 "failures": [],
             }

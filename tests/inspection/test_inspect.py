@@ -300,7 +300,7 @@ def test_inspect_shows_with_what_a_token_shares_its_event(
 
 
 def test_inspect_shows_how_a_token_is_spelled(cli: Cli, pair: Pair, tmp_path: Path) -> None:
-    spellings = xtok.events(*pair, for_loss="csd")
+    spellings = xtok.spellings(*pair)
     spellings.save(tmp_path / "s.safetensors")
     line = "inspect", "s.safetensors", "201", "--id", "97"
     tokens = printed_json(cli(*line, "--json"))["tokens"]

@@ -76,7 +76,7 @@ def test_the_student_is_saved_with_its_tokenizer(
 @pytest.mark.parametrize("loss", ["p-kl", "gold", "csd", "alm"])
 def test_every_loss_trains(setting: list[str], tmp_path: Path, pair: Pair, loss: LossName) -> None:
     path = tmp_path / "spellings.safetensors"
-    xtok.events(pair.reversed, for_loss="csd").save(path)
+    xtok.spellings(pair.reversed).save(path)
     if loss == "csd":
         setting = [*without(setting, "--map="), f"--map={path}"]
     if LOSSES[loss].map is None:

@@ -33,11 +33,13 @@ def convert(
     Example: xtok convert map.safetensors map.pt
     """
     from xtok.maps.file import SUFFIXES, check_output
+    from xtok.maps.opening import is_on_hub
 
     if output is not None and target is not None and not target.endswith(SUFFIXES):
         models, target = replace(models, student=target, teacher=models.student), None
     if target is None and output is None:
-        other = map_path.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
+        local = Path(map_path.name) if is_on_hub(map_path) else map_path
+        other = local.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
         raise typer.BadParameter(f"say where to write: xtok convert {map_path} {other}")
     if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")

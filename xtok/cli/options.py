@@ -32,7 +32,7 @@ from xtok.config import (
     with_hyphens,
 )
 from xtok.errors import OutputError, XtokError
-from xtok.maps.map_arguments import bind_map, name_notes, pair_of_map
+from xtok.maps.map_arguments import bind_map, name_notes
 from xtok.tokenizers.pairs import SIDES
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def map_option(help: str, default: Any = None, **about: Any) -> Any:
     return option(default, help, **{"metavar": "MAP", "autocompletion": map_files, **about})
 
 
-MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
+MAP_HELP = "A map: .safetensors, NeMo-RL's .pt, or hf:OWNER/NAME/FILE on the hub."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
 BACK_MAP_FILE = map_option(
     "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build one, once.",
@@ -156,9 +156,9 @@ class MapOptions(Widths):
 
     def load_any(self, path: Path, **more: Any) -> AnyMap:
         """Load a map of any kind."""
-        from xtok.maps.map_arguments import as_any_map
+        from xtok.maps.map_arguments import read_map
 
-        return as_any_map(path, **vars(self), **more)
+        return read_map(path, **vars(self), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +243,9 @@ class Models(Loading):
         Returns:
             the map, with the tokens that it lacks, and its pair.
         """
-        pair = pair_of_map(any_map, **self.tokenizers(widths))
+        bound, pair = bind_map(any_map, self.tokenizers(widths), name=str(name))
         console.print_notes(name_notes(pair, any_map))
-        return bind_map(pair, any_map, name=str(name)), pair
+        return bound, pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,7 +395,7 @@ class Output(Config):
 
     def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
         """Write a map that NeMo-RL's users may train on, and recommend a better one for that."""
-        from xtok.maps.loss_fit import is_counted
+        from xtok.maps.provenance import is_counted
 
         self.write(projection, name)
         path = self.path(name)
@@ -490,7 +490,7 @@ class StrictOutput(Output):
 
     def write(self, projection: ProjectionMap, name: str) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
-        from xtok.maps.stage_reports import require_complete
+        from xtok.maps.records import require_complete
 
         if self.strict:
             require_complete(projection)

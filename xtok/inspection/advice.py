@@ -15,8 +15,8 @@ import numpy as np
 from xtok.config import Loss
 from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
-from xtok.maps.loss_fit import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import require_table
 

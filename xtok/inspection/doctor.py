@@ -12,6 +12,7 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.texts import contexts_in
 from xtok.building.events import events
+from xtok.building.spellings import spellings
 from xtok.conversation.teacher_side import SideText
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
@@ -150,7 +151,7 @@ def doctor(
         of_rows = [*row_checks(pair, rows, template)] if rows else []
         text = of_pair = spelled = None
         if not pair.is_same:
-            spelled = events(pair, for_loss="csd", progress=progress)
+            spelled = spellings(pair, progress=progress)
         if any(isinstance(row, SideText) for row in rows) or (texts and not rows):
             text = PairText.read(pair, texts, field=field, progress=progress)
             of_pair = events(pair, progress=progress)

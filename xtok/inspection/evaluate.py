@@ -45,7 +45,7 @@ from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resampl
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import AnyMap, AnyMapLike, admitted, as_any_map, as_maps
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed
@@ -186,9 +186,7 @@ def evaluate(
             holds spellings, or event maps are ranked for a loss or measured together with maps.
         ValueError: for no map, or names that are not as many.
     """
-    loaded, names = as_maps(maps, names, as_any_map)
-    if not loaded:
-        raise ValueError("there is no map to evaluate")
+    loaded, pair, names = bind_maps(maps, pair, names, any_kind=True)
     if any(isinstance(one, SpellingMap) for one in loaded):
         raise XtokError(
             "a spelling map is not measured on text",
@@ -200,8 +198,7 @@ def evaluate(
             "event maps cannot be measured together with maps, nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
-    pair, bound = admitted(pair, *loaded, names=names)
-    named = dict(zip(distinct_names(names), bound, strict=True))
+    named = dict(zip(distinct_names(names), loaded, strict=True))
     text = PairText.read(
         pair, texts, CountPlan(per_document=True), field=field, group_by=group_by, progress=progress
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
-from xtok.maps.map_arguments import MapLike, admitted, as_map
+from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_class, token_classes
 from xtok.tokenizers.pairs import Pair
@@ -199,7 +199,7 @@ def explain(
     Raises:
         XtokError: if there is no such token, class or kind, or the map is of another pair.
     """
-    pair, [m] = admitted(pair, as_map(projection))
+    m, pair = bind_map(ProjectionMap.of(projection), pair)
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     ids = [i for token in tokens for i in m.student_ids_of(token)]

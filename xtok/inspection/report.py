@@ -11,6 +11,7 @@ from xtok import __version__
 from xtok._lib.progress import Progress, silent
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.events import events
+from xtok.building.spellings import spellings
 from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
@@ -20,7 +21,7 @@ from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.map_arguments import MapLike, admitted, as_maps
+from xtok.maps.map_arguments import MapLike, bind_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers.display import listed, percent, plural
 from xtok.tokenizers.pairs import Pair, require_table
@@ -102,8 +103,7 @@ def examine(
     """
     if texts and (pair is None or pair.teacher_tokenizer is None):
         raise ValueError("text needs a pair with its tokenizers")
-    loaded, names = as_maps(maps, names)
-    pair, loaded = admitted(pair, *loaded, names=names)
+    loaded, pair, names = bind_maps(maps, pair, names)
     has_tokenizers = pair.teacher_tokenizer is not None
     names = distinct_names(names)
     evaluation = text = None
@@ -115,7 +115,7 @@ def examine(
     of_pair = events(pair, progress=progress) if has_tokenizers else None
     spelled = None
     if has_tokenizers and not pair.is_same:
-        spelled = events(pair, for_loss="csd", progress=progress)
+        spelled = spellings(pair, progress=progress)
     facts = pair_facts(pair, text, of_pair, spelled)
     examined = [
         _examine(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)

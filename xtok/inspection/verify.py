@@ -13,7 +13,7 @@ from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import CLASSES, AnyMap, AnyMapLike, as_any_map, can_grow, is_swapped
+from xtok.maps.map_arguments import CLASSES, AnyMap, AnyMapLike, can_grow, is_swapped, read_map
 from xtok.maps.opening import MALFORMED, read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap
@@ -69,7 +69,7 @@ def verify(
     loaded: AnyMap
     try:
         if parts is None:
-            loaded = as_any_map(
+            loaded = read_map(
                 path, student_vocab_size=student_vocab_size, teacher_vocab_size=teacher_vocab_size
             )
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -47,6 +49,39 @@ def naming(source: Path) -> Iterator[None]:
         raise MapFileError(message, hint=MAP_HINT) from error
 
 
+_ON_HUB = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
+
+
+def is_on_hub(path: str | PathLike[str]) -> bool:
+    """Whether a map's path is a location on the Hugging Face Hub, not a local file."""
+    return os.fspath(path).startswith("hf:")
+
+
+def _downloaded(source: Path) -> Path:
+    """Return the local copy of `hf:OWNER/NAME/FILE` or `hf:OWNER/NAME@REVISION/FILE`.
+
+    Raises:
+        MapFileError: if the file is not available.
+    """
+    from xtok.tokenizers.hub import ModelFiles
+
+    parts = _ON_HUB.fullmatch(str(source))
+    if parts is None:
+        raise MapFileError(
+            f"{source} does not name a file of a repo on the hub",
+            hint="give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE",
+        )
+    repo = ModelFiles(parts["repo"], revision=parts["revision"])
+    repo.error = MapFileError
+    path = repo.find(parts["file"], required=True)
+    if path is None:
+        raise MapFileError(
+            f"{source}: the repo {repo} has no such file",
+            hint="check the file's name and the revision",
+        )
+    return path
+
+
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """Give the path of a map's contents, and whether it is a `.pt`.
@@ -55,8 +90,9 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """
     if "\0" in str(source):
         raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
+    path = _downloaded(source) if is_on_hub(source) else source
     try:
-        with source.open("rb") as file:
+        with path.open("rb") as file:
             start = file.read(9)
             if not start:
                 raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
@@ -67,7 +103,7 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
                     f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP_HINT
                 )
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
-                yield source, is_pt
+                yield path, is_pt
                 return
             # The libraries read no pipes, and torch.load takes any .safetensors for safetensors.
             with tempfile.NamedTemporaryFile() as copy:

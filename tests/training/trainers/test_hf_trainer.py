@@ -148,7 +148,7 @@ def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
     if row.map is EVENTS:
         return xtok.events(collator.student, teacher)
     if row.map is SPELLINGS:
-        return xtok.events(collator.pairs[0], for_loss="csd")
+        return xtok.spellings(collator.pairs[0])
     return projection
 
 
