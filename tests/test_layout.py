@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -150,3 +151,7 @@ def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {__version__}\n" in citation
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
     assert "run: ./scripts/test.sh\n" in workflow
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    supported = re.findall(r"Python :: (3\.\d+)", project)
+    assert f"python: {json.dumps(supported)}\n" in workflow
+    assert "PYTHON: python${{ matrix.python }}\n" in workflow

@@ -425,7 +425,7 @@ def test_the_example(small: Path, tmp_path: Path, gold: Any) -> None:
         side = load_tokenizer(str(small / source))
         shutil.copytree(small / source, tmp_path / name)
         tiny_model(side.vocabulary.vocab_size, seed=seed).save_pretrained(tmp_path / name)
-    xtok.build(tmp_path / "student", tmp_path / "teacher").save(tmp_path / "map.safetensors")
+    xtok.events(tmp_path / "student", tmp_path / "teacher").save(tmp_path / "map.safetensors")
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8")
     options = [
