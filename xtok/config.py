@@ -453,8 +453,8 @@ def _text_of_file(path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(Config):
-    """How `serve` answers trainers, and asks the teacher's server."""
+class ServeConfig(ChatTemplates):
+    """Options of `serve`."""
 
     panel = MAIN
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")

@@ -6,9 +6,11 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import CHAT_TEMPLATE, KINDS, TEXT_FIELD, Loading, json_option, text_option
+from xtok.cli.tables.server import print_server
 from xtok.cli.tables.tokenizers import print_diagnosis
-from xtok.config import MODELS, option
+from xtok.config import MAIN, MODELS, option
 from xtok.inspection.first_rows import first_rows
+from xtok.teachers.serving import check_server
 
 
 @command
@@ -22,13 +24,20 @@ def doctor(
     ),
     field: str = TEXT_FIELD,
     chat_template: str | None = CHAT_TEMPLATE,
+    teacher_url: str | None = option(
+        None,
+        "Also check the teacher's vLLM or SGLang server at this address, for xtok serve.",
+        metavar="URL",
+        needs={"teacher": True},
+        panel=MAIN,
+    ),
     tools: bool = option(
         False,
         "Fail, instead of warn, if the chat template changes earlier turns when a tool answers. "
         "Training on tool calls needs turns that stay the same.",
         flag=True,
     ),
-    json: bool = json_option("tokenizers, pair, advice, pair_checks"),
+    json: bool = json_option("tokenizers, pair, advice, pair_checks, server"),
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:
@@ -44,6 +53,7 @@ def doctor(
     if text:
         first_rows(text, field)  # before longer work
     models = {name: loading.tokenizer(name, vocab_size) for name in (student, teacher) if name}
+    server = check_server(teacher_url, models[teacher]) if teacher_url and teacher else None
     diagnosis = xtok.doctor(
         models[student],
         None if teacher is None else models[teacher],
@@ -54,6 +64,8 @@ def doctor(
         field=field,
         progress=console.progress_bar,
     )
-    show(diagnosis, print_diagnosis, json=json)
-    if diagnosis.failed:
+    show({**vars(diagnosis), "server": server}, lambda _: print_diagnosis(diagnosis), json=json)
+    if server and not json:
+        print_server(server)
+    if diagnosis.failed or (server and server.failed):
         raise typer.Exit(3)

@@ -17,8 +17,10 @@ from xtok.teachers.formats.flat_values import MALFORMED, json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 ROUTE = "/generate"
-MORE = "let it give {}"
-"""How a server gives more candidates."""
+MORE = "remove the limit of the proxy before it (SGLang itself has none), to get {}"
+"""The change of a server that returns too few candidates."""
+
+TOKENIZER, NO_TOKENIZER = "--tokenizer-path", "--skip-tokenizer-init"
 
 _ASK = "ask for return_logprob, logprob_start_len 0, and top_logprobs_num K"
 
@@ -78,11 +80,11 @@ def _listed(values: Any, dtype: str) -> list[Any]:
 # On the wire
 
 
-def request(model: str, ids: Sequence[int], top_k: int) -> dict[str, Any]:
-    """Return the body that asks for `top_k` candidates of each of these ids."""
+def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
+    """Return the body of a request for `top_k` candidates at each of these ids."""
     return {
         "input_ids": ids,
-        "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+        "sampling_params": {"temperature": temperature, "max_new_tokens": 0},
         "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": top_k,
     }  # fmt: skip
 

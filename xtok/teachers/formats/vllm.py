@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 ROUTE = "/v1/completions"
 MORE = "start it with --max-logprobs {}"
-"""How a server gives more candidates."""
+"""The change of a server that returns too few candidates."""
+
+TOKENIZER, NO_TOKENIZER = "--tokenizer", "--skip-tokenizer-init"
 
 _ASK = "ask the server with prompt_logprobs: K, return_token_ids: true, max_tokens: 1"
 
@@ -131,10 +133,10 @@ def _ranked(row: dict[int, float], token: int, realized: float) -> dict[str, dic
 # On the wire
 
 
-def request(model: str, ids: Sequence[int], top_k: int) -> dict[str, Any]:
-    """Return the body that asks for `top_k` candidates of each of these ids."""
+def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
+    """Return the body of a request for `top_k` candidates at each of these ids."""
     return {
-        "model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0,
+        "model": model, "prompt": ids, "max_tokens": 1, "temperature": temperature,
         "prompt_logprobs": top_k,
     }  # fmt: skip
 
