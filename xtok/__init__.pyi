@@ -37,6 +37,7 @@ from .inspection.describe import describe as describe
 from .inspection.doctor import doctor as doctor
 from .inspection.evaluate import evaluate as evaluate
 from .inspection.explain import explain as explain
+from .inspection.inspect import inspect as inspect
 from .inspection.verify import verify as verify
 from .inspection.vocab import vocab as vocab
 from .maps.convert import convert as convert

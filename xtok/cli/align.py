@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -11,7 +10,7 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import (
-    ModelArguments,
+    Models,
     json_option,
 )
 from xtok.cli.tables.alignment import print_alignment
@@ -22,7 +21,7 @@ from xtok.errors import XtokError
 @command
 def align(
     *,
-    models: ModelArguments,
+    models: Models,
     text: str | None = option(
         None, "The text itself, or - to read it from stdin.", argument="[TEXT|-]"
     ),
@@ -45,8 +44,6 @@ def align(
 
     Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
     """
-    if models.student_model and models.teacher_model and not text and not models.teacher:
-        models, text = replace(models, student=None), models.student  # the only argument
     models.both()
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give one of: a text (or - for stdin), --file, --chat")
@@ -54,7 +51,8 @@ def align(
         if text and os.path.isfile(text):
             console.print_notes([f"{text} is aligned as text; to read the file: --file {text}"])
         data = _text(text, file)
-        alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
+        student, teacher = models.tokenizers().values()
+        alignment = xtok.align(student, teacher, data, max_comb_len=max_comb_len)
     else:
         # Which a text does not need:
         from xtok.alignment import chats

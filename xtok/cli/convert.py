@@ -7,7 +7,7 @@ import typer
 
 import xtok
 from xtok.cli.command import command, expanded
-from xtok.cli.options import JSON, MAP, MapOptions, ModelsBeside, print_map
+from xtok.cli.options import JSON, MAP, MapOptions, OptionalModels, print_map
 from xtok.config import option
 
 
@@ -25,7 +25,7 @@ def convert(
     output: Path | None = option(None, "The same as OUTPUT, as an option.", short="-o"),
     normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
     json: bool = JSON,
-    models: ModelsBeside,
+    models: OptionalModels,
     map_options: MapOptions,
 ) -> None:
     """Convert a map between .safetensors and NeMo-RL's .pt.

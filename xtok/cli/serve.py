@@ -5,7 +5,7 @@ from pathlib import Path
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command
-from xtok.cli.options import BACK_MAP_FILE, ModelArguments, Widths, map_to_student
+from xtok.cli.options import BACK_MAP_FILE, Models, Widths, map_to_student
 from xtok.cli.stdout import print_result, result_stream
 from xtok.config import MAIN, ServeConfig, option
 
@@ -13,7 +13,7 @@ from xtok.config import MAIN, ServeConfig, option
 @command
 def serve(
     *,
-    models: ModelArguments,
+    models: Models,
     teacher_url: str = option(
         ...,
         "Address of the teacher's vLLM or SGLang server, such as http://localhost:8000.",
