@@ -321,8 +321,8 @@ TEXTS = (
 READABLE = "check the path and its permissions; fetch a damaged file again"
 AS_A_FILE = "write it to a file first: it is read more than once"
 LINES = (
-    "give one JSON object per line, and the name of its text field with field=; plain text needs "
-    "a name that ends in .txt"
+    "give rows that are JSON objects, and name their text field with field=; plain text needs a "
+    "name that ends in .txt"
 )
 CHAT = (
     'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
@@ -499,7 +499,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
      "the text a.txt.gz cannot be read: …", READABLE),
     (lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
-     "a.jsonl, line 2: no field 'text'; fields with text: body", LINES),
+     "a.jsonl, line 2: no field 'text', but: body, n", LINES),
     (lambda: read_text("a.jsonl", '{"text": 3}'),
      "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
     (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …", LINES),
@@ -510,14 +510,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.jsonl", '{"text": "x"}', group_by="lang"),
      "a.jsonl, line 1: no field 'lang' to group by, but: text",
      "name one of its fields with group_by=; by default, each file is a group"),
-    (lambda: batches(parquet(id=[1], body=["x"])), "a.parquet has no column 'text', but: id, body",
-     "name one of its columns with field="),
+    (lambda: batches(parquet(id=[1], body=["x"])),
+     "a.parquet, row 0: no field 'text', but: id, body", LINES),
     (lambda: batches(parquet(id=[1], body=["x"]), field="body", group_by="lang"),
-     "a.parquet has no column 'lang', but: id, body", "name one of its columns with group_by="),
-    (lambda: batches(parquet(id=[1]), field="id"), "a.parquet: the column 'id' holds no text",
-     "name the column that holds the text with field="),
+     "a.parquet, row 0: no field 'lang' to group by, but: id, body",
+     "name one of its fields with group_by=; by default, each file is a group"),
+    (lambda: batches(parquet(id=[1]), field="id"),
+     "a.parquet, row 0: the field 'id' is a number, not a string", LINES),
     (lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
-     "a.parquet: the column 'text' is not UTF-8: …", "write it again, as UTF-8"),
+     "the text a.parquet cannot be read: …", READABLE),
     (lambda: read_text("a.parquet", "one two three four"), "the text a.parquet cannot be read: …",
      READABLE),
     (lambda: instead("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
@@ -531,13 +532,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 2: not JSON: …", CHAT),
     (lambda: read_chats("a.jsonl", '[{}] [{}]'), "a.jsonl, line 1: more than one JSON value", CHAT),
     (lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
-     "a.parquet: there is no column 'messages', but: text, id", CHAT),
+     "a.parquet, row 0: no messages, but: text, id", CHAT),
     (lambda: read_chats("a.jsonl", '{"role": "user"}'),
      "a.jsonl, line 1: no messages, but: role", CHAT),
-    (lambda: read_chats("a.json", "[[], []]"), "a.json, conversation 0: it has no messages",
+    (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: it has no messages",
      CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "tools": "x"}'),
-     "a.json: its tools are not a list", CHAT),
+     "a.json: its tools: not JSON: Expecting value at column 1", CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "chat_template_kwargs": []}'),
      "a.json: its chat_template_kwargs are not an object", CHAT),
     (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
@@ -573,7 +574,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "text 1, 'a\\ud83d', has '\\ud83d', half of a surrogate pair, which is not text",
      "write the whole pair, or the character itself"),
     (lambda: chat([ASK], "none.jinja"),
-     "the chat template none.jinja cannot be read: No such file or directory", TEMPLATE),
+     "the chat template none.jinja is not a file", TEMPLATE),
     (lambda: chat([ASK], "{% for %}"),
      "the chat template of small-byte-level is not a Jinja template: line 1: …",
      "fix it, or give another with template="),
@@ -587,8 +588,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give a template that writes it, with template=, or leave it out"),
     (lambda: chat([ASK], tools=[{"name": "add"}]), "the template drops tools[0].name",
      "give a template that writes it, with template=, or leave it out"),
-    (lambda: chat([ASK], tools=["add"]),
-     "the tools are not a list of JSON schemas: one is '\'add\''",
+    (lambda: chat([ASK], tools=[7]), "the tools are not a list of JSON schemas: one is '7'",
      'write them as [{"type": "function", "function": {"name": …}}, …]'),
     (lambda: chat([ASK], variables={"messages": []}),
      "the template's variables have messages, which is given beside them",
@@ -1008,7 +1008,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the map is learnable, and a trainer optimizes only its model",
      "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
      "`to_map` returns"),
-    (lambda: collated(messages=TURNS, tools="f"), "sample 0: its tools are not a list", CHAT),
+    (lambda: collated(messages=TURNS, tools="f"),
+     "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
     (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",
      OF_TEACHERS),
     (lambda: collated(text="a", teacher_context=["b"]),
@@ -1030,7 +1031,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "sample 0: teacher_messages: message 0 has no role",
      'a message is an object such as {"role": "user", "content": "Hello"}'),
     (lambda: collated(messages=TURNS, teacher_messages="x"),
-     "sample 0: teacher_messages: its messages are not a list", CHAT),
+     "sample 0: teacher_messages: its messages: not JSON: Expecting value at column 1", CHAT),
     (lambda: heads_of("no head"), "the student needs whole logits: Linear is not a decoder of "
      "Transformers", WHOLE),
     (lambda: heads_of("more"), "the student needs whole logits: LlamaForCausalLM has positions "

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from xtok.errors import XtokError
+from xtok._lib.lines import read_text
 
 SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
 Canonicalization: TypeAlias = Literal["exact", "relaxed"]
@@ -446,10 +446,7 @@ class ProjectConfig(ChatTemplates):
 
 
 def _text_of_file(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise XtokError(f"{path} is not UTF-8", hint="convert the file to UTF-8") from error
+    return read_text(Path(path).expanduser(), "the system text").strip()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,7 +148,7 @@ def test_functions_are_tools(byte_level: Tokenizer) -> None:
     assert text.startswith('{"type": "function", "function": {"name": "count"')
 
 
-@pytest.mark.parametrize("tools", [TOOL, ["count"], [7], 7])
+@pytest.mark.parametrize("tools", [TOOL, [7], 7])
 def test_what_is_no_tool(byte_level: Tokenizer, tools: Any) -> None:
     for options in ({"tools": tools}, {"variables": {"tools": tools}}):
         make = partial(render, byte_level, [ASK, SEVEN], template=BESIDE)

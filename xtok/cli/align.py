@@ -1,5 +1,6 @@
 """`xtok align`."""
 
+import codecs
 import os
 import sys
 from pathlib import Path
@@ -82,9 +83,9 @@ def align(
 def _text(text: str | None, file: Path | None) -> bytes:
     """Return the bytes of a text given as an argument, as a file, or on stdin (`-`)."""
     if file is not None:
-        return file.read_bytes()
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     if text != "-":
         return str(text).encode("utf-8", "surrogateescape")
     if sys.stdin is None:
         raise XtokError("stdin is closed", hint="pipe the text in, or give a file with --file")
-    return sys.stdin.buffer.read()
+    return sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)

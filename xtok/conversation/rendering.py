@@ -15,6 +15,7 @@ from xtok.conversation._places import MessageSpan, Places, Span, written_header
 from xtok.conversation._tracking import Run, plain
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.leaves import WEIGHTS, Inputs, is_trained_on, unread_leaves
+from xtok.conversation.template_files import TEMPLATE_HINT, template_source
 from xtok.conversation.templates import (
     Message,
     Rendering,
@@ -576,7 +577,7 @@ def find_template(
         XtokError: if the tokenizer has none, or the file cannot be read.
     """
     templates = tokenizer.chat_templates
-    hint = f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}"
+    hint = TEMPLATE_HINT
     if template in (None, "default"):
         for name in ("tool_use", "default") if tools else ("default",):
             if name in templates:
@@ -589,12 +590,6 @@ def find_template(
         return templates[str(template)]
     elif template in FORMATS:
         return FORMATS[str(template)]
-    elif isinstance(template, str) and "{" in template:
-        return template
     else:
-        try:
-            return Path(template).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            problem = f"the chat template {template} cannot be read: {reason}"
+        return template_source(template)
     raise XtokError(problem, hint=hint, parameter="template")

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib import io
+from xtok._lib.parsing import parse_json
 from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
 from xtok.maps.opening import is_on_hub, load_pt, naming, opened, read_tensors
@@ -245,7 +246,7 @@ def table_digests(path: str | PathLike[str]) -> list[str] | None:
         loaded: Any = load_pt(contents, source) if is_pt else None
         if not nemo_tables.are_tables(loaded):
             return None
-        header = json.loads(loaded["xtok"]["metadata"]) if "xtok" in loaded else {}
+        header = parse_json(loaded["xtok"]["metadata"]) if "xtok" in loaded else {}
         return [header[side]["table_sha256"] for side in SIDES if header]
 
 
@@ -440,7 +441,7 @@ def assemble(
 def _header(metadata: str) -> dict[str, Any]:
     """Return the JSON object of a file, with its version and history checked."""
     check_json(metadata)
-    header: dict[str, Any] = json.loads(metadata)
+    header: dict[str, Any] = parse_json(metadata)
     version = header["format_version"]
     if version != FORMAT_VERSION:
         raise ValueError(

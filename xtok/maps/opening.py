@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from xtok._lib.keys import unique_keys
+from xtok._lib.parsing import parse_json
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.maps.records import InvariantError
 from xtok.maps.tensors import require_valid
@@ -141,7 +140,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
             header = dict(file.metadata() or {})
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            json.loads(file.read(size), object_pairs_hook=unique_keys)
+            parse_json(file.read(size))
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         message = f"{source} is not a whole safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP_HINT

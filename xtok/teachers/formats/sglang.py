@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
-from xtok._lib.keys import unique_keys
+from xtok._lib.parsing import parse_json
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
@@ -101,7 +100,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
 
     about = msgspec.json.decode(content, type=Generated).meta_info
     if any(content.count(name) != 1 for name in _ONCE):  # JSON keeps the last of equal keys
-        json.loads(content, object_pairs_hook=unique_keys)
+        parse_json(content)
     if about.input_token_logprobs is None or about.input_top_logprobs is None:
         raise ValueError("no input_token_logprobs and input_top_logprobs")
     if [entry[1] for entry in about.input_token_logprobs] != [*ids]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xtok._lib.keys import unique_keys
+from xtok._lib.parsing import parse_json
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
@@ -157,7 +157,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
         raise ValueError("no prompt_logprobs")
     kept = [row or {} for row in rows]
     if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row occurs twice
-        json.loads(content, object_pairs_hook=unique_keys)
+        parse_json(content)
     values = [entry.logprob for row in kept for entry in row.values()]
     realized = [row.get(i) for i, row in zip(ids, kept, strict=False)]
     ranks = [(entry.rank or 0) if entry else 0 for entry in realized]
