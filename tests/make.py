@@ -72,7 +72,7 @@ def loss_map(name: LossName, pair: Pair) -> Any:
         return ProjectionModule(built(*pair.tokenizers))
     if row.map is EVENTS:
         return event_index(xtok.events(*pair.tokenizers))
-    return spelling_index(xtok.spellings(pair))
+    return spelling_index(xtok.events(pair, for_loss="csd"))
 
 
 def nemo_values(name: str) -> dict[str, NDArray[Any]]:
@@ -455,6 +455,7 @@ WORK: dict[str, Sequence[str]] = {
     "sort-cut": ["exact.safetensors", "-k", "4", "-o", "cut.safetensors"],
     "generate": ["model", "model", "--embedding-model", "own", "-o", "near.safetensors"],
     "events": [*PAIR, "-o", "events.safetensors"],
+    "transplant": ["model", "model", "-o", "copy.model"],
     "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
     "serve": ["--help"],  # it would need a teacher's server, and not end
     "project": ["teacher.jsonl", *PAIR, "--to", "vllm", "-o", "student.jsonl"],

@@ -92,7 +92,7 @@ def there(name: str, make: Callable[[str], object]) -> str:
 
 
 def spellings(student: str = "bytes") -> SpellingMap:
-    made: SpellingMap = xtok.spellings(student, "bytes")
+    made: SpellingMap = xtok.events(student, "bytes", for_loss="csd")
     return made
 
 
@@ -100,6 +100,16 @@ def tables(name: str) -> str:
     """Write both tables, and return the name of one."""
     spellings().save("t.pt")
     return name
+
+
+def changed_table() -> object:
+    """Read a table that was changed."""
+    content = torch.load(tables("t.pt"))
+    torch.save({**content, "lengths": content["lengths"] + 1}, "t.pt")
+    return SpellingMap.load("t.pt")
+
+
+TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
 
 
 def chat_of_named(messages: list[dict[str, Any]]) -> object:
@@ -185,6 +195,24 @@ def layer(*content: Any, **name: Any) -> object:
 def generate(embedding: str | None, student: str | Path = "bytes", **options: Any) -> object:
     pair = xtok.pair(student, "small/small-digits")
     return xtok.generate(pair, embedding, xtok.GenerateConfig(**options), offline=True)
+
+
+TRANSPLANT = "init", "pad_to_multiple_of"  # options; the others change the model's config
+
+
+def transplanted(
+    tokenizer: str = "small/small-byte-level", output: str | Path = "new", **changes: Any
+) -> object:
+    """Give a model another tokenizer."""
+    folder = with_layer(Path("model"), Path("small/small-digits"), np.ones((896, 2), np.float32))
+    config = {"model_type": "llama", "vocab_size": 896, "hidden_size": 2, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    options = {name: changes.pop(name) for name in TRANSPLANT if name in changes}
+    return xtok.transplant(folder, tokenizer, output, **options)
+
+
+CAUSAL = "give a model that AutoModelForCausalLM loads without custom code"
+TEXT_ALONE = "give a model for text alone, with one input-embedding layer"
 
 
 def weights(matrix: NDArray[np.float32]) -> str:
@@ -321,8 +349,8 @@ TEXTS = (
 READABLE = "check the path and its permissions; fetch a damaged file again"
 AS_A_FILE = "write it to a file first: it is read more than once"
 LINES = (
-    "give rows that are JSON objects, and name their text field with field=; plain text needs a "
-    "name that ends in .txt"
+    "give one JSON object per line, and the name of its text field with field=; plain text needs "
+    "a name that ends in .txt"
 )
 CHAT = (
     'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
@@ -499,7 +527,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
      "the text a.txt.gz cannot be read: …", READABLE),
     (lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
-     "a.jsonl, line 2: no field 'text', but: body, n", LINES),
+     "a.jsonl, line 2: no field 'text'; fields with text: body", LINES),
     (lambda: read_text("a.jsonl", '{"text": 3}'),
      "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
     (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …", LINES),
@@ -510,15 +538,14 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.jsonl", '{"text": "x"}', group_by="lang"),
      "a.jsonl, line 1: no field 'lang' to group by, but: text",
      "name one of its fields with group_by=; by default, each file is a group"),
-    (lambda: batches(parquet(id=[1], body=["x"])),
-     "a.parquet, row 0: no field 'text', but: id, body", LINES),
+    (lambda: batches(parquet(id=[1], body=["x"])), "a.parquet has no column 'text', but: id, body",
+     "name one of its columns with field="),
     (lambda: batches(parquet(id=[1], body=["x"]), field="body", group_by="lang"),
-     "a.parquet, row 0: no field 'lang' to group by, but: id, body",
-     "name one of its fields with group_by=; by default, each file is a group"),
-    (lambda: batches(parquet(id=[1]), field="id"),
-     "a.parquet, row 0: the field 'id' is a number, not a string", LINES),
+     "a.parquet has no column 'lang', but: id, body", "name one of its columns with group_by="),
+    (lambda: batches(parquet(id=[1]), field="id"), "a.parquet: the column 'id' holds no text",
+     "name the column that holds the text with field="),
     (lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
-     "the text a.parquet cannot be read: …", READABLE),
+     "a.parquet: the column 'text' is not UTF-8: …", "write it again, as UTF-8"),
     (lambda: read_text("a.parquet", "one two three four"), "the text a.parquet cannot be read: …",
      READABLE),
     (lambda: instead("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
@@ -532,13 +559,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 2: not JSON: …", CHAT),
     (lambda: read_chats("a.jsonl", '[{}] [{}]'), "a.jsonl, line 1: more than one JSON value", CHAT),
     (lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
-     "a.parquet, row 0: no messages, but: text, id", CHAT),
+     "a.parquet: there is no column 'messages', but: text, id", CHAT),
     (lambda: read_chats("a.jsonl", '{"role": "user"}'),
      "a.jsonl, line 1: no messages, but: role", CHAT),
-    (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: it has no messages",
+    (lambda: read_chats("a.json", "[[], []]"), "a.json, conversation 0: it has no messages",
      CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "tools": "x"}'),
-     "a.json: its tools: not JSON: Expecting value at column 1", CHAT),
+     "a.json: its tools are not a list", CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "chat_template_kwargs": []}'),
      "a.json: its chat_template_kwargs are not an object", CHAT),
     (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
@@ -574,7 +601,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "text 1, 'a\\ud83d', has '\\ud83d', half of a surrogate pair, which is not text",
      "write the whole pair, or the character itself"),
     (lambda: chat([ASK], "none.jinja"),
-     "the chat template none.jinja is not a file", TEMPLATE),
+     "the chat template none.jinja cannot be read: No such file or directory", TEMPLATE),
     (lambda: chat([ASK], "{% for %}"),
      "the chat template of small-byte-level is not a Jinja template: line 1: …",
      "fix it, or give another with template="),
@@ -588,7 +615,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give a template that writes it, with template=, or leave it out"),
     (lambda: chat([ASK], tools=[{"name": "add"}]), "the template drops tools[0].name",
      "give a template that writes it, with template=, or leave it out"),
-    (lambda: chat([ASK], tools=[7]), "the tools are not a list of JSON schemas: one is '7'",
+    (lambda: chat([ASK], tools=["add"]),
+     "the tools are not a list of JSON schemas: one is '\'add\''",
      'write them as [{"type": "function", "function": {"name": …}}, …]'),
     (lambda: chat([ASK], variables={"messages": []}),
      "the template's variables have messages, which is given beside them",
@@ -698,12 +726,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give the models, or the maps, of one pair, student first; xtok inspect shows the pair of "
      "a map"),
     (lambda: xtok.explain(xtok.build(*to_pieces().tokenizers), 1, pair=to_pieces().reversed),
-     "the sides are swapped: in the map, the student is bytes and the teacher small.model",
-     "give the student first, as in the map, or build the map in the other direction"),
+     "the sides are swapped: the map is of the student bytes and the teacher small.model",
+     "give the student first, as the map has them, or build the map the other way"),
     (lambda: xtok.multitoken(bytes_pair(), initial=GOOD),
      "the student of the map (m) is 4 wide, bytes 256",
-     "give the map of this pair; xtok inspect shows the pair of a map; if the pair is right, set "
-     "the width to 256 with student_vocab_size="),
+     "give the map of this pair; xtok inspect shows the pair of a map; if it is this pair, give "
+     "the width 256 with student_vocab_size="),
     (lambda: xtok.build("bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))),
      "there is no teacher id 256 to ignore: bytes is 256 wide",
      "give ids from 0 to 255 with ignore_teacher_ids="),
@@ -760,15 +788,25 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: xtok.convert(xtok.events("bytes", "bytes"), "e.safetensors"),
      "an event map has one format, .safetensors",
      "give a projection map or a spelling map; copy the file of an event map"),
-    (lambda: SpellingMap.load(tables("t.pt")),
-     "t.pt contains a table for NeMo-RL, which xtok writes but does not read",
-     "give the map as .safetensors; xtok events --for csd makes one"),
-    (lambda: ProjectionMap.load("hf:owner/name"),
-     "hf:owner/name does not name a file of a repo on the hub",
-     "give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE"),
-    (lambda: TINY.save("hf:owner/name/map.safetensors"),
-     "the output hf:owner/name/map.safetensors is on the hub, and xtok writes local files only",
-     "write a local file, then share it: hf upload OWNER/NAME FILE"),
+    (lambda: SpellingMap.load(tables("t.reverse.pt")), "t.reverse.pt is the teacher's table",
+     "give the student's, t.pt; the teacher's is found next to it"),
+    (lambda: shutil.move(tables("t.reverse.pt"), "t.txt") and SpellingMap.load("t.pt"),
+     "t.reverse.pt is missing, the teacher's table that goes with t.pt",
+     f"keep both files in one folder; {TABLES}"),
+    (lambda: shutil.copy(tables("t.reverse.pt"), "t.pt") and SpellingMap.load("t.pt"),
+     "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
+    (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
+     "t.reverse.pt is not the teacher's table", TABLES),
+    (lambda: there("o.pt", spellings("null:5").save)
+         and shutil.move("o.reverse.pt", tables("t.reverse.pt")) and SpellingMap.load("t.pt"),
+     "t.pt and t.reverse.pt do not belong together: bytes in bytes, and bytes in null:5", TABLES),
+    (changed_table, "t.pt was changed since xtok wrote it", TABLES),
+    (lambda: file(tables("t.reverse.pt"), b"PK\3\4") and SpellingMap.load("t.pt"),
+     "t.reverse.pt is not a whole .pt file: …", MAP),
+    (lambda: file(tables("t.pt"), pt_bytes({"subtoks": torch.ones(2, 8), "lengths": torch.ones(2)}))
+         and SpellingMap.load("t.pt"), "t.pt is not a table that xtok wrote", TABLES),
+    (lambda: there(tables("t.reverse.pt"), of_bytes().save) and SpellingMap.load("t.pt"),
+     "t.reverse.pt is not a table that xtok wrote", TABLES),
     (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
      "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
      "move it away, or give the output another name than t.pt"),
@@ -830,10 +868,44 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "wte.weight of model/model.safetensors is torch.int8 [4, 2], not a matrix of floats", FLOATS),
     (lambda: layer(MATRIX, {"model.embed_tokens.weight": "model.safetensors"}),
      "model/model.safetensors is not a whole safetensors file: …", FETCH),
-    (lambda: layer(MATRIX, []), "model has no model.safetensors", WEIGHTS),
+    (lambda: layer(MATRIX, []), "the model.safetensors.index.json of model is damaged", FETCH),
     (lambda: layer(b"x", [1]), "the model.safetensors.index.json of model is damaged", FETCH),
     (lambda: layer(b"x", {"wte.weight": "none.safetensors"}),
      "model lacks none.safetensors, which its model.safetensors.index.json names", FETCH),
+    # Transplant
+    (lambda: transplanted(init="bytes"),
+     "init is bytes, expected pieces, mean or the path of a map", "give one of these with init="),
+    (lambda: xtok.transplant("small/small-digits", "small/small-byte-level", "new"),
+     "small/small-digits has no model.safetensors", WEIGHTS),
+    (lambda: xtok.transplant("small/small.model", "small/small-byte-level", "new"),
+     "small.model is a tokenizer file without weights", "give a model's folder or repo id"),
+    (lambda: transplanted("small/small.model"),
+     "Transformers cannot load the tokenizer small.model",
+     "give a folder or repo with a tokenizer.json"),
+    (lambda: transplanted(pad_to_multiple_of=2**25),
+     "small-byte-level, padded to a multiple of 33554432, has 33,554,432 rows, expected at most "
+     "16,777,216", "pass a smaller multiple with pad_to_multiple_of="),
+    (lambda: transplanted(quantization_config={"quant_method": "fp8"}),
+     "the weights of model are quantized, expected floats",
+     "give the checkpoint that it was quantized from"),
+    (lambda: transplanted(model_type="t5"),
+     "Transformers has no causal language model for the config.json of model: Unrecognized "
+     "configuration class …", CAUSAL),
+    (lambda: transplanted(model_type="none"),
+     "Transformers has no causal language model for the config.json of model: Unrecognized "
+     "model identifier: none. Should contain one of …", CAUSAL),
+    (lambda: transplanted(model_type="gemma3", text_config={"num_hidden_layers": 1}),
+     "model is a gemma3 model, which takes more than text: unsupported", TEXT_ALONE),
+    (lambda: transplanted(model_type="gemma3n_text", hidden_size=8),
+     "model is a gemma3n_text model, which has embeddings in each layer: unsupported",
+     TEXT_ALONE),
+    (lambda: transplanted(output=file("new")), "the output new is a file, expected a folder",
+     "name a folder"),
+    (lambda: transplanted(output=Path(file("new/a.txt")).parent),
+     "the output folder new contains a.txt, which xtok did not write or which changed since",
+     "name a new folder, or delete this one first"),
+    (lambda: transplanted(output=Path(file("new")) / "a"),
+     "the folder of the output, new, is a file", "give a path in a folder"),
     # Alignment
     (lambda: xtok.project_logprobs(xtok.TokenAligner(bytes_pair()), [*b"12"], [*b"7"], [-1.0]),
      'the texts part at byte 0, after "": the student has "12", the teacher "7"',
@@ -1008,8 +1080,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the map is learnable, and a trainer optimizes only its model",
      "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
      "`to_map` returns"),
-    (lambda: collated(messages=TURNS, tools="f"),
-     "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
+    (lambda: collated(messages=TURNS, tools="f"), "sample 0: its tools are not a list", CHAT),
     (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",
      OF_TEACHERS),
     (lambda: collated(text="a", teacher_context=["b"]),
@@ -1031,7 +1102,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "sample 0: teacher_messages: message 0 has no role",
      'a message is an object such as {"role": "user", "content": "Hello"}'),
     (lambda: collated(messages=TURNS, teacher_messages="x"),
-     "sample 0: teacher_messages: its messages: not JSON: Expecting value at column 1", CHAT),
+     "sample 0: teacher_messages: its messages are not a list", CHAT),
     (lambda: heads_of("no head"), "the student needs whole logits: Linear is not a decoder of "
      "Transformers", WHOLE),
     (lambda: heads_of("more"), "the student needs whole logits: LlamaForCausalLM has positions "

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from xtok._lib.lines import read_text
+from xtok.errors import XtokError
 
 SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
 Canonicalization: TypeAlias = Literal["exact", "relaxed"]
@@ -188,9 +188,6 @@ def with_hyphens(loss: Any) -> Any:
     return loss.replace("_", "-") if isinstance(loss, str) else loss
 
 
-_MAKERS = {"event-kl": "xtok.events", "csd": "xtok.spellings"}
-
-
 def loss_name(loss: str, known: Any = Loss) -> Any:
     """Return a loss's name, of which both spellings are accepted: `p-kl`, `p_kl`.
 
@@ -199,7 +196,7 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
     """
     name = with_hyphens(loss)
     if name in get_args(EventLoss) and known is Loss:
-        raise ValueError(f"{name} takes no projection map: {_MAKERS[name]} makes its map")
+        raise ValueError(f"{name} takes no projection map: xtok.events makes what it takes")
     if name not in get_args(known):
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
     return name
@@ -446,12 +443,15 @@ class ProjectConfig(ChatTemplates):
 
 
 def _text_of_file(path: str) -> str:
-    return read_text(Path(path).expanduser(), "the system text").strip()
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise XtokError(f"{path} is not UTF-8", hint="convert the file to UTF-8") from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(ChatTemplates):
-    """Options of `serve`."""
+class ServeConfig(Config):
+    """How `serve` answers trainers, and asks the teacher's server."""
 
     panel = MAIN
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")

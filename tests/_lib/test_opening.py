@@ -17,8 +17,7 @@ import pyarrow.parquet
 import pytest
 from checks import error_of
 
-from xtok._lib.opening import reading
-from xtok._lib.parquet import ParquetTable, parquet_writer
+from xtok._lib.opening import parquet_file, parquet_writer, reading
 from xtok.building.counting.texts import check_texts
 from xtok.conversation.files import read_conversations
 from xtok.errors import XtokError
@@ -122,8 +121,7 @@ def test_parquet_pages_have_checksums(tmp_path: Path) -> None:
         path.write_bytes(flipped)
         try:
             with reading(path):
-                read = pyarrow.Table.from_batches(ParquetTable(path).batches([0]))
-                taken += read.equals(table) is False
+                taken += parquet_file(path).read().equals(table) is False
         except XtokError:
             continue
     assert taken == 0

@@ -8,9 +8,11 @@ later run, only bytes that have the digest they were written with are used.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -69,6 +71,46 @@ def check_output(
     _check_folder(target, what)
     _check_owner(target, name)
     return target
+
+
+def check_folder(path: str | PathLike[str], record: str) -> Path:
+    """Check that a folder can be written, before any work.
+
+    It must be missing, empty, or a folder that xtok wrote and that is unchanged since.
+
+    Args:
+        path: the folder; a symbolic link stands for its target.
+        record: the name of the JSON file that xtok writes last. Its `files` are the names and
+            sizes of the other files.
+
+    Raises:
+        OutputError: if the folder cannot be written, or contains other files.
+    """
+    target = Path(os.path.realpath(Path(path).expanduser()))
+    if target.exists() and not target.is_dir():
+        raise OutputError(f"the output {path} is a file, expected a folder", hint="name a folder")
+    _check_folder(target, "output")
+    if target.is_dir() and (others := _unrecorded(target, record)):
+        raise OutputError(
+            f"the output folder {path} contains {others[0]}, which xtok did not write or which "
+            "changed since",
+            hint="name a new folder, or delete this one first",
+        )
+    return target
+
+
+def _unrecorded(folder: Path, record: str) -> list[str]:
+    """Return the files of a folder that differ from its record, or are newer than it."""
+    files = {path.name: path.lstat() for path in folder.iterdir()}
+    written: dict[str, int] = {}
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        written = dict(json.loads((folder / record).read_text(encoding="utf-8"))["files"])
+    return sorted(
+        name
+        for name, about in files.items()
+        if name != record
+        and (written.get(name) != about.st_size or about.st_mtime_ns > files[record].st_mtime_ns)
+    )
 
 
 def _check_owner(target: Path, name: str) -> None:
@@ -158,6 +200,43 @@ def atomic_output(target: Path) -> Iterator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to the target, and rename it to the target at the end.
+
+    An existing target is replaced. After an error nothing is left; the folder of a killed process
+    is removed when the same target is written an hour later.
+
+    Raises:
+        OutputError: if the folder cannot be written.
+    """
+    stem = f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}"
+    temporary, before = (target.with_name(stem[:-1] + end + ".tmp") for end in "01")
+    with _writing(target), parents_of(target):
+        _remove_stale_folders(target)
+        try:
+            temporary.mkdir()
+            yield temporary
+            for path in temporary.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            if target.exists():
+                target.replace(before)
+            temporary.replace(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        shutil.rmtree(before, ignore_errors=True)
+
+
+def _remove_stale_folders(target: Path) -> None:
+    names, limit = re.compile(_temporary_names(target)), time.time() - STALE_AFTER
+    folders = (path for path in target.parent.iterdir() if names.fullmatch(path.name))
+    for folder in folders:
+        if max(p.lstat().st_mtime for p in (folder, *folder.glob("*"))) < limit:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _like(path: Path, about: os.stat_result) -> None:

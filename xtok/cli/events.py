@@ -7,7 +7,7 @@ from xtok.cli.options import (
     JSON,
     SKIP_EXISTING,
     TIMEOUT,
-    Models,
+    ModelArguments,
     Widths,
     loss_option,
     note_one_vocabulary,
@@ -23,7 +23,7 @@ from xtok.maps.file import SUFFIXES, check_output
 @command
 def events(
     *,
-    models: Models,
+    models: ModelArguments,
     for_loss: EventLoss = loss_option(
         EventLoss,
         "event-kl",

@@ -20,6 +20,7 @@ PARTS = {
     "Start": ("doctor", "events", "build", "verify"),
     "Look": ("inspect", "report", "align", "evaluate", "vocab"),
     "A teacher's predictions": ("project", "serve"),
+    "A model's tokenizer": ("transplant",),
     "Files": ("convert", "render"),
     "NeMo-RL's stages": ("generate", "multitoken", "reapply-exact", "sort-cut"),
 }

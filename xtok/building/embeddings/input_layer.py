@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import EmbeddingError
 from xtok.tokenizers.hub import ModelFiles
+
+if TYPE_CHECKING:
+    import torch
 
 # The layer's name in the checkpoints of transformers' models, the more common first.
 _NAMES = (
@@ -27,7 +32,7 @@ _NAMES = (
 )  # fmt: skip
 _OUTPUT_NAME = "lm_head.weight"  # the same matrix where config.json ties the two
 
-_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Model(ModelFiles):
@@ -45,7 +50,7 @@ class Model(ModelFiles):
 
         None if that is unknown, because the repo is not in the local cache.
         """
-        return True if self.find(_INDEX) is not None else self.has(_FILE)
+        return True if self.find(INDEX) is not None else self.has(_FILE)
 
 
 def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
@@ -56,45 +61,81 @@ def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
     Raises:
         EmbeddingError: if there is no safetensors checkpoint, or no such layer in it.
     """
-    import torch
-    from safetensors import SafetensorError, safe_open
+    files = tensor_files(model)
+    name = choose_layer(files, model)
+    return name, np.asarray(read_tensor(shard_path(model, files[name]), name).float().numpy())
 
-    name, path = "", model.find(_FILE, required=True) if model.find(_INDEX) is None else None
-    if path is None and (shards := model.json(_INDEX).get("weight_map")):
-        if not isinstance(shards, dict):
-            raise EmbeddingError(f"the {_INDEX} of {model} is damaged", hint=_FETCH_HINT)
-        name = _choose(shards, model)
-        path = model.find(str(shards[name]), required=True)
-        if path is None:
-            raise EmbeddingError(
-                f"{model} lacks {shards[name]}, which its {_INDEX} names", hint=_FETCH_HINT
-            )
+
+def tensor_files(model: Model) -> dict[str, str]:
+    """Return the file name of each tensor in a safetensors checkpoint; fetches no shard.
+
+    Raises:
+        EmbeddingError: if there is no safetensors checkpoint, or its index is damaged.
+    """
+    if model.find(INDEX) is not None:
+        shards = model.json(INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise EmbeddingError(f"the {INDEX} of {model} is damaged", hint=_FETCH_HINT)
+        return {str(name): str(file) for name, file in shards.items()}
+    path = model.find(_FILE, required=True)
     if path is None:
         raise EmbeddingError(
             f"{model} has no {_FILE}",
             hint="give a model with a safetensors checkpoint; save_pretrained writes one",
         )
-    try:
-        with safe_open(path, framework="pt") as file:  # NumPy has no bfloat16
-            name = name or _choose(file.keys(), model)
-            tensor = file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise EmbeddingError(
-            f"{path} is not a whole safetensors file: {error}", hint=_FETCH_HINT
-        ) from error
+    with opened_checkpoint(path) as file:
+        return dict.fromkeys(file.keys(), _FILE)
+
+
+def shard_path(model: Model, name: str) -> Path:
+    """Return the path of a file that `tensor_files` names, fetched if need be.
+
+    Raises:
+        EmbeddingError: if it is missing.
+    """
+    path = model.find(name, required=True)
+    if path is None:
+        raise EmbeddingError(f"{model} lacks {name}, which its {INDEX} names", hint=_FETCH_HINT)
+    return path
+
+
+def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> torch.Tensor:
+    """Return a tensor of floats from a safetensors file, in its own dtype.
+
+    Raises:
+        EmbeddingError: if the file is damaged, or the tensor is quantized or has other dimensions.
+    """
+    import torch
+
+    with opened_checkpoint(path) as file:
+        tensor: torch.Tensor = file.get_tensor(name)  # NumPy has no bfloat16
     floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    if tensor.ndim != 2 or tensor.dtype not in floats:
+    if tensor.ndim not in dimensions or tensor.dtype not in floats:
         raise EmbeddingError(
             f"{name} of {path} is {tensor.dtype} {list(tensor.shape)}, not a matrix of floats",
             hint="give the checkpoint that is not quantized, or fetch it again",
         )
-    return name, np.asarray(tensor.float().numpy())
+    return tensor
+
+
+@contextmanager
+def opened_checkpoint(path: Path) -> Iterator[Any]:
+    """Open a safetensors file for PyTorch; an `EmbeddingError` if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise EmbeddingError(
+            f"{path} is not a whole safetensors file: {error}", hint=_FETCH_HINT
+        ) from error
 
 
 _FETCH_HINT = "the checkpoint is damaged: fetch it again"
 
 
-def _choose(names: Collection[str], model: Model) -> str:
+def choose_layer(names: Collection[str], model: Model) -> str:
     """Return the layer's name of a checkpoint's tensors, by the known names alone."""
     for name in _NAMES:
         if name in names:

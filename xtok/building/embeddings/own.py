@@ -30,7 +30,7 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
     """Return which model has no safetensors weights here; "" if both have them."""
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
-        model = _own_model(tokenizer, offline)
+        model = model_of(tokenizer, offline)
         try:
             has_weights = model is not None and model.has_checkpoint()
         except EmbeddingError as error:  # no network, or no access
@@ -42,7 +42,7 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
     return ""
 
 
-def _own_model(tokenizer: Tokenizer, offline: bool) -> Model | None:
+def model_of(tokenizer: Tokenizer, offline: bool = False) -> Model | None:
     """Return the folder or repo of a tokenizer; None for a file."""
     location = tokenizer.location
     if location is None or (isinstance(location, Path) and not location.is_dir()):
@@ -101,7 +101,7 @@ def fitted_embeddings(
 
 def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool) -> Vectors:
     """Return rows of a model's input-embedding layer, float32 `[n, d]`."""
-    model_id, model = tokenizer.vocabulary.model_id, _own_model(tokenizer, offline)
+    model_id, model = tokenizer.vocabulary.model_id, model_of(tokenizer, offline)
     if model is None:
         raise EmbeddingError(
             f"{model_id} is a tokenizer file: it has no embeddings of its own",

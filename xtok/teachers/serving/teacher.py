@@ -54,10 +54,6 @@ PROBE = (
 """A text that every family of tokenizers splits differently."""
 
 
-class InvalidScores(TeacherError):
-    """The values in a response are not log-probabilities."""
-
-
 class TeacherServer:
     """The teacher's server.
 
@@ -111,8 +107,9 @@ class TeacherServer:
                 candidates.
         """
         try:
-            vocabulary = self._ids
             await self.identify(wait, note)
+            vocabulary = self._ids
+            self._ids = replace(vocabulary, vocab_size=MAX_WIDTH)  # until the tokenizer is checked
             await self._choose(candidates, note)
             checked = self.connection.opened, asyncio.get_running_loop().time()
             await self._check_tokenizer(student, note)
@@ -147,7 +144,6 @@ class TeacherServer:
         self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
         length = card.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
-        self._ids = replace(self._ids, vocab_size=MAX_WIDTH)  # the server's vocabulary may be wider
 
     async def _first_response(self, wait: float, note: Note) -> httpx.Response:
         begin = asyncio.get_running_loop().time()
@@ -281,15 +277,12 @@ class TeacherServer:
 
         Raises:
             TeacherError: if it returns log-probabilities of a prompt in neither format.
-            InvalidScores: if it returns values that are not log-probabilities.
         """
         ids = [*range(min(8, len(self.tokenizer.table)))]  # every vocabulary has these ids
         problem = ""
         for self.kind in ("vllm", "sglang"):
             try:
                 return _widest(await self.score(ids, wanted))
-            except InvalidScores:
-                raise
             except TeacherError as error:
                 problem = problem or str(error)
                 if limit := re.search(r"max allowed: (\d+)", str(error)):
@@ -326,14 +319,14 @@ class TeacherServer:
         """The module of the server's format."""
         return _FORMATS[self.kind]
 
-    async def score(self, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> RankedTopK:
+    async def score(self, ids: Sequence[int], top_k: int) -> RankedTopK:
         """Return the log-probabilities of ids, and of the `top_k` best candidates at each.
 
         Raises:
             TeacherError: if the server refuses the request, is away, or does not return
                 log-probabilities of these ids.
         """
-        body = msgspec.json.encode(self.format.request(self.model, ids, top_k, temperature))
+        body = msgspec.json.encode(self.format.request(self.model, ids, top_k))
         max_bytes = len(ids) * (top_k + 2) * ENTRY_BYTES
         content = await self.connection.post(self.format.ROUTE, body, max_bytes, is_score=True)
         if self._is_connected:
@@ -357,7 +350,7 @@ class TeacherServer:
                 f"{self.format.ROUTE} returned no log-probabilities of the prompt: {error}"
             ) from error
         except XtokError as error:
-            raise InvalidScores(str(error)) from error
+            raise TeacherError(str(error)) from error
         return completed(RankedTopK(response.topk, ranks), len(self.tokenizer.table))
 
 

@@ -1,0 +1,424 @@
+"""`transplant`: a model with another tokenizer, for several architectures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checks import fails, fits_80_columns, killed, on_a_full_disk, printed_json, works
+from conftest import Cli
+from forked import Forks
+from safetensors.torch import load_file, save_file
+from tiny_models import logged, tiny_model
+
+import xtok
+from xtok.errors import OutputError
+from xtok.tokenizers import load_tokenizer
+from xtok.training.transplant import RECORD, Transplant, bits_per_byte
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, untied": ("llama", {"tie_word_embeddings": False}),
+    "gemma, scaled": ("gemma3_text", {"head_dim": 8, "layer_types": ["full_attention"]}),
+    "gpt2, without its prefix": ("gpt2", {"n_positions": 64}),
+    "phi, a bias of the head": ("phi", {}),
+    "gpt_neox, another head": ("gpt_neox", {"tie_word_embeddings": False}),
+    "opt, a decoder inside": ("opt", {"word_embed_proj_dim": 16, "ffn_dim": 32}),
+}
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SIZES = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+def made(folder: Path, tokenizer: Path, kind: str, options: dict[str, Any], **saved: Any) -> Path:
+    """Write a random model with the tokenizer of a folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    old = load_tokenizer(tokenizer)
+    roles = old.table.roles
+    config = AutoConfig.for_model(
+        kind, **SIZES, vocab_size=old.vocabulary.vocab_size, **options,
+        bos_token_id=roles["bos"][0], eos_token_id=roles["eos"][0], pad_token_id=roles["pad"][0],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    for parameter in model.parameters():  # biases as well
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder, **saved)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copyfile(tokenizer / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path, small: Path) -> Path:
+    """A tied Llama with the tokenizer `small-digits`."""
+    return made(tmp_path / "model", small / "small-digits", *CONFIGS["llama, tied"])
+
+
+@pytest.fixture
+def new(small: Path) -> Path:
+    return small / "small-byte-level"
+
+
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """Load a folder as its users do; every weight must come from the checkpoint."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, about = loaded
+    assert not any(about.values()), about
+    return model.eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def rows_of(folder: Path, get: str = "get_input_embeddings") -> Any:
+    return getattr(loaded(folder)[0], get)().weight.detach()
+
+
+def config_of(folder: Path, name: str = "config") -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return values
+
+
+def changed(folder: Path, **values: Any) -> Path:
+    """Change values of a folder's config.json."""
+    (folder / "config.json").write_text(json.dumps(config_of(folder) | values))
+    return folder
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_new_model_predicts_shared_tokens_as_the_original(
+    name: str, tmp_path: Path, small: Path, new: Path
+) -> None:
+    """Input, body, head and bias together: the logits of shared tokens are equal."""
+    source = made(tmp_path / "model", small / "small-digits", *CONFIGS[name])
+    if "prefix" in name:
+        path = source / "model.safetensors"
+        weights = {k.removeprefix("transformer."): v for k, v in load_file(path).items()}
+        save_file(weights, path, {"format": "pt"})
+    done = xtok.transplant(source, new, tmp_path / "new")
+    pair = xtok.pair(new, source)
+    new_ids = np.flatnonzero(pair.equal_bytes >= 0)[:64]
+    old_ids = pair.equal_bytes[new_ids]
+    (ours, library), (theirs, _) = loaded(tmp_path / "new"), loaded(source)
+    with torch.no_grad():
+        mine, original = (
+            model(input_ids=torch.from_numpy(ids)[None]).logits[0]
+            for model, ids in ((ours, new_ids), (theirs, old_ids))
+        )
+    assert torch.equal(mine[:, new_ids], original[:, old_ids])
+    assert mine.shape[1] == done.vocab_size == len(library) == 1200
+    for parameter, value in theirs.state_dict().items():
+        if value.shape[:1] != (done.old_vocab_size,):
+            assert torch.equal(ours.state_dict()[parameter], value), parameter
+
+
+def test_rows(model: Path, new: Path, tmp_path: Path) -> None:
+    done = xtok.transplant(model, new, tmp_path / "new", pad_to_multiple_of=128)
+    ours, theirs, pair = rows_of(tmp_path / "new"), rows_of(model), xtok.pair(new, model)
+    table, old = pair.tables
+    mean = theirs[torch.from_numpy(old.types != 5)].double().mean(0).float()
+    for i in range(len(ours)):
+        token, partner = (table[i], pair.partners[i]) if i < len(table) else (b"", -1)
+        pieces = theirs[pair.pieces(np.array([i])).ids] if token else mean[None]
+        if partner >= 0:
+            assert torch.equal(ours[i], theirs[partner])
+        else:
+            torch.testing.assert_close(ours[i], pieces.mean(0))
+    assert (done.copied, done.roles, done.composed, done.empty, done.padding) == (
+        782,
+        5,
+        413,
+        0,
+        80,
+    )
+    assert (done.old_vocab_size, done.vocab_size, len(ours)) == (896, 1280, 1280)
+    assert (done.model, done.tokenizer) == ("model", "small-byte-level")
+    assert (done.bits_before, done.bits_after, done.notes) == (None, None, ())
+
+
+def test_shares_of_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
+    pair = xtok.pair(new, model)
+    composed = np.flatnonzero(pair.partners[:1200] < 0)
+    rows = {}
+    kinds: dict[str, dict[str, Any]] = {
+        "pieces": {}, "mean": {"init": "mean"}, "shrunk": {"shrink": 0.25}, "all": {"shrink": 1.0}
+    }  # fmt: skip
+    for name, options in kinds.items():
+        xtok.transplant(model, new, tmp_path / name, **options)
+        rows[name] = rows_of(tmp_path / name)
+    others = np.setdiff1d(np.arange(1200), composed)
+    for name in rows:
+        assert torch.equal(rows[name][others], rows["pieces"][others])
+    ours = {name: one[composed] for name, one in rows.items()}
+    torch.testing.assert_close(ours["shrunk"], 0.75 * ours["pieces"] + 0.25 * ours["mean"])
+    assert torch.equal(ours["all"], ours["mean"])
+    assert (ours["mean"] == ours["mean"][0]).all()
+    assert not torch.equal(ours["pieces"], ours["mean"])
+
+
+def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
+    """Shared tokens are copied all the same; scale slots do not count."""
+    pair = xtok.pair(new, model)
+    projection = xtok.build(pair)
+    projection.save(tmp_path / "map.safetensors")
+    done = xtok.transplant(model, new, tmp_path / "new", init=str(tmp_path / "map.safetensors"))
+    ours, theirs = rows_of(tmp_path / "new"), rows_of(model)
+    edges = projection.edges.take(~projection.is_slot).normalized()
+    for i in np.flatnonzero(pair.partners[:1200] < 0).tolist():
+        of_row = edges.take(edges.student_ids == i)
+        expected = torch.from_numpy(of_row.weights).float() @ theirs[of_row.teacher_ids]
+        torch.testing.assert_close(ours[i], expected)
+    assert torch.equal(ours[:256], rows_of(tmp_path / "new")[:256])
+    assert (done.copied, done.composed, done.empty) == (782, 413, 0)
+    assert config_of(tmp_path / "new", "xtok_transplant")["init"] == "map"
+
+
+def test_the_folder_has_what_a_model_needs(model: Path, new: Path, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    source = shutil.copytree(new, tmp_path / "tokenizer")
+    (source / "chat_template.jinja").write_text(template)
+    (model / "LICENSE").write_text("free")
+    changed(model, sep_token_id=3, tokenizer_class="GPT2Tokenizer")
+    generation = {"suppress_tokens": [7], "max_new_tokens": 5, "eos_token_id": [795, 797]}
+    (model / "generation_config.json").write_text(json.dumps(generation))
+    done = xtok.transplant(model, source, tmp_path / "new")
+    assert done.notes == (
+        "removed from the configs, as ids of the old tokenizer: sep_token_id, suppress_tokens",
+    )
+    assert left(tmp_path / "new") == [
+        "LICENSE", "chat_template.jinja", "config.json", "generation_config.json",
+        "model.safetensors", "tokenizer.json", "tokenizer_config.json", RECORD,
+    ]  # fmt: skip
+    config, expected = config_of(tmp_path / "new"), config_of(model)
+    ids = {"bos_token_id": 1194, "eos_token_id": 1195, "pad_token_id": 1198}
+    del expected["tokenizer_class"]
+    assert config == expected | ids | {"vocab_size": 1200, "sep_token_id": None}
+    generation = config_of(tmp_path / "new", "generation_config")
+    assert generation == ids | {"eos_token_id": [1195, 1197], "max_new_tokens": 5}
+    ours, library = loaded(tmp_path / "new")
+    assert library.chat_template == template
+    assert ours.generation_config.eos_token_id == [1195, 1197]
+    text = "In 2012 there were größer 日本 😀 of them.\n"
+    assert library(text).input_ids == load_tokenizer(new).library(text).input_ids
+    record = config_of(tmp_path / "new", "xtok_transplant")
+    assert record["files"] == {
+        name: (tmp_path / "new" / name).stat().st_size
+        for name in left(tmp_path / "new")
+        if name != RECORD
+    }
+    assert str(tmp_path) not in json.dumps(record)
+
+
+def test_an_end_of_turn_ends_a_text_if_its_row_does(model: Path, new: Path, tmp_path: Path) -> None:
+    """The tokenizer declares one end; the model, and so the copied row, has two."""
+    source = shutil.copytree(new, tmp_path / "tokenizer")
+    (source / "generation_config.json").unlink()
+    xtok.transplant(model, source, tmp_path / "new")
+    assert config_of(tmp_path / "new", "generation_config")["eos_token_id"] == [1195, 1197]
+    assert config_of(tmp_path / "new")["eos_token_id"] == 1195
+
+
+def test_padding_does_not_get_the_row_of_an_end(small: Path, new: Path, tmp_path: Path) -> None:
+    """Else a model that pads with its end of text would predict padding there."""
+    source = shutil.copytree(small / "small-digits", tmp_path / "tokenizer")
+    config = config_of(source, "tokenizer_config") | {"pad_token": "<|end_of_text|>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    model = made(tmp_path / "model", source, *CONFIGS["llama, tied"])
+    done = xtok.transplant(model, new, tmp_path / "new")
+    rows = rows_of(tmp_path / "new")
+    assert torch.equal(rows[1195], rows_of(model)[795])
+    assert not torch.equal(rows[1198], rows[1195])
+    assert (done.roles, done.empty) == (4, 1)
+
+
+def test_shards_and_their_index(model: Path, new: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    whole, sharded = tmp_path / "whole", shutil.copytree(model, tmp_path / "sharded")
+    xtok.transplant(model, new, whole)
+    (sharded / "model.safetensors").unlink()
+    AutoModelForCausalLM.from_pretrained(model).save_pretrained(sharded, max_shard_size="20KB")
+    assert len(list(sharded.glob("*.safetensors"))) == 2
+    xtok.transplant(sharded, new, tmp_path / "new")
+    ours, expected = loaded(tmp_path / "new")[0], loaded(whole)[0]
+    assert all(torch.equal(ours.state_dict()[n], v) for n, v in expected.state_dict().items())
+    index = config_of(tmp_path / "new", "model.safetensors.index")
+    size = sum(p.numel() * 4 for p in ours.parameters())
+    assert index["metadata"] == {"total_size": size}
+    assert index["weight_map"] == config_of(sharded, "model.safetensors.index")["weight_map"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_dtype_stays(dtype: torch.dtype, model: Path, new: Path, tmp_path: Path) -> None:
+    path = model / "model.safetensors"
+    save_file({n: w.to(dtype) for n, w in load_file(path).items()}, path, {"format": "pt"})
+    changed(model, dtype=str(dtype).removeprefix("torch."))
+    xtok.transplant(model, new, tmp_path / "new")
+    weights, old = load_file(tmp_path / "new" / "model.safetensors"), load_file(path)
+    assert {w.dtype for w in weights.values()} == {dtype}
+    pair = xtok.pair(new, model)
+    ids = np.flatnonzero(pair.equal_bytes >= 0)
+    layer = "model.embed_tokens.weight"
+    assert torch.equal(weights[layer][ids], old[layer][pair.equal_bytes[ids]])
+    assert list(weights) == list(old)
+
+
+def test_tensors_beside_the_model_class_keep_up(model: Path, new: Path, tmp_path: Path) -> None:
+    """As the embeddings of a prediction of several tokens, which Transformers does not load."""
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    extra = {"mtp.embed.weight": weights["model.embed_tokens.weight"] * 2, "mtp.x": torch.ones(3)}
+    save_file(weights | extra, path, {"format": "pt"})
+    xtok.transplant(model, new, tmp_path / "new")
+    ours = load_file(tmp_path / "new" / "model.safetensors")
+    assert torch.equal(ours["mtp.embed.weight"], ours["model.embed_tokens.weight"] * 2)
+    assert torch.equal(ours["mtp.x"], torch.ones(3))
+
+
+def test_a_tokenizer_with_fewer_rows_than_the_model(model: Path, tmp_path: Path) -> None:
+    """The other direction; and a SentencePiece vocabulary."""
+    small = load_tokenizer(model)
+    big = made(tmp_path / "big", Path(str(small.location)), "llama", {"tie_word_embeddings": True})
+    assert xtok.transplant(model, big, tmp_path / "a").copied == 795
+
+
+def test_the_same_tokenizer(model: Path, small: Path, tmp_path: Path) -> None:
+    done = xtok.transplant(model, small / "small-digits", tmp_path / "new")
+    assert done.notes == ("model has this tokenizer already: the folder is a copy",)
+    assert (done.vocab_size, done.old_vocab_size) == (896, 896)
+    for path in model.iterdir():
+        assert (tmp_path / "new" / path.name).read_bytes() == path.read_bytes()
+    padded = xtok.transplant(model, small / "small-digits", tmp_path / "a", pad_to_multiple_of=500)
+    assert (padded.vocab_size, padded.notes) == (1000, ())
+
+
+def test_an_own_folder_is_replaced_and_no_other(model: Path, new: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    target.mkdir()
+    xtok.transplant(model, new, target)
+    xtok.transplant(model, new, target, init="mean")
+    assert config_of(target, "xtok_transplant")["init"] == "mean"
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    trained = loaded(target)[0]
+    trained.save_pretrained(target)
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(OutputError, match="changed since"):
+        xtok.transplant(model, new, target)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"thesis\.txt"):
+        xtok.transplant(model, new, tmp_path / "other")
+    with pytest.raises(OutputError, match="a file"):
+        xtok.transplant(model, new, tmp_path / "other" / "thesis.txt")
+
+
+@pytest.mark.parametrize(("stop", "code"), [("SIGTERM", 143), ("SIGKILL", 137), ("SIGINT", 130)])
+def test_killed_in_the_middle(
+    stop: str, code: int, model: Path, new: Path, tmp_path: Path, forks: Forks
+) -> None:
+    """Nothing half-written; the next run of an hour later removes what SIGKILL leaves."""
+    patch = """
+import xtok.training.transplant as module
+before = module._write_settings
+def write(*args):
+    before(*args)
+    os.kill(os.getpid(), stop)
+module._write_settings = write
+"""
+    args = ["transplant", str(model), str(new), "-o", "new"]
+    done = killed(patch, stop, args, tmp_path, forks)
+    assert done.returncode in (code, code - 128 - 2 * (code - 128)), done.stderr
+    assert not (tmp_path / "new").exists()
+    hidden = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert len(hidden) == (stop == "SIGKILL")
+    for folder in hidden:
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (0, 0))
+    xtok.transplant(model, new, tmp_path / "new")
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_full_disk(model: Path, new: Path, tmp_path: Path, forks: Forks) -> None:
+    args = ["transplant", str(model), str(new), "-o", "deep/new"]
+    fails(
+        on_a_full_disk(forks, 50_000, args, tmp_path), "cannot be written: File too large", "free"
+    )
+    assert left(tmp_path) == ["model"]
+
+
+def test_the_command(model: Path, new: Path, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 9, encoding="utf-8")
+    args = [str(model), str(new), "--text", "text.txt"]
+    done = works(cli("transplant", *args, "-o", "new"))
+    values = printed_json(cli("transplant", *args, "-o", "again", "--json"))
+    assert "782" in done.stdout
+    assert f"{values['bits_after']:.3f} (before: {values['bits_before']:.3f})" in done.stdout
+    assert fits_80_columns(done.stdout)
+    assert set(values) == {f.name for f in fields(Transplant)}
+    assert json.loads((tmp_path / "new" / RECORD).read_text()) == json.loads(
+        (tmp_path / "again" / RECORD).read_text()
+    )
+    assert (tmp_path / "new" / "model.safetensors").read_bytes() == (
+        tmp_path / "again" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_bits_per_byte(model: Path, new: Path, tmp_path: Path) -> None:
+    """The text follows the bos token; a model of equal logits needs log2(V) bits for each token."""
+    text = "In 2012 there were größer of them."
+    tokenizer = load_tokenizer(model)
+    ids = tokenizer.encode(text).ids
+    flat = tiny_model(896, seed=0)
+    for parameter in flat.parameters():
+        torch.nn.init.zeros_(parameter)
+    bits = bits_per_byte(flat, tokenizer, [text, text])
+    assert bits == pytest.approx(np.log2(896) * len(ids) / len(text.encode()))
+    real = loaded(model)[0]
+    row = torch.tensor([[794, *ids.tolist()]])
+    logs = real(row).logits.detach()[0, :-1].log_softmax(-1).gather(1, row[0, 1:, None])
+    expected = -float(logs.sum()) / np.log(2) / len(text.encode())
+    assert bits_per_byte(real, tokenizer, [text]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_doctor_has_no_finding(model: Path, new: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(new, tmp_path / "tokenizer")
+    (source / "chat_template.jinja").write_text(CHATML)
+    xtok.transplant(model, source, tmp_path / "new")
+    diagnosis = xtok.doctor(tmp_path / "new")
+    checks = [check for one in diagnosis.tokenizers for check in one.checks]
+    assert [check for check in checks if check.level not in ("ok", "note")] == []
+    assert not diagnosis.failed
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+def test_trl_trains_the_new_model(model: Path, new: Path, tmp_path: Path) -> None:
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    xtok.transplant(model, new, tmp_path / "new")
+    args = SFTConfig(
+        output_dir=str(tmp_path / "run"), max_steps=2, per_device_train_batch_size=2,
+        report_to=[], save_strategy="no", use_cpu=True, logging_steps=1,
+    )  # fmt: skip
+    rows = Dataset.from_list([{"text": f"In {year} there were 201 of them."} for year in range(8)])
+    trainer = SFTTrainer(str(tmp_path / "new"), args, train_dataset=rows)
+    trainer.train()
+    assert len(logged(trainer)) == 2

@@ -1,0 +1,60 @@
+"""`xtok transplant`."""
+
+from pathlib import Path
+
+import xtok
+from xtok.cli import console
+from xtok.cli.command import command, show
+from xtok.cli.options import TEXT_FIELD, json_option, text_option
+from xtok.cli.tables.transplant import print_transplant
+from xtok.config import MAIN, option
+
+
+@command
+def transplant(
+    *,
+    model: str = option(..., "The model: a repo or folder with weights.", argument="MODEL"),
+    tokenizer: str = option(
+        ...,
+        "The new tokenizer: a repo or folder that Transformers can load (xtok help models).",
+        argument="TOKENIZER",
+    ),
+    output: Path = option(
+        ..., "Folder for the new model.", metavar="FOLDER", short="-o", panel=MAIN
+    ),
+    init: str = option(
+        "pieces",
+        "Rows of tokens that the model lacks: pieces (the mean of the rows of their pieces), mean "
+        "(the mean of all rows), or a map from the new tokenizer to the old one.",
+        metavar="pieces|mean|MAP",
+        panel=MAIN,
+    ),
+    shrink: float = option(
+        0.0, "Share of the mean of all rows in these rows.", min=0, max=1, panel=MAIN
+    ),
+    text: list[str] = text_option(
+        "Text on which to measure both models, in bits per byte (the first 1,000 characters of up "
+        "to 64 documents): "
+    ),
+    field: str = TEXT_FIELD,
+    pad_to_multiple_of: int = option(
+        1, "Round the number of rows up to a multiple.", min=1, panel=MAIN
+    ),
+    json: bool = json_option(
+        "folder, model, tokenizer, old_vocab_size, vocab_size, copied, roles, composed, empty, "
+        "padding, bits_before, bits_after, notes"
+    ),
+) -> None:
+    """Give a model another tokenizer.
+
+    The new embeddings are made from the model's own. Train the new model afterwards, with the
+    original as the teacher.
+
+    Example: xtok transplant HuggingFaceTB/SmolLM2-135M Qwen/Qwen3-8B -o smollm2-qwen
+    """
+    done = xtok.transplant(
+        model, tokenizer, output, init=init, shrink=shrink, texts=text, field=field,
+        pad_to_multiple_of=pad_to_multiple_of, progress=console.progress_bar,
+    )  # fmt: skip
+    console.print_notes(done.notes)
+    show(done, print_transplant, json=json)

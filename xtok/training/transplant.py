@@ -1,0 +1,511 @@
+"""`transplant`: give a model another tokenizer, with embeddings made from the old ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok import __version__
+from xtok._lib.io import atomic_folder, check_folder
+from xtok._lib.progress import Progress, silent
+from xtok._lib.shards import Paths, shards
+from xtok.building.counting.texts import TextColumns, find_texts, read_batches
+from xtok.building.embeddings.input_layer import (
+    INDEX,
+    Model,
+    choose_layer,
+    opened_checkpoint,
+    read_tensor,
+    shard_path,
+    tensor_files,
+)
+from xtok.building.embeddings.own import model_of
+from xtok.building.embeddings.sources import require_rows
+from xtok.errors import EmbeddingError, TokenizerError, XtokError
+from xtok.maps.edges import Edges, single_edges
+from xtok.maps.map_arguments import MapLike, as_map, at_map_widths, bind_map
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers.display import listed
+from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.sides import MAX_WIDTH
+from xtok.tokenizers.table import TokenTable, TokenType
+from xtok.training.heads import evaluating
+
+if TYPE_CHECKING:
+    import torch
+
+Init = Literal["pieces", "mean"]
+"""The rows of tokens that the model lacks: the mean of their pieces, or of all rows."""
+
+RECORD = "xtok_transplant.json"
+"""Marks a folder as written by `transplant`: the options, the counts and the other files."""
+
+_KEPT = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
+_ID_LISTS = (
+    "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids",
+    "forced_decoder_ids", "sequence_bias",
+)  # fmt: skip
+_NOT_RECORDED = "folder", "notes", "bits_before", "bits_after"
+_SENTENCEPIECE = "tokenizer.model"
+_CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
+_ROWS_AT_ONCE = 4096
+_COPIED_AT_ONCE = 1 << 24  # bytes
+_TEXTS, _CHARACTERS = 64, 1000  # of the text that both models are measured on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transplant:
+    """The new model's folder, and the origin of its rows."""
+
+    folder: str
+    model: str
+    tokenizer: str
+    old_vocab_size: int
+    vocab_size: int
+    copied: int  # tokens that both tokenizers have
+    roles: int  # control tokens, copied from the token with the same role
+    composed: int  # tokens made from rows of other tokens
+    empty: int  # tokens without pieces, which get the mean row
+    padding: int  # rows without a token, which get the mean row as well
+    bits_before: float | None = None  # per byte of text, with the old tokenizer
+    bits_after: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class NewRows(NamedTuple):
+    """The new rows as weighted sums of old rows: W · E_old, mixed with the mean of E_old."""
+
+    edges: Edges  # W: new ids (sorted), old ids, weights
+    mean_share: NDArray[np.float32]  # [V_new], the share of the mean in each row
+    old_ids: NDArray[np.int64]  # the rows that the mean is taken over
+
+    def blocks(self, old: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the rows that replace a tensor `[V_old, ...]`, some at a time, in its dtype."""
+        import torch
+
+        dtype = torch.promote_types(old.dtype, torch.float32)
+        total = torch.zeros(old.shape[1:], dtype=torch.float64)
+        for start in range(0, len(self.old_ids), _ROWS_AT_ONCE):
+            ids = torch.from_numpy(self.old_ids[start : start + _ROWS_AT_ONCE])
+            total += old[ids].double().sum(0)
+        mean = (total / len(self.old_ids)).to(dtype)
+        per_row = (-1, *[1] * (old.ndim - 1))
+        for start in range(0, len(self.mean_share), _ROWS_AT_ONCE):
+            share = torch.from_numpy(self.mean_share[start : start + _ROWS_AT_ONCE]).to(dtype)
+            first, last = np.searchsorted(self.edges.student_ids, [start, start + len(share)])
+            new_ids, old_ids, weights = (
+                torch.from_numpy(np.array(array[first:last], kind))
+                for array, kind in zip(self.edges, (np.int64, np.int64, np.float64), strict=True)
+            )
+            rows = torch.zeros((len(share), *mean.shape), dtype=dtype)
+            rows.index_add_(0, new_ids - start, old[old_ids] * weights.to(dtype).reshape(per_row))
+            share = share.reshape(per_row)
+            yield ((1 - share) * rows + share * mean).to(old.dtype)
+
+
+def transplant(
+    model: str | PathLike[str],
+    tokenizer: ModelLike,
+    folder: str | PathLike[str],
+    *,
+    init: Init | MapLike = "pieces",
+    shrink: float = 0.0,
+    pad_to_multiple_of: int = 1,
+    texts: Paths = (),
+    field: str = "text",
+    progress: Progress = silent,
+) -> Transplant:
+    """Give a model another tokenizer, and write it as a folder that Transformers loads.
+
+    Tokens that both tokenizers have keep their rows, and control tokens take the row of the
+    model's token with the same role. The other rows are weighted means of old rows. Train the new
+    model afterwards, with the original as the teacher.
+
+    Args:
+        model: a folder or repo with safetensors weights.
+        tokenizer: the new tokenizer; Transformers must be able to load it.
+        folder: the folder to write. It is missing, empty, or an unchanged result of `transplant`.
+        init: the rows of tokens that the model lacks: `pieces` (the mean of the rows of the old
+            tokens that spell the new one), `mean` (the mean of all rows), or a map from the new
+            tokenizer (rows) to the old one (columns).
+        shrink: the share of the mean of all rows in these rows, from 0 to 1.
+        pad_to_multiple_of: round the number of rows up to a multiple.
+        texts: files of text. Both models are measured on the first 1,000 characters of up to 64
+            documents.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        progress: called for each pass over a vocabulary or over the weights.
+
+    Raises:
+        EmbeddingError: if the model has no weights that can be used.
+        TokenizerError: if xtok or Transformers cannot load a tokenizer.
+        OutputError: if the folder cannot be written, or contains other files.
+        XtokError: if the architecture is not supported, or the map belongs to other tokenizers.
+        ValueError: if `shrink` is not from 0 to 1.
+    """
+    if not 0 <= shrink <= 1:
+        raise ValueError(f"shrink is {shrink}, expected a number from 0 to 1")
+    if isinstance(init, str) and init not in get_args(Init) and not Path(init).is_file():
+        raise XtokError(
+            f"init is {init}, expected {', '.join(get_args(Init))} or the path of a map",
+            hint="give one of these with {option}",
+            parameter="init",
+        )
+    documents = _documents(texts, field)
+    target = check_folder(folder, record=RECORD)
+    old = load_tokenizer(model)
+    new = _at_own_width(load_tokenizer(tokenizer), pad_to_multiple_of)
+    pair = Pair(new.vocabulary, old.vocabulary, new, old)
+    source = model_of(old)
+    if source is None:
+        raise EmbeddingError(
+            f"{old.vocabulary.model_id} is a tokenizer file without weights",
+            hint="give a model's folder or repo id",
+        )
+    tensor_files(source)  # before longer work
+    rows, counts = new_rows(pair, init, shrink, progress)
+    is_same = new.definition_sha256 == old.definition_sha256 and pair.shape[0] <= pair.shape[1]
+    plan = None if is_same else _plan(source, old)
+    before = _measured(source.folder(), old, documents)
+    with atomic_folder(target) as temporary:
+        if plan is None:
+            notes = [f"{old.vocabulary.model_id} has this tokenizer already: the folder is a copy"]
+            for path in filter(Path.is_file, source.folder().iterdir()):
+                shutil.copyfile(path, temporary / path.name)
+        else:
+            _write_weights(plan, rows, temporary, progress)
+            notes = _write_settings(source, pair, temporary)
+            _write_tokenizer(new, temporary)
+        done = Transplant(
+            folder=str(folder), model=old.vocabulary.model_id, tokenizer=new.vocabulary.model_id,
+            old_vocab_size=pair.shape[1], vocab_size=pair.shape[1 if is_same else 0],
+            **counts, notes=tuple(notes),
+        )  # fmt: skip
+        _write_record(done, init, shrink, temporary)
+    after = before if is_same else _measured(target, new, documents)
+    return replace(done, bits_before=before, bits_after=after)
+
+
+def new_rows(
+    pair: Pair, init: Init | MapLike, shrink: float, progress: Progress = silent
+) -> tuple[NewRows, dict[str, int]]:
+    """Return the rows of the student's tokens in terms of the teacher's, and their counts.
+
+    Args:
+        pair: the new tokenizer (student) and the old one (teacher).
+        init: as `transplant` takes it.
+        shrink: likewise.
+        progress: called for the pass over the new vocabulary.
+    """
+    table, old_table = pair.tables
+    old_eos = old_table.roles.get("eos", ())
+    partners = pair.equal_bytes.copy()
+    for new_id, old_id in pair.equal_roles.items():
+        # A model predicts the end of a text, and no padding: one row for both would mix the two.
+        is_pad = "pad" in table.roles_by_id.get(new_id, ()) and new_id not in table.roles["pad"][1:]
+        if not (is_pad and old_id in old_eos and new_id not in table.roles.get("eos", ())):
+            partners[new_id] = old_id
+    copied = np.flatnonzero(partners >= 0)
+    rest = table.text_ids[partners[table.text_ids] < 0]
+    parts = [single_edges(copied, partners[copied]), _composed(pair, init, rest, progress)]
+    edges = Edges.concatenate(parts)
+    edges = edges.take(np.argsort(edges.student_ids, kind="stable"))
+    share = np.ones(len(table), np.float32)
+    share[edges.student_ids] = shrink
+    share[copied] = 0
+    used = table.types != TokenType.UNUSED
+    counts = {
+        "copied": int((pair.equal_bytes >= 0).sum()),
+        "roles": len(copied) - int((pair.equal_bytes >= 0).sum()),
+        "composed": len(np.unique(parts[1].student_ids)),
+        "padding": int((~used).sum()),
+    }
+    counts["empty"] = len(table) - sum(counts.values())
+    old_ids = np.flatnonzero(old_table.types != TokenType.UNUSED)
+    return NewRows(edges, share, old_ids), counts
+
+
+def _composed(
+    pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress: Progress
+) -> Edges:
+    """Return the edges of tokens that the old tokenizer lacks; weights sum to 1 in each row."""
+    if init == "mean":
+        return single_edges((), ())
+    if init == "pieces":
+        pieces, counts = pair.pieces(ids, progress)
+        return Edges(np.repeat(ids, counts), pieces, np.repeat(1 / np.maximum(counts, 1), counts))
+    projection = as_map(init)
+    new, old = pair.tokenizers
+    if not projection.student.is_lower_bound:  # the map can have rows for padding
+        new = new.at_width(projection.student.vocab_size)
+    projection = bind_map(at_map_widths(pair_of(new, old), projection), projection)
+    edges = projection.edges.take(~projection.is_slot)
+    return edges.take(np.isin(edges.student_ids, ids)).normalized()
+
+
+class _File(NamedTuple):
+    """A safetensors file: its header, and the tensors with a row for each token."""
+
+    path: Path
+    header: dict[str, Any]
+    changed: frozenset[str]
+
+
+def _plan(source: Model, old: Tokenizer) -> list[_File]:
+    """Return the files of a model's weights, and the tensors to replace.
+
+    Raises:
+        EmbeddingError: if the architecture or the type of the weights is not supported.
+    """
+    name, settings, files = old.vocabulary.model_id, source.json(_CONFIG), tensor_files(source)
+    if "quantization_config" in settings:
+        raise EmbeddingError(
+            f"the weights of {name} are quantized, expected floats",
+            hint="give the checkpoint that it was quantized from",
+        )
+    layer = choose_layer(files, source)
+    is_changed = _vocabulary_tensors(settings, name)
+    paths = {file: shard_path(source, file) for file in dict.fromkeys(files.values())}
+    headers = {file: _read_header(path) for file, path in paths.items()}
+    num_rows = headers[files[layer]][layer]["shape"][0]
+    require_rows(old, num_rows, layer)
+
+    def has_rows(tensor: str, about: Mapping[str, Any]) -> bool:
+        """Whether a tensor has a row for each token; by its shape if the class does not have it."""
+        same = [s for s in is_changed if f".{s}".endswith(f".{tensor}") or tensor.endswith(f".{s}")]
+        if same:
+            return any(is_changed[s] for s in same)
+        return bool(about["shape"][:1] == [num_rows])
+
+    return [
+        _File(
+            paths[file],
+            header,
+            frozenset(n for n, about in header.items() if n == layer or has_rows(n, about)),
+        )
+        for file, header in headers.items()
+    ]
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    with opened_checkpoint(path), path.open("rb") as file:  # which checks it
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
+
+
+def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> dict[str, bool]:
+    """Return for each tensor of the model's class whether it has a row for each token."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.for_model(**settings)
+        wider = copy.deepcopy(config)
+        wider.vocab_size += 1
+        from_config: Any = AutoModelForCausalLM.from_config
+        with torch.device("meta"):
+            ours, others = (
+                from_config(one, trust_remote_code=False).state_dict() for one in (config, wider)
+            )
+    except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise EmbeddingError(
+            f"Transformers has no causal language model for the config.json of {name}: {problem}",
+            hint="give a model that AutoModelForCausalLM loads without custom code",
+        ) from error
+    problem = ""
+    if config.get_text_config() is not config:
+        problem = "takes more than text"
+    elif getattr(config, "vocab_size_per_layer_input", 0) and config.hidden_size_per_layer_input:
+        problem = "has embeddings in each layer"
+    elif any(a.shape[1:] != others[n].shape[1:] for n, a in ours.items()):
+        problem = "has a tensor with a column for each token"
+    if problem:
+        raise EmbeddingError(
+            f"{name} is a {config.model_type} model, which {problem}: unsupported",
+            hint="give a model for text alone, with one input-embedding layer",
+        )
+    return {n: tensor.shape != others[n].shape for n, tensor in ours.items()}
+
+
+def _write_weights(plan: Sequence[_File], rows: NewRows, folder: Path, progress: Progress) -> None:
+    """Write the weights, one file after another: at most one old matrix is in memory."""
+    sizes = [_write_file(file, rows, folder / file.path.name, progress) for file in plan]
+    if len(plan) > 1:
+        names = {name: file.path.name for file in plan for name in file.header}
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(names.items()))}
+        _write_json(folder / INDEX, index)
+
+
+def _write_file(file: _File, rows: NewRows, target: Path, progress: Progress) -> int:
+    """Write one file with the new rows, and return the bytes of its tensors."""
+    import torch
+
+    size, header = 0, dict[str, Any]({"__metadata__": {"format": "pt"}})
+    for name, about in file.header.items():
+        first, last = about["data_offsets"]
+        length, shape = last - first, about["shape"]
+        if name in file.changed:
+            length = length // shape[0] * len(rows.mean_share)
+            shape = [len(rows.mean_share), *shape[1:]]
+        header[name] = {**about, "shape": shape, "data_offsets": [size, size + length]}
+        size += length
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with file.path.open("rb") as source, target.open("wb") as output:
+        start = 8 + int.from_bytes(source.read(8), "little")
+        output.write(len(encoded).to_bytes(8, "little") + encoded)
+        with progress(f"writing {target.name}", size) as advance:
+            for name, about in file.header.items():
+                first, last = about["data_offsets"]
+                if name in file.changed:
+                    for block in rows.blocks(read_tensor(file.path, name, (1, 2))):
+                        advance(output.write(block.view(torch.uint8).numpy().data))
+                else:
+                    source.seek(start + first)
+                    for begin in range(first, last, _COPIED_AT_ONCE):
+                        data = source.read(min(last - begin, _COPIED_AT_ONCE))
+                        advance(output.write(data))
+    return size
+
+
+def _write_settings(source: Model, pair: Pair, folder: Path) -> list[str]:
+    """Write both configs with the new width and ids, and the licence; return notes."""
+    table, old_table = pair.tables
+    # The end of a turn has the row of the model's own end, so it ends a text as well.
+    ends = [*table.roles.get("eos", ()), *table.roles.get("turn_end", ())]
+    old_ends = old_table.roles.get("eos", ())
+    ends = [i for i in dict.fromkeys(ends) if i in table.roles.get("eos", ())
+            or pair.equal_roles.get(i) in old_ends]  # fmt: skip
+    config, generation = source.json(_CONFIG), source.json(_GENERATION_CONFIG)
+    config.pop("tokenizer_class", None)
+    dropped = [key for settings in (config, generation) for key in _set_ids(settings, table)]
+    config["vocab_size"] = len(table)
+    generation["eos_token_id"] = ends if len(ends) > 1 else generation["eos_token_id"]
+    _write_json(folder / _CONFIG, config)
+    _write_json(folder / _GENERATION_CONFIG, generation)
+    for path in filter(None, map(source.find, _KEPT)):
+        shutil.copyfile(path, folder / path.name)
+    notes = [f"removed from the configs, as ids of the old tokenizer: {listed(dropped)}"]
+    return notes if dropped else []
+
+
+def _set_ids(settings: dict[str, Any], table: TokenTable) -> list[str]:
+    """Set the ids of special tokens in a config; return the keys without a new id."""
+    dropped = []
+    for key in {**dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")), **settings}:
+        if key.endswith("_token_id"):
+            old, ids = settings.get(key), table.roles.get(key.removesuffix("_token_id"), ())
+            settings[key] = ids[0] if ids else None
+            dropped += [key] if old is not None and not ids else []
+        elif key in _ID_LISTS and settings[key]:
+            del settings[key]
+            dropped.append(key)
+    return dropped
+
+
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the files of a tokenizer, and check that Transformers loads the same tokenizer.
+
+    Raises:
+        TokenizerError: if it loads another: the class can depend on the model's type.
+    """
+    from transformers import AutoTokenizer
+
+    library, files = tokenizer.library, model_of(tokenizer)
+    library.save_pretrained(folder)
+    path = None if files is None else files.find(_SENTENCEPIECE)  # for llama.cpp's converter
+    if path is not None:
+        shutil.copyfile(path, folder / path.name)
+    written = AutoTokenizer.from_pretrained(folder)
+    if written.backend_tokenizer.to_str() != library.backend_tokenizer.to_str():
+        raise TokenizerError(
+            f"Transformers loads {tokenizer.vocabulary.model_id} as {type(written).__name__}, "
+            f"which differs from {type(library).__name__}, if it is next to this model",
+            hint="name the tokenizer's class in its tokenizer_config.json",
+        )
+
+
+def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
+    """Return a tokenizer with a row for each of its ids, rounded up to a multiple.
+
+    Raises:
+        TokenizerError: if Transformers cannot load it.
+    """
+    name, library = tokenizer.vocabulary.model_id, tokenizer.library
+    if library is None or not hasattr(library, "backend_tokenizer"):
+        raise TokenizerError(
+            f"Transformers cannot load the tokenizer {name}",
+            hint="give a folder or repo with a tokenizer.json",
+        )
+    width = math.ceil((1 + max(library.get_vocab().values())) / multiple) * multiple
+    if width > MAX_WIDTH:
+        raise XtokError(
+            f"{name}, padded to a multiple of {multiple}, has {width:,} rows, expected at most "
+            f"{MAX_WIDTH:,}",
+            hint="pass a smaller multiple with {option}",
+            parameter="pad_to_multiple_of",
+        )
+    return tokenizer.at_width(width)
+
+
+def _write_record(done: Transplant, init: object, shrink: float, folder: Path) -> None:
+    facts = {
+        k: v for k, v in asdict(done).items() if k not in ("folder", "notes") and v is not None
+    }
+    options = {"init": str(init) if init in get_args(Init) else "map", "shrink": shrink}
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    _write_json(folder / RECORD, {"xtok": __version__, **facts, **options, "files": files})
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _documents(texts: Paths, field: str) -> list[str]:
+    """Return the start of some documents."""
+    files = [shard for path in (find_texts(texts) if texts else ()) for shard in shards(path)]
+    batches = read_batches(files, TextColumns(field))
+    documents = (text[:_CHARACTERS] for batch in batches for text in batch.texts if text.strip())
+    return list(islice(documents, _TEXTS))
+
+
+def _measured(folder: Path, tokenizer: Tokenizer, documents: Sequence[str]) -> float | None:
+    """Load a model, and return its bits per byte of some documents; None without any."""
+    if not documents:
+        return None
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return bits_per_byte(model, tokenizer, documents)
+
+
+def bits_per_byte(model: Any, tokenizer: Tokenizer, texts: Iterable[str]) -> float:
+    """Return the cross-entropy of texts in bits per byte, for models with different tokenizers.
+
+    Each text follows the bos token, or the eos token if there is no bos token.
+    """
+    import torch
+
+    bits, num_bytes, roles = 0.0, 0, tokenizer.table.roles
+    first = [*roles.get("bos", ()), *roles.get("eos", ())][:1]
+    with torch.no_grad(), evaluating([model]):
+        for text in texts:
+            ids = torch.tensor([*first, *tokenizer.encode(text).ids.tolist()], device=model.device)
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+            nats = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum")
+            bits += float(nats) / math.log(2)
+            num_bytes += len(text.encode()) - len(b"" if first else tokenizer.table[int(ids[0])])
+    return bits / max(num_bytes, 1)
