@@ -72,7 +72,7 @@ def loss_map(name: LossName, pair: Pair) -> Any:
         return ProjectionModule(built(*pair.tokenizers))
     if row.map is EVENTS:
         return event_index(xtok.events(*pair.tokenizers))
-    return spelling_index(xtok.events(pair, for_loss="csd"))
+    return spelling_index(xtok.spellings(pair))
 
 
 def nemo_values(name: str) -> dict[str, NDArray[Any]]:

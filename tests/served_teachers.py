@@ -57,6 +57,7 @@ class Model:
         self.status, self.delay = 200, 0.0
         self.gives = len(tokenizer.table)
         self.texts, self.impossible = texts, set[int]()
+        self.mode, self.prefix_caching = "raw_logprobs", False
         self.running = self.most = self.cancelled = self.busy = 0
         self.keys: set[str | None] = set()
         routes = [Route("/health", self._health), Route("/v1/models", self._models)]
@@ -64,8 +65,10 @@ class Model:
             routes.append(Route("/tokenize", self._tokenize, methods=["POST"]))
         if kind == "vllm":
             routes.append(Route("/v1/completions", self._completions, methods=["POST"]))
+            routes += [Route("/version", self._version), Route("/metrics", self._metrics)]
         else:
             routes.append(Route("/generate", self._generate, methods=["POST"]))
+            routes.append(Route("/get_server_info", self._server_info))
         self.app = Starlette(routes=routes)
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
@@ -93,6 +96,23 @@ class Model:
             return JSONResponse({"error": {"message": "loading"}}, 503)
         card = {"id": "the-teacher", "root": "/models/teacher", "max_model_len": self.max_model_len}
         return JSONResponse({"object": "list", "data": [card]})
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": "0.32.0"})
+
+    async def _metrics(self, request: Request) -> Response:
+        labels = f'block_size="16",enable_prefix_caching="{self.prefix_caching}",num_gpu_blocks="9"'
+        return Response(f"vllm:cache_config_info{{{labels}}} 1.0\n")
+
+    async def _server_info(self, request: Request) -> Response:
+        about = {"version": "0.5.9", "disable_radix_cache": not self.prefix_caching}
+        return JSONResponse(about)
+
+    def _by_mode(self, logprobs: torch.Tensor, temperature: float) -> torch.Tensor:
+        if self.mode == "raw_logits":
+            return logprobs + 20
+        processed = self.mode == "processed_logprobs"
+        return (logprobs / temperature).log_softmax(-1) if processed else logprobs
 
     async def _tokenize(self, request: Request) -> Response:
         asked = await request.json()
@@ -136,6 +156,7 @@ class Model:
         scored = await self.scored_rows(request, ids)
         if isinstance(scored, Response):
             return scored
+        scored = self._by_mode(scored, asked["temperature"])
         rows: list[Any] = [None]
         for own, values in zip(ids[1:], scored, strict=True):
             rank = int((values >= values[own]).sum())

@@ -92,7 +92,7 @@ def there(name: str, make: Callable[[str], object]) -> str:
 
 
 def spellings(student: str = "bytes") -> SpellingMap:
-    made: SpellingMap = xtok.events(student, "bytes", for_loss="csd")
+    made: SpellingMap = xtok.spellings(student, "bytes")
     return made
 
 
@@ -100,16 +100,6 @@ def tables(name: str) -> str:
     """Write both tables, and return the name of one."""
     spellings().save("t.pt")
     return name
-
-
-def changed_table() -> object:
-    """Read a table that was changed."""
-    content = torch.load(tables("t.pt"))
-    torch.save({**content, "lengths": content["lengths"] + 1}, "t.pt")
-    return SpellingMap.load("t.pt")
-
-
-TABLES = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
 
 
 def chat_of_named(messages: list[dict[str, Any]]) -> object:
@@ -349,8 +339,8 @@ TEXTS = (
 READABLE = "check the path and its permissions; fetch a damaged file again"
 AS_A_FILE = "write it to a file first: it is read more than once"
 LINES = (
-    "give one JSON object per line, and the name of its text field with field=; plain text needs "
-    "a name that ends in .txt"
+    "give rows that are JSON objects, and name their text field with field=; plain text needs a "
+    "name that ends in .txt"
 )
 CHAT = (
     'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
@@ -527,7 +517,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
      "the text a.txt.gz cannot be read: …", READABLE),
     (lambda: read_text("a.jsonl", '{"text": "x"}\n{"body": "x", "n": 1}'),
-     "a.jsonl, line 2: no field 'text'; fields with text: body", LINES),
+     "a.jsonl, line 2: no field 'text', but: body, n", LINES),
     (lambda: read_text("a.jsonl", '{"text": 3}'),
      "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
     (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …", LINES),
@@ -538,14 +528,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.jsonl", '{"text": "x"}', group_by="lang"),
      "a.jsonl, line 1: no field 'lang' to group by, but: text",
      "name one of its fields with group_by=; by default, each file is a group"),
-    (lambda: batches(parquet(id=[1], body=["x"])), "a.parquet has no column 'text', but: id, body",
-     "name one of its columns with field="),
+    (lambda: batches(parquet(id=[1], body=["x"])),
+     "a.parquet, row 0: no field 'text', but: id, body", LINES),
     (lambda: batches(parquet(id=[1], body=["x"]), field="body", group_by="lang"),
-     "a.parquet has no column 'lang', but: id, body", "name one of its columns with group_by="),
-    (lambda: batches(parquet(id=[1]), field="id"), "a.parquet: the column 'id' holds no text",
-     "name the column that holds the text with field="),
+     "a.parquet, row 0: no field 'lang' to group by, but: id, body",
+     "name one of its fields with group_by=; by default, each file is a group"),
+    (lambda: batches(parquet(id=[1]), field="id"),
+     "a.parquet, row 0: the field 'id' is a number, not a string", LINES),
     (lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
-     "a.parquet: the column 'text' is not UTF-8: …", "write it again, as UTF-8"),
+     "the text a.parquet cannot be read: …", READABLE),
     (lambda: read_text("a.parquet", "one two three four"), "the text a.parquet cannot be read: …",
      READABLE),
     (lambda: instead("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
@@ -559,13 +550,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 2: not JSON: …", CHAT),
     (lambda: read_chats("a.jsonl", '[{}] [{}]'), "a.jsonl, line 1: more than one JSON value", CHAT),
     (lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
-     "a.parquet: there is no column 'messages', but: text, id", CHAT),
+     "a.parquet, row 0: no messages, but: text, id", CHAT),
     (lambda: read_chats("a.jsonl", '{"role": "user"}'),
      "a.jsonl, line 1: no messages, but: role", CHAT),
-    (lambda: read_chats("a.json", "[[], []]"), "a.json, conversation 0: it has no messages",
+    (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: it has no messages",
      CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "tools": "x"}'),
-     "a.json: its tools are not a list", CHAT),
+     "a.json: its tools: not JSON: Expecting value at column 1", CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "chat_template_kwargs": []}'),
      "a.json: its chat_template_kwargs are not an object", CHAT),
     (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
@@ -601,7 +592,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "text 1, 'a\\ud83d', has '\\ud83d', half of a surrogate pair, which is not text",
      "write the whole pair, or the character itself"),
     (lambda: chat([ASK], "none.jinja"),
-     "the chat template none.jinja cannot be read: No such file or directory", TEMPLATE),
+     "the chat template none.jinja is not a file", TEMPLATE),
     (lambda: chat([ASK], "{% for %}"),
      "the chat template of small-byte-level is not a Jinja template: line 1: …",
      "fix it, or give another with template="),
@@ -615,8 +606,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give a template that writes it, with template=, or leave it out"),
     (lambda: chat([ASK], tools=[{"name": "add"}]), "the template drops tools[0].name",
      "give a template that writes it, with template=, or leave it out"),
-    (lambda: chat([ASK], tools=["add"]),
-     "the tools are not a list of JSON schemas: one is '\'add\''",
+    (lambda: chat([ASK], tools=[7]), "the tools are not a list of JSON schemas: one is '7'",
      'write them as [{"type": "function", "function": {"name": …}}, …]'),
     (lambda: chat([ASK], variables={"messages": []}),
      "the template's variables have messages, which is given beside them",
@@ -726,12 +716,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give the models, or the maps, of one pair, student first; xtok inspect shows the pair of "
      "a map"),
     (lambda: xtok.explain(xtok.build(*to_pieces().tokenizers), 1, pair=to_pieces().reversed),
-     "the sides are swapped: the map is of the student bytes and the teacher small.model",
-     "give the student first, as the map has them, or build the map the other way"),
+     "the sides are swapped: in the map, the student is bytes and the teacher small.model",
+     "give the student first, as in the map, or build the map in the other direction"),
     (lambda: xtok.multitoken(bytes_pair(), initial=GOOD),
      "the student of the map (m) is 4 wide, bytes 256",
-     "give the map of this pair; xtok inspect shows the pair of a map; if it is this pair, give "
-     "the width 256 with student_vocab_size="),
+     "give the map of this pair; xtok inspect shows the pair of a map; if the pair is right, set "
+     "the width to 256 with student_vocab_size="),
     (lambda: xtok.build("bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))),
      "there is no teacher id 256 to ignore: bytes is 256 wide",
      "give ids from 0 to 255 with ignore_teacher_ids="),
@@ -788,25 +778,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: xtok.convert(xtok.events("bytes", "bytes"), "e.safetensors"),
      "an event map has one format, .safetensors",
      "give a projection map or a spelling map; copy the file of an event map"),
-    (lambda: SpellingMap.load(tables("t.reverse.pt")), "t.reverse.pt is the teacher's table",
-     "give the student's, t.pt; the teacher's is found next to it"),
-    (lambda: shutil.move(tables("t.reverse.pt"), "t.txt") and SpellingMap.load("t.pt"),
-     "t.reverse.pt is missing, the teacher's table that goes with t.pt",
-     f"keep both files in one folder; {TABLES}"),
-    (lambda: shutil.copy(tables("t.reverse.pt"), "t.pt") and SpellingMap.load("t.pt"),
-     "t.pt is the teacher's table", f"the names of the two files are swapped; {TABLES}"),
-    (lambda: shutil.copy(tables("t.pt"), "t.reverse.pt") and SpellingMap.load("t.pt"),
-     "t.reverse.pt is not the teacher's table", TABLES),
-    (lambda: there("o.pt", spellings("null:5").save)
-         and shutil.move("o.reverse.pt", tables("t.reverse.pt")) and SpellingMap.load("t.pt"),
-     "t.pt and t.reverse.pt do not belong together: bytes in bytes, and bytes in null:5", TABLES),
-    (changed_table, "t.pt was changed since xtok wrote it", TABLES),
-    (lambda: file(tables("t.reverse.pt"), b"PK\3\4") and SpellingMap.load("t.pt"),
-     "t.reverse.pt is not a whole .pt file: …", MAP),
-    (lambda: file(tables("t.pt"), pt_bytes({"subtoks": torch.ones(2, 8), "lengths": torch.ones(2)}))
-         and SpellingMap.load("t.pt"), "t.pt is not a table that xtok wrote", TABLES),
-    (lambda: there(tables("t.reverse.pt"), of_bytes().save) and SpellingMap.load("t.pt"),
-     "t.reverse.pt is not a table that xtok wrote", TABLES),
+    (lambda: SpellingMap.load(tables("t.pt")),
+     "t.pt contains a table for NeMo-RL, which xtok writes but does not read",
+     "give the map as .safetensors; xtok events --for csd makes one"),
+    (lambda: ProjectionMap.load("hf:owner/name"),
+     "hf:owner/name does not name a file of a repo on the hub",
+     "give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE"),
+    (lambda: TINY.save("hf:owner/name/map.safetensors"),
+     "the output hf:owner/name/map.safetensors is on the hub, and xtok writes local files only",
+     "write a local file, then share it: hf upload OWNER/NAME FILE"),
     (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
      "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
      "move it away, or give the output another name than t.pt"),
@@ -1080,7 +1060,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the map is learnable, and a trainer optimizes only its model",
      "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
      "`to_map` returns"),
-    (lambda: collated(messages=TURNS, tools="f"), "sample 0: its tools are not a list", CHAT),
+    (lambda: collated(messages=TURNS, tools="f"),
+     "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
     (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",
      OF_TEACHERS),
     (lambda: collated(text="a", teacher_context=["b"]),
@@ -1102,7 +1083,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "sample 0: teacher_messages: message 0 has no role",
      'a message is an object such as {"role": "user", "content": "Hello"}'),
     (lambda: collated(messages=TURNS, teacher_messages="x"),
-     "sample 0: teacher_messages: its messages are not a list", CHAT),
+     "sample 0: teacher_messages: its messages: not JSON: Expecting value at column 1", CHAT),
     (lambda: heads_of("no head"), "the student needs whole logits: Linear is not a decoder of "
      "Transformers", WHOLE),
     (lambda: heads_of("more"), "the student needs whole logits: LlamaForCausalLM has positions "

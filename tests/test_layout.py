@@ -1,8 +1,9 @@
-"""The house is as CONTRIBUTING.md draws it: rooms, floors, and one name for one thing."""
+"""The layers and packages are those of CONTRIBUTING.md, and each name has one meaning."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,47 +12,47 @@ from xtok import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "xtok"
-DOOR = {"__init__", "__main__"}  # they import anything, and nothing imports them
-STRANGERS = {"training", "teachers"}  # each runs without the other
+ENTRY = {"__init__", "__main__"}  # they import anything, and nothing imports them
+INDEPENDENT = {"training", "teachers"}
 
 
-def rooms() -> list[str]:
-    """Return the rooms as the table in CONTRIBUTING.md has them, from the top down."""
+def packages() -> list[str]:
+    """Return the packages in the order of the table in CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return re.findall(r"^\| `xtok/(\w+)(?:\.py|/)` \|", text, re.MULTILINE)
 
 
-def room(path: Path) -> str:
-    """Return the room that a module is in."""
+def package(path: Path) -> str:
+    """Return the package of a module."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_the_table_is_what_ls_shows() -> None:
-    """Fifteen names, no more and no fewer than the table has."""
-    there = {room(path) for path in PACKAGE.rglob("*.py")}
-    assert there - DOOR == set(rooms())
-    assert len(there) == len(rooms()) + len(DOOR) == 15
+def test_the_table_lists_every_package() -> None:
+    """Fifteen names at the top."""
+    there = {package(path) for path in PACKAGE.rglob("*.py")}
+    assert there - ENTRY == set(packages())
+    assert len(there) == len(packages()) + len(ENTRY) == 15
     tests = {path.name for path in (ROOT / "tests").iterdir() if [*path.rglob("test_*.py")]}
     assert {name for name in tests if "." not in name} <= there
 
 
-def test_a_room_imports_from_rooms_above() -> None:
-    """Within functions, too; what is for types only may come from below."""
-    floor = {name: number for number, name in enumerate(rooms())}
+def test_a_package_imports_from_packages_above() -> None:
+    """Also inside functions; imports for types only are exempt."""
+    order = {name: number for number, name in enumerate(packages())}
     wrong = []
     for path in PACKAGE.rglob("*.py"):
-        own = room(path)
-        if own in DOOR:
+        own = package(path)
+        if own in ENTRY:
             continue
         for name in imports(path):
-            strange = {own, name} == STRANGERS
-            if floor.get(name, 0) > floor[own] or strange:
+            independent = {own, name} == INDEPENDENT
+            if order.get(name, 0) > order[own] or independent:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
 
 
-def test_files_import_each_other_in_no_circle() -> None:
-    """Nor within functions."""
+def test_there_are_no_import_cycles() -> None:
+    """Not even inside functions."""
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
     of = {name.removesuffix(".__init__"): path for name, path in names.items()}
     left = {name: _files(modules(path), of) - {name} for name, path in of.items()}
@@ -60,8 +61,8 @@ def test_files_import_each_other_in_no_circle() -> None:
     assert left == {}
 
 
-def test_a_class_has_a_name_of_its_own() -> None:
-    """One word for one thing: what two rooms have carries the room's noun."""
+def test_class_names_are_unique() -> None:
+    """Two packages do not have classes with the same name."""
     places: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -86,7 +87,7 @@ def test_private_names_stay_in_their_folder() -> None:
 
 
 def test_tests_use_no_private_names_of_the_package() -> None:
-    """What a test sets or calls has a name that a reader may rely on."""
+    """Tests only set and call names that other modules may use."""
     defined = re.compile(
         r"^ *(?:async def |def |class |self\.|)(_[A-Za-z]\w*)[(:, =]", re.MULTILINE
     )
@@ -108,7 +109,7 @@ def test_tests_use_no_private_names_of_the_package() -> None:
 
 
 def test_install_hints_work_from_a_clone() -> None:
-    """No package index has xtok, so `pip install` of that name fails, or installs a stranger's."""
+    """xtok is on no package index: `pip install xtok` fails, or installs another package."""
     places = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     places += [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
     wrong = re.compile(r"xtok\[[^]]*\](?! @ git\+)|pip3? install (-U )?xtok\b")
@@ -144,9 +145,12 @@ def modules(path: Path) -> set[str]:
     return found
 
 
-def test_the_citation_is_of_this_version() -> None:
-    """And the workflow runs what everybody runs."""
+def test_citation_and_workflow_are_current() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {__version__}\n" in citation
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
     assert "run: ./scripts/test.sh\n" in workflow
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    supported = re.findall(r"Python :: (3\.\d+)", project)
+    assert f"python: {json.dumps(supported)}\n" in workflow
+    assert "PYTHON: python${{ matrix.python }}\n" in workflow

@@ -23,6 +23,7 @@ from .building.events import events as events
 from .building.exact import reapply_exact as reapply_exact
 from .building.multitoken import multitoken as multitoken
 from .building.sort_cut import sort_cut as sort_cut
+from .building.spellings import spellings as spellings
 from .config import BuildConfig as BuildConfig
 from .config import GenerateConfig as GenerateConfig
 from .config import MultitokenConfig as MultitokenConfig
@@ -36,6 +37,7 @@ from .inspection.describe import describe as describe
 from .inspection.doctor import doctor as doctor
 from .inspection.evaluate import evaluate as evaluate
 from .inspection.explain import explain as explain
+from .inspection.inspect import inspect as inspect
 from .inspection.verify import verify as verify
 from .inspection.vocab import vocab as vocab
 from .maps.convert import convert as convert

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from xtok.errors import XtokError
+from xtok._lib.lines import read_text
 
 SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
 Canonicalization: TypeAlias = Literal["exact", "relaxed"]
@@ -188,6 +188,9 @@ def with_hyphens(loss: Any) -> Any:
     return loss.replace("_", "-") if isinstance(loss, str) else loss
 
 
+_MAKERS = {"event-kl": "xtok.events", "csd": "xtok.spellings"}
+
+
 def loss_name(loss: str, known: Any = Loss) -> Any:
     """Return a loss's name, of which both spellings are accepted: `p-kl`, `p_kl`.
 
@@ -196,7 +199,7 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
     """
     name = with_hyphens(loss)
     if name in get_args(EventLoss) and known is Loss:
-        raise ValueError(f"{name} takes no projection map: xtok.events makes what it takes")
+        raise ValueError(f"{name} takes no projection map: {_MAKERS[name]} makes its map")
     if name not in get_args(known):
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
     return name
@@ -443,15 +446,12 @@ class ProjectConfig(ChatTemplates):
 
 
 def _text_of_file(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise XtokError(f"{path} is not UTF-8", hint="convert the file to UTF-8") from error
+    return read_text(Path(path).expanduser(), "the system text").strip()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(Config):
-    """How `serve` answers trainers, and asks the teacher's server."""
+class ServeConfig(ChatTemplates):
+    """Options of `serve`."""
 
     panel = MAIN
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")

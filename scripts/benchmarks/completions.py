@@ -71,7 +71,7 @@ def held(options: Namespace) -> Iterator[Row]:
 
 def chunks_of(pair: Pair, texts: list[tuple[str, str]], sides: list[Side]) -> list[Chunk]:
     """Return the chunks of texts that both sides spell alike, with the paper's completions."""
-    index, aligner = spelling_index(xtok.events(pair, for_loss="csd")), xtok.TokenAligner(pair)
+    index, aligner = spelling_index(xtok.spellings(pair)), xtok.TokenAligner(pair)
     ids, partners = np.unique(index.teacher_partner.numpy(), return_index=True)
     shared = dict(zip(partners[ids >= 0].tolist(), ids[ids >= 0].tolist(), strict=True))
     found = []

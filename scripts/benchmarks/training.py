@@ -91,7 +91,7 @@ def loss_cost(options: Namespace) -> Iterator[Row]:
         ours, theirs = logits(lengths, *pair.shape, device=options.device)
         maps: dict[losses.LossName, Any] = {
             "event-kl": losses.event_index(xtok.events(pair)),
-            "csd": losses.spelling_index(xtok.events(pair, for_loss="csd")), "alm": None,
+            "csd": losses.spelling_index(xtok.spellings(pair)), "alm": None,
         }  # fmt: skip
         calls = {
             name: losses.make_loss(name, map=index and index.to(options.device))

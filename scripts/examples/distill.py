@@ -3,12 +3,12 @@
     python scripts/examples/distill.py --student models/student --teacher models/teacher \
         --map events.safetensors --loss event-kl --texts corpus.jsonl --output runs/teacher
 
-Models are Hugging Face folders or repo ids. Texts are `.jsonl` or `.parquet` files, a row with
-`text` or `messages` each (and `teacher_context` or `teacher_messages`, if teachers read more), or
-plain files, a text per paragraph. Runs on a CPU, or on one GPU with `--device cuda --autocast`. Run
-it again with the same `--output` to resume from the last checkpoint: the result is that of an
-uninterrupted run. `log.jsonl` has a line per step; the student is saved to `OUTPUT/student`.
-Progress is printed to stderr.
+Models are Hugging Face folders or repo ids. Texts are JSON, JSON Lines or Parquet files, with
+`text` or `messages` in each row (and optionally `teacher_context` or `teacher_messages`), or plain
+text files with one text per paragraph. Runs on a CPU, or on one GPU with `--device cuda
+--autocast`. Run the same command again to resume from the last checkpoint; the result equals that
+of an uninterrupted run. `log.jsonl` contains one line per step; the student is saved to
+`OUTPUT/student`. Progress is printed to stderr.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def losses_of(
     objective: Objective,
     how: str,
 ) -> LossTerms:
-    """Run the models; return the student's loss on a batch, and what it is made of."""
+    """Run the models; return the loss of a batch and its terms."""
     outputs, sides = run(student, batch, heads[0]), batch["teachers"]
     with torch.no_grad():
         theirs: list[Any] = [
@@ -73,7 +73,7 @@ def losses_of(
 
 
 def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the weighted mean of logits of one tokenizer, as wide as the narrowest."""
+    """Return the weighted mean of logits of one tokenizer, cut to the narrowest width."""
     if sum(weights) <= 0:
         raise XtokError("the teachers' weights are all 0", hint="give a --teacher-weight above 0")
     width = min(logits.shape[-1] for logits in teacher_logits)
@@ -85,15 +85,17 @@ def averaged_logits(teacher_logits: Sequence[Tensor], weights: Sequence[float]) 
 
 
 def read_texts(paths: Sequence[Path]) -> list[Any]:
-    """Return the samples of files of rows, and the paragraphs of others."""
+    """Return the rows of data files and the paragraphs of plain text files."""
     samples = [sample for _, sample in read_samples(paths)]
     if paths and not samples:
-        raise XtokError("there are no texts", hint="give --texts FILE with at least one text")
+        raise XtokError(
+            "the files contain no texts", hint="give --texts FILE with at least one text"
+        )
     return samples
 
 
 def batches(count: int, options: argparse.Namespace, first: int) -> Iterator[list[int]]:
-    """Yield the samples of each step, in an order that depends on seed and step only."""
+    """Yield the indices of each step's samples, which depend on seed and step only."""
     epoch, order = -1, []
     for step in range(first, options.steps):
         batch = []
@@ -135,24 +137,24 @@ def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -
     config = AutoConfig.from_pretrained(path)
     width, needed = config.get_text_config().vocab_size, tokenizer.vocabulary.tokenizer_vocab_size
     if width < (needed or 0):
-        what = f"{path} is {width} wide, and its tokenizer has {needed} ids"
-        raise XtokError(what, hint="give this model's tokenizer")
+        problem = f"{path} has {width} rows, but its tokenizer has {needed} ids"
+        raise XtokError(problem, hint="give the tokenizer of this model")
     if from_scratch:
         return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
-    """Load what a loss takes: a map or an event map."""
+    """Load the map of a loss."""
     kind = losses.LOSSES[loss].map
     if kind is None:
-        raise XtokError(f"{loss} takes no map", hint="leave out --map")
+        raise XtokError(f"{loss} uses no map", hint="remove --map")
     made = kind.on_device(path)
     return ProjectionModule(made.map, learnable=True) if learnable else made
 
 
 def config_of(loss: losses.LossName, options: argparse.Namespace) -> Any:
-    """Return the options of a loss, as far as it has them."""
+    """Return the options of a loss."""
     kind = losses.LOSSES[loss].config
     given = {"temperature": options.temperature, "reverse_kl": options.reverse_kl}
     if options.top_k is not None and hasattr(kind, "top_k"):
@@ -164,9 +166,9 @@ def heads_of(
     models: Sequence[Any], objective: Objective, collate: DistillationCollator,
     samples: Sequence[Any], options: argparse.Namespace,
 ) -> list[Head | None]:  # fmt: skip
-    """Return the heads of the models that run without whole logits; print why others do not.
+    """Return the heads of the models that run from hidden states, and None for the others.
 
-    Compare some samples with what the models' libraries make of them.
+    Also compares some samples with the models' own libraries.
     """
     batch = prepare(collate(samples), options.device)
     student, *of_teachers = objective.takes_hidden
@@ -177,20 +179,20 @@ def heads_of(
         if not options.no_audit:
             audit.audit(models, batch, collate, heads).report()
     if options.autocast and options.device == "cpu" and not fast_in_bfloat16():
-        notes.append("this CPU has no instructions for bfloat16: without --autocast it is faster")
+        notes.append("this CPU has no bfloat16 instructions: remove --autocast to train faster")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return heads
 
 
 def autocast(options: argparse.Namespace) -> torch.autocast:
-    """Return a context in which models compute in bfloat16, if that is asked for."""
+    """Return the context of the models: bfloat16 with --autocast."""
     kind = torch.device(options.device).type
     return torch.autocast(kind, torch.bfloat16, enabled=options.autocast)
 
 
 def fast_in_bfloat16() -> bool:
-    """Whether the CPU multiplies in bfloat16; others convert each number, there and back."""
+    """Whether the CPU has bfloat16 instructions; others convert each number twice."""
     capabilities = getattr(torch.cpu, "get_capabilities", None)  # of newer versions of PyTorch
     known = ("amx_bf16", "avx512_bf16", "bf16")
     return capabilities is None or any(capabilities().get(name) for name in known)
@@ -231,14 +233,14 @@ def read_log(output: Path) -> list[dict[str, float]]:
 
 
 def measured(lines: Sequence[dict[str, float]]) -> tuple[list[float], list[float]]:
-    """Return after how many steps held-out text was measured, and its bits per byte."""
+    """Return the steps at which held-out text was measured, and its bits per byte."""
     before = [(0.0, line["bits_before"]) for line in lines[:1] if "bits_before" in line]
     found = [(x["step"] + 1, x["bits_per_byte"]) for x in lines if "bits_per_byte" in x]
     return [step for step, _ in before + found], [bits for _, bits in before + found]
 
 
 def plot(output: Path, others: Sequence[Path]) -> Path:
-    """Plot a run's losses, and its held-out text beside that of others; return the .png's path."""
+    """Plot the losses of a run, and the held-out bits per byte of several; return the path."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -259,7 +261,7 @@ def plot(output: Path, others: Sequence[Path]) -> Path:
 
 
 def say(line: dict[str, Any], options: argparse.Namespace, seconds: float) -> None:
-    """Print a step's losses to stderr: of each that was measured, and of twenty in a run."""
+    """Print the losses of a step to stderr: each measured step, and about twenty per run."""
     step = line["step"] + 1
     names = {"cross_entropy": "cross-entropy", "distillation": "distillation"}
     words = [f"{shown} {line[name]:.3f}" for name, shown in names.items() if line[name]]
@@ -279,14 +281,20 @@ def train(options: argparse.Namespace) -> None:
     theirs = [load_tokenizer(name) for name in options.teacher_tokenizer or options.teacher]
     read_alike = {(t.table.sha256(), t.chat_templates.get("default")) for t in theirs}
     if options.teachers == "averaged-logits" and len(read_alike) > 1:
-        what = "averaged logits need one tokenizer, and one chat template"
-        raise XtokError(what, hint="give --teachers sum")
-    collate = DistillationCollator(tokenizer, theirs, max_length=options.max_length)
+        problem = "--teachers averaged-logits requires one tokenizer and one chat template"
+        raise XtokError(problem, hint="use --teachers sum")
+    collate = DistillationCollator(
+        tokenizer,
+        theirs,
+        student_template=options.student_chat_template,
+        teacher_templates=options.teacher_chat_template,
+        max_length=options.max_length,
+    )
     samples, held_out = read_texts(options.texts), read_texts(options.held_out)
     student = load_model(options.student, tokenizer, from_scratch=options.from_scratch)
     pairs = zip(options.teacher, theirs, strict=True)
     teachers = [load_model(*pair).to(options.device).eval() for pair in pairs]
-    names = options.loss or ["p-kl"]
+    names = options.loss or ["event-kl"]
     names *= len(teachers) if len(names) == 1 else 1
     maps: list[Any] = [
         read_map(name, path, learnable=options.learn_map).to(options.device)
@@ -361,7 +369,7 @@ def train(options: argparse.Namespace) -> None:
     student.save_pretrained(options.output / "student")
     if tokenizer.library is None:
         name = options.student_tokenizer or options.student
-        print(f"note: the student has no tokenizer beside it: load {name} with it", file=sys.stderr)
+        print(f"note: the student is saved without a tokenizer; use {name}", file=sys.stderr)
     else:
         tokenizer.library.save_pretrained(options.output / "student")
     for number, projection in enumerate(of_maps if options.learn_map else ()):
@@ -373,42 +381,49 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Distil teachers into a student.")
     add = parser.add_argument
     add("--student", required=True, help="folder or repo id of the student")
-    add("--from-scratch", action="store_true", help="take only the student's configuration")
+    add("--from-scratch", action="store_true", help="use only the student's configuration")
     add("--student-tokenizer", help="default: the student's own")
-    add("--teacher", action="append", default=[], help="repeatable; none: cross-entropy only")
+    add("--teacher", action="append", default=[], help="repeatable; none: text alone")
     add("--teacher-tokenizer", action="append", help="one per teacher; default: its own")
+    add("--student-chat-template", help="Jinja file or format name; default: the student's own")
+    help_text = "Jinja file or format name, one per teacher; default: its own"
+    add("--teacher-chat-template", action="append", help=help_text)
     add("--teacher-weight", action="append", type=float, help="one per teacher")
     add("--teachers", choices=("sum", "averaged-logits"), default="sum")
     add(
-        "--map", action="append", type=Path, default=[], help="one per teacher, if its loss has any"
+        "--map",
+        action="append",
+        type=Path,
+        default=[],
+        help="one per teacher, if its loss uses one",
     )
-    add("--learn-map", action="store_true", help="also train the maps, and save them")
+    add("--learn-map", action="store_true", help="train the maps as well, and save them")
     of_models = [name for name, row in losses.LOSSES.items() if not row.is_stored]
     add(
         "--loss", action="append", choices=of_models, type=lambda name: name.replace("_", "-"),
-        help="one, or one per teacher",
+        help="one, or one per teacher; default: event-kl",
     )  # fmt: skip
     add("--texts", action="append", type=Path, required=True, help="repeatable")
     add("--held-out", action="append", type=Path, default=[], help="texts for bits per byte")
     add("--output", type=Path, required=True, help="folder for checkpoint, log and model")
-    add("--top-k", type=int, help="columns of p-kl and same-tokenizer")
+    add("--top-k", type=int, help="teacher tokens in p-kl and same-tokenizer")
     for name, default in NUMBERS.items():
         add(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     for name in ("reverse-kl", "dynamic-scaling", "autocast"):
         add(f"--{name}", action="store_true")
-    add("--no-audit", action="store_true", help="do not compare the first batch with the libraries")
-    add("--logits", action="store_true", help="whole logits, where hidden states would do")
-    what = "draw OUTPUT/log.png, with the held-out text of other runs' folders beside it"
-    add("--plot", type=Path, nargs="*", metavar="RUN", help=what)
+    add("--no-audit", action="store_true", help="skip the check of the first batch")
+    add("--logits", action="store_true", help="use whole logits instead of hidden states")
+    help_text = "draw OUTPUT/log.png, with the held-out curves of other runs"
+    add("--plot", type=Path, nargs="*", metavar="RUN", help=help_text)
     add("--device", default="cpu")
     options = parser.parse_args(argv)
-    for name in ("teacher-tokenizer", "teacher-weight", "map", "loss"):
+    for name in ("teacher-tokenizer", "teacher-chat-template", "teacher-weight", "map", "loss"):
         count = len(getattr(options, name.replace("-", "_")) or options.teacher)
         if count != len(options.teacher) and (name, count) != ("loss", 1):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
-    for loss in options.loss or ["p-kl"]:
+    for loss in options.loss or ["event-kl"]:
         if options.teacher and not options.map and (kind := losses.LOSSES[loss].map):
-            parser.error(f"--loss {loss} needs {kind.name}: give it as --map")
+            parser.error(f"--loss {loss} requires {kind.name}: give it as --map")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     train(options)
@@ -421,4 +436,7 @@ if __name__ == "__main__":
     try:
         main()
     except XtokError as error:
-        sys.exit(f"error: {error.message}\nhint: {error.hint}")
+        options = {"student_template": "student-chat-template"}
+        options["teacher_templates"] = "teacher-chat-template"
+        hint = error.hint_with(f"--{options.get(error.parameter, error.parameter)}")
+        sys.exit(f"error: {error.message}\nhint: {hint}")

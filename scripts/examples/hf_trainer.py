@@ -1,19 +1,20 @@
 """Distil teachers with other tokenizers into a student with `transformers.Trainer`.
 
+    xtok events models/student models/teacher -o events.safetensors
     python scripts/examples/hf_trainer.py --student models/student --teacher models/teacher \
-        --map map.safetensors --dataset corpus.jsonl --output_dir runs/p-kl --bf16 \
+        --map events.safetensors --dataset corpus.jsonl --output_dir runs/event-kl --bf16 \
         --per_device_train_batch_size 8 --gradient_accumulation_steps 4 --learning_rate 1e-4
 
-A row of the dataset has `text`, or `messages`; and `teacher_context`, or `teacher_messages`, if
-teachers read more than the student. Several teachers: `--teacher A B --map A.safetensors
-B.safetensors`. All options of TrainingArguments work; `--help` lists them. On several GPUs:
-`torchrun --nproc-per-node 8 scripts/examples/hf_trainer.py …`. Run it again to resume from the last
-checkpoint. The student is saved to OUTPUT_DIR.
+A row of the dataset contains `text` or `messages`, and optionally `teacher_context` or
+`teacher_messages`. Without --teacher, the student trains on text alone, with everything else equal.
+Several teachers: `--teacher A B --map A.safetensors B.safetensors`. On several GPUs, start the
+script with `torchrun --nproc-per-node 8` or `accelerate launch`. Run the same command again to
+resume from the last checkpoint. The student is saved to OUTPUT_DIR.
 
-From predictions that a teacher made before, as `xtok project` writes them, no teacher runs:
+With stored predictions of `xtok project`, no teacher runs:
 
     python scripts/examples/hf_trainer.py --student models/student --loss topk-kl \
-        --dataset topk.parquet --output_dir runs/topk …
+        --dataset topk.parquet --output_dir runs/topk ...
 """
 
 from __future__ import annotations
@@ -30,60 +31,115 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from xtok import XtokError, load_tokenizer, losses
+from xtok import XtokError, load_tokenizer, losses, read_samples
 from xtok.training import DistillationCollator, TopKCollator, XTokTrainer
+
+OPTIONS = {
+    "map": "--map",
+    "student_template": "--student_chat_template",
+    "teacher_templates": "--teacher_chat_template",
+}
+"""Option of this script for each parameter that an error can name."""
 
 
 @dataclass
 class Arguments:
-    """What TrainingArguments lacks."""
+    """Options of this script, in addition to those of TrainingArguments."""
 
     student: str = field(metadata={"help": "folder or repo id"})
-    dataset: str = field(metadata={"help": ".jsonl or .parquet file, or repo id"})
-    teacher: list[str] = field(default_factory=list, metadata={"help": "folders or repo ids"})
-    map: list[str] = field(default_factory=list, metadata={"help": "one per teacher"})
-    eval_dataset: str | None = field(default=None, metadata={"help": "for --eval_strategy steps"})
-    loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
-    max_length: int = field(default=1024, metadata={"help": "tokens of a sample, on each side"})
+    dataset: str = field(metadata={"help": "JSON, JSON Lines or Parquet file, or repo id"})
+    teacher: list[str] = field(
+        default_factory=list, metadata={"help": "folders or repo ids; none: text alone"}
+    )
+    map: list[str] = field(default_factory=list, metadata={"help": "map file for each teacher"})
+    eval_dataset: str | None = field(
+        default=None, metadata={"help": "held-out rows; requires --eval_strategy steps or epoch"}
+    )
+    loss: str = field(default="event-kl", metadata={"help": "event-kl, csd, p-kl, gold, alm, …"})
+    student_chat_template: str | None = field(
+        default=None, metadata={"help": "Jinja file or format name; default: the student's own"}
+    )
+    teacher_chat_template: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Jinja file or format name for each teacher; default: its own"},
+    )
+    max_length: int = field(
+        default=1024, metadata={"help": "maximum number of tokens per row, on each side"}
+    )
     cross_entropy_weight: float = field(default=1.0, metadata={"help": "0: distillation only"})
+    dynamic_scaling: bool = field(
+        default=False, metadata={"help": "scale the distillation to the size of the cross-entropy"}
+    )
     logits: bool = field(
-        default=False, metadata={"help": "whole logits, where hidden states would do"}
+        default=False, metadata={"help": "use whole logits instead of hidden states"}
     )
     audit: bool = field(
         default=True, metadata={"help": "compare the first batch with the models' libraries"}
     )
-    dynamic_scaling: bool = field(
-        default=False, metadata={"help": "scale the distillation to the size of the cross-entropy"}
+
+
+def parsed(argv: Sequence[str] | None) -> tuple[Any, Any]:
+    """Parse the options of this script, then those of TrainingArguments.
+
+    Two parsers, because a single --help would print 600 lines, with these options among them.
+    """
+    own = HfArgumentParser(
+        Arguments,  # type: ignore[arg-type]
+        description=(__doc__ or "").partition("\n")[0], allow_abbrev=False,
+        epilog="All options of transformers.TrainingArguments are accepted as well: "
+        "https://huggingface.co/docs/transformers/main_classes/trainer",
+    )  # fmt: skip
+    options, others = own.parse_args_into_dataclasses(argv, return_remaining_strings=True)
+    training: Any = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    config, unknown = training.parse_args_into_dataclasses(others, return_remaining_strings=True)
+    if unknown:
+        own.error(f"unknown options: {' '.join(unknown)}")
+    return options, config
+
+
+def read(name: str | None, *, is_stored: bool = False) -> Any:
+    """Return the rows of a file, or the dataset of a repo.
+
+    `read_samples` keeps the rows as they are. `datasets` would give all rows the same columns, and
+    all tool calls the same arguments.
+    """
+    if name is None:
+        return None
+    if Path(name).exists() and not is_stored:
+        return [sample for _, sample in read_samples([name])]
+    if Path(name).exists():
+        return load_dataset("parquet", data_files=name, split="train")
+    return load_dataset(name, split="train")
+
+
+def collator_of(options: Any) -> Any:
+    """Return the collator for stored predictions, or for a student and its teachers."""
+    if losses.loss_named(options.loss).is_stored:
+        return TopKCollator(max_length=options.max_length)
+    return DistillationCollator(
+        load_tokenizer(options.student),
+        [load_tokenizer(name) for name in options.teacher],
+        student_template=options.student_chat_template,
+        teacher_templates=options.teacher_chat_template or None,
+        max_length=options.max_length,
     )
-
-
-def read(name: str | None) -> Any:
-    """Return the dataset of a file or a repo."""
-    kind = {".jsonl": "json", ".parquet": "parquet"}.get(Path(name or "").suffix)
-    if name is None or kind is None:
-        return name and load_dataset(name, split="train")
-    return load_dataset(kind, data_files=name, split="train")
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
-    kinds: Any = [Arguments, TrainingArguments]
-    options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
-    kind = losses.loss_named(options.loss).map
-    if kind and not options.map:
-        raise SystemExit(f"--loss {options.loss} needs {kind.name}: give it as --map")
-    dtype = torch.bfloat16 if config.bf16 else torch.float32
-    collate: Any = TopKCollator(max_length=options.max_length)
-    if options.teacher:
-        collate = DistillationCollator(
-            load_tokenizer(options.student),
-            [load_tokenizer(name) for name in options.teacher],
-            max_length=options.max_length,
+    options, config = parsed(argv)
+    row = losses.loss_named(options.loss)
+    if row.map and options.teacher and not options.map:
+        raise XtokError(
+            f"the loss {options.loss} requires {row.map.name}",
+            hint="build it, and give its path with {option}",
+            parameter="map",
         )
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
     trainer = XTokTrainer(
         AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
         config,
-        collate,
+        collator_of(options),
         teachers=[
             AutoModelForCausalLM.from_pretrained(name, dtype=dtype) for name in options.teacher
         ]
@@ -96,8 +152,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
         ),
         hidden_states=False if options.logits else None,
         audit=options.audit,
-        train_dataset=read(options.dataset),
-        eval_dataset=read(options.eval_dataset),
+        train_dataset=read(options.dataset, is_stored=row.is_stored),
+        eval_dataset=read(options.eval_dataset, is_stored=row.is_stored),
     )
     os.makedirs(config.output_dir, exist_ok=True)
     last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]
@@ -112,4 +168,5 @@ if __name__ == "__main__":
     try:
         main()
     except XtokError as error:
-        sys.exit(f"error: {error.message}\nhint: {error.hint}")
+        hint = error.hint_with(OPTIONS.get(error.parameter, f"{error.parameter}="))
+        sys.exit(f"error: {error.message}\nhint: {hint}")

@@ -220,7 +220,7 @@ def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
     if name == "first-pieces":
         return xtok.build(pair.reversed, config=FIRST_PIECES)
     if name == "spellings":
-        return xtok.events(pair, for_loss="csd")
+        return xtok.spellings(pair)
     if name == "recipe":
         return xtok.build(pair, config=xtok.BuildConfig(scale_trick=False))
     config = xtok.BuildConfig.for_loss("gold" if name == "for-gold" else "p-kl")

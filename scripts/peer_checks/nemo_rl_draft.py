@@ -62,8 +62,8 @@ class _Draft:
         self.pair, self.module, self.label = pair, module, pair.label
         self.models = [report.own_tokenizer(name, pair.work) for name in pair.names]
         self.path = pair.work / f"{'-'.join(pair.names)}-tables.pt"
-        xtok.events(*self.models, for_loss="csd").save(self.path)
-        self.spellings = SpellingMap.load(self.path)
+        self.spellings = xtok.spellings(*self.models)
+        self.spellings.save(self.path)
 
     def loss(self, changed: dict[str, Any], path: Path | None = None) -> Any:
         config = {

@@ -17,7 +17,8 @@ import pyarrow.parquet
 import pytest
 from checks import error_of
 
-from xtok._lib.opening import parquet_file, parquet_writer, reading
+from xtok._lib.opening import reading
+from xtok._lib.parquet import ParquetTable, parquet_writer
 from xtok.building.counting.texts import check_texts
 from xtok.conversation.files import read_conversations
 from xtok.errors import XtokError
@@ -121,7 +122,8 @@ def test_parquet_pages_have_checksums(tmp_path: Path) -> None:
         path.write_bytes(flipped)
         try:
             with reading(path):
-                taken += parquet_file(path).read().equals(table) is False
+                read = pyarrow.Table.from_batches(ParquetTable(path).batches([0]))
+                taken += read.equals(table) is False
         except XtokError:
             continue
     assert taken == 0

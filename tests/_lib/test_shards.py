@@ -16,7 +16,7 @@ from xtok._lib.shards import Shard, SourceFile, find_files, format_of, shards, s
     ("name", "expected"),
     [
         ("a.txt", "text"), ("a", "text"), ("a.py.gz", "text"), ("a.JSONL.GZ", "jsonl"),
-        ("a.ndjson.zst", "jsonl"), ("a.json", "jsonl"), ("v1.parquet", "parquet"),
+        ("a.ndjson.zst", "jsonl"), ("a.json", "json"), ("v1.parquet", "parquet"),
     ],
 )  # fmt: skip
 def test_the_format_is_that_of_the_suffix(name: str, expected: str) -> None:

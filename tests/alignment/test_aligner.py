@@ -22,7 +22,7 @@ import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
-from xtok.maps.map_arguments import pair_of_maps
+from xtok.maps.map_arguments import bind_map
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
@@ -493,7 +493,7 @@ def test_what_it_takes(
     for made in (
         TokenAligner(Pair(student.vocabulary, likewise)),
         TokenAligner(xtok.pair(hf, teacher)),
-        TokenAligner(pair_of_maps(xtok.ProjectionMap.load(path)), 2),
+        TokenAligner(bind_map(xtok.ProjectionMap.load(path))[1], 2),
         nemo_rl.NemoTokenAligner(hf, teacher),
         nemo_rl.NemoTokenAligner(hf, teacher, path, 4),
         nemo_rl.NemoTokenAligner(student, teacher, projection_matrix_path=str(path)),

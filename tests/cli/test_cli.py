@@ -107,7 +107,7 @@ def test_a_job_reads_what_was_made_as_json(cli: Cli) -> None:
                 "notes": [
                     "student bytes: 256 ids wide (from the tokenizer)",
                     "teacher bytes: 256 ids wide (from the tokenizer)",
-                    "256 rows without a scale slot: no teacher id is free of meaning",
+                    "256 rows without a scale slot: the teacher has no unused or special id for it",
                 ],
                 "failures": [],
             }
@@ -164,7 +164,7 @@ def test_a_map_by_nemo_configures_every_command(
 
 def test_a_map_by_nemo_alone_or_of_another_pair(cli: Cli, small: Path, by_nemo: Path) -> None:
     done = cli("reapply-exact", by_nemo)
-    fails(done, "carries no tokens", "--student-model and --teacher-model")
+    fails(done, "carries no tokens", "STUDENT and TEACHER")
     done = cli("reapply-exact", by_nemo, *two_files(small))
     fails(done, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
 
@@ -436,15 +436,18 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         # Models, maps and outputs
         ("build bytes", "give two models, STUDENT TEACHER"),
-        ("evaluate m.pt --text no -s bytes", "give the teacher: --teacher-model"),
-        ("evaluate a --text b", "give the student and the teacher: --student-model and --teacher"),
-        (f"build {BYTES} bytes", "give the student once"),
+        ("evaluate m.pt --text no -s bytes", "give two models, STUDENT TEACHER"),
+        ("evaluate a --text b", "give two models, STUDENT TEACHER"),
+        ("doctor", "give a model, or two: STUDENT [TEACHER]"),
+        (f"build {BYTES} bytes", "give the student once, as an argument or as --student-model"),
+        (f"verify m.pt x {BYTES}", "give the student once"),
+        ("build bytes bytes -t bytes", "give the teacher once"),
         (f"convert {BYTES} m.pt", "say where to write: xtok convert m.pt m.safetensors"),
         ("convert m.safetensors", "say where to write: xtok convert m.safetensors m.pt"),
         ("convert a.pt b.pt -o c.pt", "give one output: OUTPUT, or --output"),
         ("report a.pt b.pt c.pt", "give one map, or two of one pair"),
-        ("report a --text b", "give the student and the teacher: --student-model and"),
-        ("evaluate bytes bytes --text b", "--teacher-model, or MAP... STUDENT TEACHER"),
+        ("report a --text b", "give two models, STUDENT TEACHER"),
+        ("evaluate bytes bytes --text b", "give two models, STUDENT TEACHER"),
         ("evaluate m.pt / bytes b.txt --text a.txt", "/ is a folder, not a map"),
         ("report / bytes", "/ is a folder, not a map"),
         ("sort-cut", "as MAP or as --initial-projection-path MAP"),
@@ -570,6 +573,10 @@ def test_a_refined_map_lies_beside_its_input(cli: Cli, small: Path, tmp_path: Pa
         ("doctor bytes:1", "more ids than 256 give --vocab-size"),
         (
             f"align {BYTES} --chat chat.json",
+            "with --student-chat-template or --teacher-chat-template, or one of",
+        ),
+        (
+            "doctor bytes bytes --text chat.json --student-chat-template chatml",
             "with --student-chat-template or --teacher-chat-template, or one of",
         ),
     ],

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok.cli import make_app
-from xtok.cli.nemo_options import ALIASES, FIXED, cleaned, nemo_words
+from xtok.cli.nemo_options import ALIASES, FIXED, MODEL_OPTIONS, cleaned, nemo_words
 from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "trainers.md"
@@ -68,8 +68,7 @@ MODELS = ["--student-model", "a", "--teacher-model", "b"]
         ("build", ["--data-dir", "d", "--final-output", "x.pt"], {"output": "x.pt"}),
         ("build", ["--prep-top-k", "16"], {"top_k": 4, "prep_top_k": 16}),
         ("build", ["--prep_top_k", "8"], {"prep_top_k": 8}),
-        ("build", ["--student_model", "c", "--teacher_model=d"],
-         {"student_model": "c", "teacher_model": "d"}),
+        ("build", ["--student_model", "c", "--teacher_model=d"], {"student": "c", "teacher": "d"}),
         ("multitoken", ["--num_examples", "50"],
          {"output": "cross_tokenizer_data/", "num_examples": 50}),
         ("generate", ["--keep_top_tokens", "-1"], {"top_k": 10}),
@@ -103,8 +102,32 @@ THEIRS = [
     (command, option.name, option.is_flag)
     for command in ("build", "multitoken", "generate", "sort-cut", "reapply-exact")
     for option in COMMANDS[command].params
-    if getattr(option, "hidden", False)
+    if getattr(option, "hidden", False) and option.name not in MODEL_OPTIONS
 ]
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("events -s a -t b", {"student": "a", "teacher": "b"}),
+        ("events -t b a", {"student": "a", "teacher": "b"}),
+        ("doctor --teacher-model b a", {"student": "a", "teacher": "b"}),
+        ("doctor -s a", {"student": "a", "teacher": None}),
+        ("align -s a -t b c", {"student": "a", "teacher": "b", "text": "c"}),
+        ("align -s a b c", {"student": "a", "teacher": "b", "text": "c"}),
+        ("verify m -t b", {"map_path": Path("m"), "student": None, "teacher": "b"}),
+        ("verify m a -t b", {"map_path": Path("m"), "student": "a", "teacher": "b"}),
+        ("reapply-exact m -s a -t b", {"map_path": Path("m"), "student": "a", "teacher": "b"}),
+        ("convert m o -s a -t b", {"target": "o", "student": "a", "teacher": "b"}),
+        ("project p -s a -t b -o c", {"teacher_topk": "p", "student": "a", "teacher": "b"}),
+        ("evaluate m n -s a -t b --text c", {"arguments": ["m", "n", "a", "b"]}),
+        ("report m -s a -t b", {"arguments": ["m", "a", "b"]}),
+        ("inspect m 1 -s a -t b", {"tokens": ["1"], "student": "a", "teacher": "b"}),
+    ],
+)
+def test_models_may_be_options(line: str, read: dict[str, object]) -> None:
+    found = parsed(*line.split())
+    assert {name: found[name] for name in read} == read
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "own.pt"]])

@@ -24,7 +24,7 @@ from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights
 from xtok.errors import XtokError
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.recipe import recipe_of
+from xtok.maps.provenance import recipe_of
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.relaxed import match_relaxed, relaxed_form
 from xtok.tokenizers.roles import match_names

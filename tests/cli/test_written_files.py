@@ -13,7 +13,7 @@ from make import pt_bytes
 
 import xtok
 from xtok.maps.file import to_safetensors
-from xtok.maps.map_arguments import as_any_map
+from xtok.maps.map_arguments import read_map
 from xtok.tokenizers.pairs import Pair
 
 STAGES = {
@@ -51,18 +51,18 @@ def test_every_map_passes_verify_and_comes_back_equal(
     for name, line in STAGES.items():
         words = line.replace(".F", f".{suffix}").replace("T", str(corpus)).split()
         models = [word for part in words for word in (pair if part == "P" else [part])]
-        if name == "events" and suffix == "pt":
-            continue  # an event map has one format
+        if name in ("events", "csd") and suffix == "pt":
+            continue  # an event map has one format, and the tables for CSD are not read
         path = tmp_path / f"{name}.{suffix}"
         assert works(cli(*models, "-o", path, "--quiet")).stdout.splitlines()[0] == str(path)
         assert not xtok.verify(path, to_pieces).failed
-        if name == "events":
+        if name in ("events", "csd"):
             continue
         there = xtok.convert(path, tmp_path / f"there.{other}")
         assert not xtok.verify(there, to_pieces).failed
         back = xtok.convert(there, tmp_path / f"back.{suffix}")
         assert back.read_bytes() == path.read_bytes(), name
-        assert to_safetensors(as_any_map(path)) == to_safetensors(as_any_map(there))
+        assert to_safetensors(read_map(path)) == to_safetensors(read_map(there))
 
 
 NOTE = "note: Use plain KL: both have the same vocabulary, so no map is needed."
@@ -96,10 +96,10 @@ def test_a_file_beside_the_output_is_not_overwritten_unless_it_is_of_the_pair(
     cli: Cli, small: Path, tmp_path: Path, line: str
 ) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
-    m, beside = xtok.events(*pair, for_loss="csd"), tmp_path / "pair.reverse.pt"
+    m, beside = xtok.spellings(*pair), tmp_path / "pair.reverse.pt"
     for name in ("m.safetensors", "own.pt"):
         m.save(tmp_path / name)
-    xtok.events(*pair[::-1], for_loss="csd").save(tmp_path / "other.pt")
+    xtok.spellings(*pair[::-1]).save(tmp_path / "other.pt")
     own, other = ((tmp_path / name).read_bytes() for name in ("own.pt", "other.reverse.pt"))
     words = [w for word in line.split() for w in (pair if word == "P" else [word])]
     for content in (b"mine", pt_bytes({"weight": torch.zeros(3)}), own, other):

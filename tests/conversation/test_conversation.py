@@ -381,7 +381,7 @@ RAISES = each(
         (["x"], "chatml", "message 0 has no role"),
         (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
         ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
-        (CHAT, "nemotron6-moe", "nemotron6-moe cannot be read"),  # its text is not public
+        (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # its text is not public
         (CHAT, "{{ '\udc00' }}", "has '\\udc00', half of"),
         (CHAT, "{{ cycler() }}", "raises: "),
         (CHAT, "{{ 'x'.join(messages) }}", "raises: sequence item 0: expected str"),

@@ -148,7 +148,7 @@ def test_functions_are_tools(byte_level: Tokenizer) -> None:
     assert text.startswith('{"type": "function", "function": {"name": "count"')
 
 
-@pytest.mark.parametrize("tools", [TOOL, ["count"], [7], 7])
+@pytest.mark.parametrize("tools", [TOOL, [7], 7])
 def test_what_is_no_tool(byte_level: Tokenizer, tools: Any) -> None:
     for options in ({"tools": tools}, {"variables": {"tools": tools}}):
         make = partial(render, byte_level, [ASK, SEVEN], template=BESIDE)
@@ -375,3 +375,97 @@ def test_align_takes_the_variables_of_a_conversation(byte_level: Tokenizer) -> N
         teacher_template=GROUNDED, variables={"documents": [{"title": "Harbour", "text": "7"}]},
     )  # fmt: skip
     assert aligned.student.text.startswith("Harbour: 7")
+
+
+# Results of tools
+
+TWO_CALLS: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [
+    {"id": f"call_{x}", "type": "function", "function": {"name": "count", "arguments": {"of": x}}}
+    for x in "ab"]}  # fmt: skip
+RESULTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}{% endfor %}%s<|im_end|>\n"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("ids", "names", "shown", "note"),
+    [
+        ("ab", "xx", "", ""),
+        ("ba", "xx", "", "another order than their calls"),
+        ("ba", "xy", "", "another order than their calls"),
+        ("ba", "xx", "{{ m.name }}", "another order than their calls"),
+        ("ba", "xy", "{{ m.name }}", ""),
+        ("ba", "xx", "{{ m.tool_call_id }}", ""),
+        ("ba", "xx", "{% if m.tool_call_id == 'call_a' %}first{% endif %}", ""),
+        ("az", "xx", "{{ m.tool_call_id }}", "message 3: no call before it has the id 'call_z'"),
+        ("aa", "xx", "", ""),
+        ("b", "x", "", ""),
+    ],
+)
+def test_results_and_their_calls(
+    byte_level: Tokenizer, ids: str, names: str, shown: str, note: str
+) -> None:
+    results = [
+        {"role": "tool", "tool_call_id": f"call_{i}", "name": name, "content": str(n)}
+        for n, (i, name) in enumerate(zip(ids, names, strict=True))
+    ]
+    chat = render(
+        byte_level, [ASK, TWO_CALLS, *results, SEVEN], template=RESULTS.replace("%s", shown)
+    )
+    about = [n for n in chat.notes if "call" in n]
+    assert len(about) == bool(note)
+    assert note in "".join(about)
+
+
+def test_calls_without_ids_match_any_result(byte_level: Tokenizer) -> None:
+    calls = [{key: c[key] for key in ("type", "function")} for c in TWO_CALLS["tool_calls"]]
+    result = {"role": "tool", "tool_call_id": "call_b", "content": "7"}
+    chat = render(
+        byte_level, [ASK, TWO_CALLS | {"tool_calls": calls}, result, SEVEN],
+        template=RESULTS.replace("%s", ""),
+    )  # fmt: skip
+    assert chat.notes == ()
+
+
+def test_the_id_of_a_call_is_a_key_of_results_only(byte_level: Tokenizer) -> None:
+    chat = render(byte_level, [ASK | {"tool_call_id": "call_a"}, SEVEN], template="chatml")
+    assert [note for note in chat.notes if "tool_call_id" in note]
+
+
+# Values that are easily wrong
+
+
+@pytest.mark.parametrize(("value", "is_noted"), [("false", True), ("True", True), (False, False)])
+def test_a_boolean_as_text(byte_level: Tokenizer, value: object, is_noted: bool) -> None:
+    template = RESULTS.replace("%s", "{{ 'no' if not enable_thinking }}")
+    chat = render(byte_level, [ASK, SEVEN], template=template, variables={"enable_thinking": value})
+    assert any("enable_thinking" in note for note in chat.notes) == is_noted
+
+
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("thinks", "is_noted"), [(True, False), (False, True)])
+def test_a_thought_of_the_prompt_that_no_answer_has(
+    byte_level: Tokenizer, thinks: bool, is_noted: bool
+) -> None:
+    chat = render(byte_level, [ASK, SEVEN], template=THINKS, variables={"enable_thinking": thinks})
+    assert any("generation prompt ends with" in note for note in chat.notes) == is_noted
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        ("<think>hm</think>seven", "what is marked with <think>"),
+        ("Write <think> and </think> there", "cuts a message's content at <think>"),
+    ],
+)
+def test_a_quoted_tag(byte_level: Tokenizer, content: str, note: str) -> None:
+    chat = render(byte_level, [ASK, SEVEN | {"content": content}], template=THINKS)
+    assert any(note in n for n in chat.notes)

@@ -78,7 +78,7 @@ def test_json_is_one_conversation_or_a_list_of_them(tmp_path: Path) -> None:
     assert (one.messages, one.tools, one.variables) == (CHAT, [{"name": "add"}], {"a": 1})
     several = read(path, json.dumps([CHAT, fields]))
     assert [r.messages for r in several] == [CHAT, CHAT]
-    assert [r.place for r in several] == [f"{path}, conversation 0", f"{path}, conversation 1"]
+    assert [r.place for r in several] == [f"{path}, row 0", f"{path}, row 1"]
     [one] = read(path, json.dumps({"messages": CHAT, "tools": '[{"name": "add"}]'}))
     assert one.tools == [{"name": "add"}]
 
@@ -114,7 +114,7 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
         ("a.jsonl", lines(CHAT, []), "line 2: it has no messages"),
         ("a.jsonl", lines(CHAT, 3), "line 2: its messages"),
         ("a.json", "[\n{},\n{x}]", "a.json, line 3: not JSON: "),
-        ("a.json", "[[], []]", "conversation 0: it has no messages"),
+        ("a.json", "[[], []]", "row 0: it has no messages"),
         ("a.json", lines(CHAT) + "x", "a.json, line 2: not JSON: "),
         ("a.json", "[" * 100_000, "a.json, line 1: not JSON: "),
         ("a.json", b'[\n{"role": "\xff"}]', "byte 0xff at offset 12"),

@@ -17,6 +17,7 @@ from xtok.building.counting.pair_text import LeftOut, PairText
 from xtok.config import BuildConfig
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
+from xtok.inspection.measures import Verdict
 from xtok.inspection.pair_facts import EventFacts, PairFacts, SharedCounts, TextFacts, pair_facts
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
@@ -127,7 +128,9 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
     assert levels(BuildConfig()) == ["care", "care", "care", "good"]  # 2 of 3 numbers are alone
     assert levels(BuildConfig.for_loss("gold")) == ["care", "care", "care", "good"]
     assert levels(BuildConfig.for_loss("p-kl"))[:2] == ["good", "bad"]
-    assert levels(BuildConfig.for_loss("p-kl"), empty_text=0.02)[0] == "bad"
+    for level in ("good", "care", "bad"):
+        verdict = Verdict(name="m", level=level, reason="the reason")
+        assert levels(BuildConfig.for_loss("p-kl"), verdict=verdict)[0] == level
     assert levels(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
     few = replace(pair, numbers=SharedCounts(student=3, teacher=1, both=3))
     assert levels(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
@@ -148,12 +151,16 @@ def test_a_bad_map_is_not_good_where_the_recipe_is(tmp_path: Path) -> None:
     pair = xtok.pair(student, teacher)
     good = xtok.build(student, teacher, for_loss="p-kl", texts=tmp_path / "a.txt")
     bad = replace(good, teacher_ids=(good.teacher_ids + 1) % 258)
-    for m, level, says in ((good, "good", "already close"), (bad, "bad", "worse than X-Token's")):
+    for m, level, says in (
+        (good, "good", "close to the best map"),
+        (bad, "bad", "worse than X-Token's"),
+    ):
         report = examine(m, texts=[tmp_path / "a.txt"], pair=pair).report
         [fit] = [fit for fit in report.maps[0].fits if fit.loss == "p-kl"]
-        [quality] = [one for one in report.findings if "nats over chunks" in one.text]
-        assert (fit.level, quality.level) == (level, level)
-        assert says in quality.text
+        verdict = known(report.maps[0].verdict)
+        assert (fit.level, verdict.level) == (level, level)
+        assert says in verdict.reason
+        assert says in fit.why
 
 
 def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(pair: Pair) -> None:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import xtok
+from xtok.config import ChatTemplates
 from xtok.conversation import render, tool_suffix
 from xtok.inspection import Check
 from xtok.inspection.doctor import TokenizerDiagnosis, doctor
@@ -35,8 +36,12 @@ REWRITING = CHATML.replace(
 )
 
 
+def of_student(template: str | None) -> ChatTemplates:
+    return ChatTemplates(student_template=template)
+
+
 def diagnose(tokenizer: Tokenizer, template: str | None = None) -> TokenizerDiagnosis:
-    [found] = doctor(tokenizer, template=template).tokenizers
+    [found] = doctor(tokenizer, templates=of_student(template)).tokenizers
     return found
 
 
@@ -59,7 +64,7 @@ def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
         "roles": "ok", "end of a turn": "ok", "prefix, tool message": "ok", "tool suffix": "ok",
         "prefix, user turn": "ok",
     }  # fmt: skip
-    assert doctor(byte_level, template=CHATML).failed == ()
+    assert doctor(byte_level, templates=of_student(CHATML)).failed == ()
     assert check(found, "width").message == (
         "1,280 (from the config), largest id 1,199, 80 ids without a token"
     )
@@ -84,11 +89,11 @@ def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> Non
     contents = [line.split(":")[0] for line in tool.message.split("\n")]
     assert contents == ["content present", "empty", "absent"]
     assert check(found, "prefix, user turn").level == "warning"
-    assert doctor(byte_level, template=REWRITING).failed == ()
-    assert doctor(byte_level, template=REWRITING, tools=True).failed == (
+    assert doctor(byte_level, templates=of_student(REWRITING)).failed == ()
+    assert doctor(byte_level, templates=of_student(REWRITING), tools=True).failed == (
         "small-byte-level: prefix, tool message",
     )
-    assert doctor(byte_level, template=CHATML, tools=True).failed == ()
+    assert doctor(byte_level, templates=of_student(CHATML), tools=True).failed == ()
 
 
 TWO_ROLES = (
@@ -277,7 +282,7 @@ def test_real_templates_keep_what_they_wrote(
     path = REAL / "chat-templates" / f"{template}.jinja"
     if not path.exists():
         pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    [found] = doctor(load_real(tokenizer), template=path).tokenizers
+    [found] = doctor(load_real(tokenizer), templates=of_student(str(path))).tokenizers
     assert check(found, "prefix, tool message").level == tool
     assert check(found, "prefix, user turn").level == user
     result = {"role": "tool", "name": "add", "tool_call_id": "a1B2c3D4e", "content": "4"}

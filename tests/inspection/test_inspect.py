@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from checks import fails, fits_80_columns, known, printed_json, usage_error, works
+from checks import error_of, fails, fits_80_columns, known, printed_json, works
 from conftest import Cli
 from make import byte_ranks
 from naive import rows_of
 
 import xtok
 from xtok.building.counting.pair_text import PairText
-from xtok.cli.tables.maps import print_comparison
+from xtok.cli.tables.inspection import print_inspection
 from xtok.config import BuildConfig, SortCutConfig
 from xtok.inspection.compare import compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
@@ -148,7 +149,35 @@ def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, saved: st
     assert (both["student"], both["rows_matching"]) == ("student.tiktoken", None)
     fails(cli("inspect", saved, "ab", "--student-model", "bytes"), saved)
     for words in (["--worst", "2"], ["--classes"], ["--against", saved]):
-        assert cli("inspect", saved, "ab", *words).returncode == 2
+        fails(cli("inspect", saved, "ab", *words), "one call shows one of")
+    fails(cli("inspect", saved, "ab", "--num-examples", "2"), "", "leave out --num-examples")
+
+
+def test_one_unknown_token_does_not_hide_the_others(
+    cli: Cli, pair: Pair, projection: ProjectionMap, saved: str
+) -> None:
+    line = ["inspect", saved, "201", " ,", r"\xe4", "ab", r"\xff\xff", "Ж", "20", "no"]
+    done = cli(*line, "--quiet")
+    assert done.returncode == 1
+    assert all(f"│ '{token}' " in done.stdout for token in ("201", " ,", r"\xe4", "ab", "Ж", "20"))
+    error = "error: student.tiktoken has no token '\\xff\\xff'; student.tiktoken has no token 'no'"
+    assert done.stderr.splitlines()[0] == error
+    rows = json.loads(cli(*line, "--json", "-q").stdout)["rows"]
+    assert [row["token"] for row in rows] == ["201", " ,", r"\xe4", "ab", "Ж", "20"]
+    fails(cli("inspect", saved, "no", "nor"), "'no'; student.tiktoken has no token 'nor'")
+    inspection = xtok.inspect(projection, ["ab", "no"], pair=xtok.pair(*pair))
+    assert known(inspection.error).message == "student.tiktoken has no token 'no'"
+    assert "has no token 'no'" in error_of(lambda: xtok.inspect(projection, ["no"]))
+
+
+def test_five_tokens_fit_one_screen(cli: Cli, saved: str) -> None:
+    shown = works(cli("inspect", saved, "201", " ,", "ab", "Ж", "20")).stdout
+    assert len(shown.splitlines()) <= 25
+    assert fits_80_columns(shown)
+    assert shown.count("'201'") == 1
+    alone = works(cli("inspect", saved, "201")).stdout
+    assert "spelled in pieces" in alone
+    assert "'2' (its beginning)" in alone
 
 
 def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
@@ -160,7 +189,7 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
     assert (alone["token"], alone["why"], alone["entries"][0]["teacher_id"]) == (None, "", 97)
     assert "#97" in cli(*row).stdout
     assert "special token" in works(cli(*row, "-s", "null:98", "-t", "bytes")).stdout
-    assert "carries no tokens" in works(cli(*line, "--classes")).stderr
+    fails(cli(*line, "--classes"), "the map contains no tokens")
     fails(cli(*line, "a"), "carries no tokens")
 
 
@@ -223,7 +252,7 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
     comparison = compare(long, xtok.sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
     [row] = comparison.examples
     assert row.token == f"{row.student_id:04d}" + r"\n" * 100
-    print_comparison(comparison)
+    print_inspection(comparison)
     lines = capsys.readouterr().out.splitlines()
     shown = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
     assert f"'{row.token[:80]}…(204inall)'#{row.student_id}" in shown.replace(" ", "")
@@ -296,11 +325,14 @@ def test_inspect_shows_with_what_a_token_shares_its_event(
     sizes = [one["student_count"] + one["teacher_count"] for one in described["largest"]]
     assert sizes == sorted(total.tolist(), reverse=True)[:5]
     fails(cli(*line, "no such"), "has no token")
-    assert "is an event map" in usage_error("inspect", str(tmp_path / "e.safetensors"), "--classes")
+    for words in (["--classes"], ["--kind", "empty"], ["--against", "e.safetensors"]):
+        fails(cli(*line, *words), "event map")
+    one = works(cli(*line, "201")).stdout
+    assert f"student id {table.ids_of('201')[0]}" in one
 
 
 def test_inspect_shows_how_a_token_is_spelled(cli: Cli, pair: Pair, tmp_path: Path) -> None:
-    spellings = xtok.events(*pair, for_loss="csd")
+    spellings = xtok.spellings(*pair)
     spellings.save(tmp_path / "s.safetensors")
     line = "inspect", "s.safetensors", "201", "--id", "97"
     tokens = printed_json(cli(*line, "--json"))["tokens"]

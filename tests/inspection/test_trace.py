@@ -17,7 +17,7 @@ from xtok.building.multitoken import spelled_map
 from xtok.inspection.advice import advise
 from xtok.inspection.pair_facts import pair_facts
 from xtok.inspection.report import examine
-from xtok.maps.map_arguments import bind_map
+from xtok.maps.map_arguments import bind_maps
 from xtok.tokenizers.roles import match_roles
 from xtok.tokenizers.table import TokenTable, differing_ids, match_bytes
 
@@ -25,7 +25,7 @@ COUNTED = {
     function.__code__: function.__name__
     for function in (
         *(match_bytes, match_roles, differing_ids),
-        *(find_texts, PairText.read, pair_facts, advise, find_matches, spelled_map, bind_map),
+        *(find_texts, PairText.read, pair_facts, advise, find_matches, spelled_map, bind_maps),
         vars(TokenTable)["_sha256"].func,
     )
 }
@@ -59,6 +59,6 @@ def test_each_fact_of_a_report_is_computed_once(small: Path, tmp_path: Path) -> 
         "advise": 1,
         "find_matches": 1,
         "spelled_map": 1,  # the recipe that maps are measured against
-        "bind_map": 2,  # once for each map
+        "bind_maps": 1,
         "_sha256": 6,  # both tables of each file, and of the tokenizers, for their digests
     }

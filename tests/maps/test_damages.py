@@ -186,7 +186,7 @@ def test_a_damaged_spelling_map(tmp_path: Path, message: str, change: Change) ->
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abc", "cd")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "ab")
     path = tmp_path / "m.safetensors"
-    path.write_bytes(changed(to_safetensors(xtok.events(student, teacher, for_loss="csd")), change))
+    path.write_bytes(changed(to_safetensors(xtok.spellings(student, teacher)), change))
     with pytest.raises(MapFileError, match=message):
         SpellingMap.load(path)
 

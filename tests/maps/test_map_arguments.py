@@ -11,7 +11,7 @@ from make import built
 
 import xtok
 from xtok import XtokError
-from xtok.maps.map_arguments import at_map_widths, bind_map, is_swapped, pair_of_maps
+from xtok.maps.map_arguments import bind_map, bind_maps, is_swapped
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
@@ -21,14 +21,15 @@ def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
     m = xtok.build(wide, digits)
     own = xtok.load_tokenizer(small / "small-byte-level")
     own.vocabulary = replace(own.vocabulary, width_source="tokenizer")
-    pair = at_map_widths(xtok.pair(own, digits), m)
+    bound, pair = bind_map(m, xtok.pair(own, digits))
+    assert bound is m
     assert pair.shape == (3000, len(digits.table))
     assert pair.tables[0].sha256() == own.table.sha256() == wide.table.sha256()
     assert (pair.tables[0].types == wide.table.types).all()
     assert pair.tokenizers[0].segment(b"hello") == own.segment(b"hello")
-    assert bind_map(pair, m) is m
+    narrow = xtok.load_tokenizer(small / "small-byte-level", vocab_size=2000)
     with pytest.raises(XtokError) as caught:
-        bind_map(xtok.pair(own, digits), m)
+        bind_map(m, xtok.pair(narrow, digits))
     assert caught.value.parameter == "student_vocab_size"
 
 
@@ -39,29 +40,31 @@ def test_the_width_that_a_side_without_tokens_needs(
     """`digits` is 896 wide and has 800 tokens: a narrower matrix can be made wider."""
     m = xtok.build(byte_level, "bytes")
     teacher = replace(m.teacher, table=None, vocab_size=width, width_source="map")
+    fixed = digits.at_width(896)
     with pytest.raises(XtokError) as caught:
-        bind_map(xtok.pair(byte_level, digits), replace(m, teacher=teacher))
+        bind_map(replace(m, teacher=teacher), xtok.pair(byte_level, fixed))
     assert caught.value.parameter == "teacher_vocab_size"
-    assert f"the width {given} with" in caught.value.hint
+    assert f"the width to {given} with" in caught.value.hint
 
 
 def test_swapped_sides_are_called_swapped(
     map_to_digits: xtok.ProjectionMap, pair: Pair, digits: Tokenizer
 ) -> None:
     m, swapped = map_to_digits, pair.reversed
-    for refusing in (lambda: bind_map(swapped, m), lambda: xtok.explain(m, pair=swapped)):
+    for refusing in (lambda: bind_map(m, swapped), lambda: xtok.explain(m, pair=swapped)):
         assert "swapped" in error_of(refusing)
     checks = xtok.verify(m, swapped).checks
     assert [check.name for check in checks if check.level == "failed"] == ["sides"]
     same = built(digits, digits)
-    assert not is_swapped(pair_of_maps(m), same)
+    _, own_pair = bind_map(m)
+    assert not is_swapped(own_pair, same)
     with pytest.raises(XtokError, match="other tokens"):
-        bind_map(pair_of_maps(m), same)
+        bind_map(same, own_pair)
 
 
 def test_maps_without_tokens_take_those_of_another(map_to_digits: xtok.ProjectionMap) -> None:
     m = map_to_digits
     bare = replace(m, teacher=replace(m.teacher, table=None))
-    pair = pair_of_maps(bare, m)
-    assert pair.teacher is m.teacher
-    assert bind_map(pair, bare).teacher.table is m.teacher.table
+    maps, pair, names = bind_maps([bare, m])
+    assert (pair.teacher, names) == (m.teacher, ["map 1", "map 2"])
+    assert maps[0].teacher.table is m.teacher.table

@@ -17,7 +17,7 @@ from small_tokenizers import CORPUS
 import xtok
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.inspection.verify import verify
-from xtok.maps.recipe import difference, recipe_of
+from xtok.maps.provenance import difference, recipe_of
 from xtok.teachers.checkpoint import recipe_of_parts
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer
 

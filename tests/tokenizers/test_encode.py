@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ import tiktoken
 from conftest import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import Library, byte_ranks, check, pieces_for, qwen_like, sentencepiece_with, texts
+from make import (
+    Library,
+    byte_ranks,
+    check,
+    copied,
+    pieces_for,
+    qwen_like,
+    sentencepiece_with,
+    texts,
+)
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -66,6 +76,26 @@ def test_bounds_of_what_a_normalizer_drops_or_grows(small: Path, tmp_path: Path)
     assert encoding.bounds[-1] == len("\ufb01x \u3388 a".encode())
     assert encoding.num_changed == 7  # " ㎈" became " c", "al"
     assert encoding.bounds.tolist() == [0, 1, 3, 4, 5, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "content", "text", "pieces"),
+    [
+        ("[0-9]+", "#", "EX1234567 b", ["E", "X", "1234567", " b"]),
+        ("[0-9]+", "#", "EX1 b", ["E", "X", "1", " b"]),
+        ("[0-9]+", "#", "12 EX", ["12", " ", "E", "X"]),
+        ("''", '"', "a'' b", ["a", "''", " b"]),
+    ],
+)
+def test_a_run_that_a_normalizer_replaces_by_one_token(
+    small: Path, tmp_path: Path, pattern: str, content: str, text: str, pieces: list[str]
+) -> None:
+    normalizer = {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+    folder = copied(
+        small / "small-byte-level", tmp_path / "replace", tokenizer={"normalizer": normalizer}
+    )
+    bounds = load_tokenizer(folder).encode(text).bounds.tolist()
+    assert [text[a:b] for a, b in pairwise(bounds)] == pieces
 
 
 def test_bounds_of_ids_between_spaces_of_several_bytes() -> None:

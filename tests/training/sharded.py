@@ -35,7 +35,7 @@ def objective_of(pair: Pair) -> Objective:
     """Event KL and CSD of one teacher each, ALM of a third, and the cross-entropy."""
     given = [
         make_loss("event-kl", map=event_index(xtok.events(pair))),
-        make_loss("csd", map=spelling_index(xtok.events(pair, for_loss="csd"))),
+        make_loss("csd", map=spelling_index(xtok.spellings(pair))),
         make_loss("alm"),
     ]
     return Objective(losses=given, combine=CombineConfig(cross_entropy_weight=0.5))

@@ -467,7 +467,7 @@ def test_a_model_teaches_itself_nothing(loss: LossName, byte_level: Tokenizer) -
     if kind is EVENTS:
         made = xtok.events(side, side)
     elif kind is SPELLINGS:
-        made = xtok.events(side, side, for_loss="csd")
+        made = xtok.spellings(side, side)
     elif kind is not None:
         made = built(side, side)
     objective = make_objective(collate.pairs, loss, made)

@@ -235,13 +235,15 @@ def test_in_workers(collator: DistillationCollator, context: str) -> None:
 def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> None:
     with pytest.raises(ValueError, match="a batch needs samples"):
         collator([])
-    with pytest.raises(ValueError, match="a sample is int: neither a text nor a conversation"):
-        collator([3])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="a sample is dict: neither"):
-        collator([{"prompt": "x"}])
-    for text in (None, 3, ["x"]):
-        with pytest.raises(ValueError, match=f"a text is {type(text).__name__}, and must be a str"):
-            collator([{"text": text}])
+    for sample, problem in (
+        (3, "sample 1: int is neither"),
+        ({"prompt": "x", "completion": "y"}, "sample 1: neither text nor messages, but: prompt, c"),
+        ({"text": None, "messages": None}, "sample 1: neither text nor messages, but: nothing"),
+        ({"text": 3}, "sample 1: the field 'text' is int"),
+        ({"text": ["x"]}, "sample 1: the field 'text' is list"),
+    ):
+        with pytest.raises(XtokError, match=problem):
+            collator(["x", sample])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="1 teachers, 2 templates"):
         DistillationCollator(byte_level, byte_level, teacher_templates=["chatml", None])
     words = xtok.load_tokenizer("null:5")

@@ -244,7 +244,7 @@ def test_tokenizers_from_their_files_to_the_loss(
     pair = xtok.pair(
         byte_ranks(tmp_path / "s.tiktoken", *ours), byte_ranks(tmp_path / "t.tiktoken", *theirs)
     )
-    made = xtok.events(pair, for_loss="csd")
+    made = xtok.spellings(pair)
     tables = [table.tokens() for table in pair.tables]
     both = tuple(
         [[others.index(t)] if t in others else other.segment(t) for t in tokens]

@@ -157,7 +157,7 @@ def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path:
     untyped: Any = losses  # type checkers refuse these calls, too
     batch = DistillationCollator(student, teacher)(["High water at 6:12."])
     [side] = prepare(batch)["teachers"]
-    events, spellings = xtok.events(student, teacher), xtok.events(pair, for_loss="csd")
+    events, spellings = xtok.events(student, teacher), xtok.spellings(pair)
     logits = [torch.zeros(*of["input_ids"].shape, width)
               for of, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
     targets, m = (batch["input_ids"], side["input_ids"]), built(student, teacher)
@@ -185,5 +185,5 @@ def test_both_spellings_of_a_name(pair: Pair) -> None:
     with pytest.raises(XtokError, match="an event map"):
         make_loss("event_kl")  # type: ignore[arg-type]
     assert xtok.BuildConfig.for_loss("p_kl") == xtok.BuildConfig.for_loss("p-kl")  # type: ignore[arg-type]
-    made: Any = xtok.events(*pair.tokenizers, for_loss="event_kl")  # type: ignore[arg-type]
+    made: Any = xtok.get_map(*pair.tokenizers, for_loss="event_kl")  # type: ignore[arg-type]
     assert made.num_events == xtok.events(*pair.tokenizers).num_events

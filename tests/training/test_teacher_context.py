@@ -324,7 +324,7 @@ def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:
     assert contexts_in(tmp_path / "b.parquet", "text") == (2, 2, 3.0)
     assert contexts_in(tmp_path / "c.txt", "text")[1] == 0
     rows = [row for _, row in read_samples(tmp_path / "b.parquet", ("text", "other"))]
-    assert [[*row] for row in rows] == [["text"], ["text"]]  # no other column is read
+    assert rows == [{"text": "ab", "teacher_context": True}] * 2  # no other column is read
 
 
 def test_a_context_stands_behind_the_bos_that_a_text_has_itself(

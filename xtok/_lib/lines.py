@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.keys import unique_keys
-from xtok._lib.opening import decompressed
+from xtok._lib.opening import decompressed, reading
+from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
 _BLOCK_BYTES = 1 << 17
 _CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # that no text has, in any encoding
+MAX_TEXT_BYTES = 1 << 26
+"""Largest file that `read_text` accepts."""
+
 _ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in two
 
 
@@ -90,11 +93,11 @@ def json_lines(
                 continue
             text = decode(place, line.rstrip(b" \t\r\n")).removeprefix("\ufeff")
             try:
-                value = json.loads(text, object_pairs_hook=unique_keys)
+                value = parse_json(text, allow_nan=True)
                 if strict and (b"\\ud" in line or b"\\uD" in line):
                     json.dumps(value, ensure_ascii=False).encode()
-            except (ValueError, RecursionError) as error:
-                problem = f"{place}: {no_json(error)}"
+            except ValueError as error:
+                problem = f"{place}: {json_problem(error)}"
                 raise XtokError(problem, hint=hint, parameter=parameter) from error
             yield JsonLine(place, value, raw.tell())
 
@@ -107,13 +110,24 @@ def too_long(place: object, max_bytes: int) -> XtokError:
     )
 
 
-def no_json(error: ValueError | RecursionError) -> str:
-    """Say briefly why a line is not JSON; a number of 5,000 digits, endless brackets, too."""
-    if not isinstance(error, json.JSONDecodeError):
-        return f"not JSON: {error}"
-    if error.msg == "Extra data":
-        return "more than one JSON value"
-    return f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+def read_text(path: Path, what: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Return the text of a small file without its byte order mark; line ends stay.
+
+    Args:
+        path: an uncompressed file in UTF-8.
+        what: the name of the file in errors, such as "the chat template".
+        max_bytes: a larger file is an error.
+
+    Raises:
+        XtokError: if the file cannot be read, is not UTF-8, or is too large.
+    """
+    with reading(path, what), path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise XtokError(
+            f"{what} {path} is larger than {max_bytes >> 20} MiB", hint="give another file"
+        )
+    return decode(LinePlace(path, 0), data)
 
 
 def decode(place: LinePlace, data: bytes) -> str:

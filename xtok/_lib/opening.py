@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -121,23 +120,3 @@ def decompressed(raw: Any, path: Path) -> Any:
             hint="decompress it once: .gz and .zst are read",
         )
     return content
-
-
-def parquet_file(path: Path, buffer_size: int = 0) -> Any:
-    """Return an opened Parquet file; a buffer reads a column of a row group piece by piece."""
-    parquet, arrow = need("pyarrow.parquet", path), need("pyarrow", path)
-    with path.open("rb") as raw:
-        if compression := compression_of(raw, path):
-            raise XtokError(
-                f"{path} is compressed with {compression}, and Parquet is read as it is",
-                hint="decompress it first: its pages are compressed already",
-            )
-    file = arrow.OSFile(os.fsencode(path))  # of a str, pyarrow takes UTF-8 alone
-    return parquet.ParquetFile(file, buffer_size=buffer_size, page_checksum_verification=True)
-
-
-def parquet_writer(file: Any, schema: Any, **options: Any) -> Any:
-    """Return what writes Parquet, with a checksum of each page."""
-    return need("pyarrow.parquet", "the output").ParquetWriter(
-        file, schema, write_page_checksum=True, **options
-    )

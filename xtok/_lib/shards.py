@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
 from collections.abc import Sequence
@@ -10,10 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from xtok._lib.opening import check_regular, compression_of, parquet_file, reading
+from xtok._lib.opening import check_regular, compression_of, decompressed, reading
+from xtok._lib.parquet import ParquetTable
 from xtok.errors import XtokError
 
-Format = Literal["text", "jsonl", "parquet"]
+Format = Literal["text", "jsonl", "json", "parquet"]
 
 Paths = str | Path | Sequence[str | Path]
 """A path or glob, or several."""
@@ -24,10 +26,11 @@ SHARD_BYTES = 1 << 26
 _SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",
+    ".json": "json",
     ".parquet": "parquet",
 }
 _BLOCK_BYTES = 1 << 17
+_BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 
 
 class Shard(NamedTuple):
@@ -64,8 +67,10 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern)
         paths = [path]
-        if not path.exists():
-            paths = sorted(map(Path, glob.glob(str(pattern), recursive=True)))
+        if not path.exists():  # an existing folder is no pattern, even with brackets in its name
+            folder = next(parent for parent in path.parents if parent.exists())
+            rest = str(path.relative_to(folder))
+            paths = sorted(map(folder.joinpath, glob.glob(rest, root_dir=folder, recursive=True)))
         matched = [p for p in paths if not p.is_dir()]
         if not matched:
             raise XtokError(
@@ -110,8 +115,13 @@ def shards(path: Path, kind: Format | None = None) -> list[Shard]:
     kind = kind or format_of(path)
     with reading(path), path.open("rb") as raw:
         size = path.stat().st_size
+        if kind == "json" and decompressed(raw, path).peek(3).lstrip(_BEFORE_JSON)[:1] != b"[":
+            kind = "jsonl"
+        raw.seek(0)
         if kind == "parquet":
-            total, step = parquet_file(path).metadata.num_row_groups, 1
+            total, step = ParquetTable(path).num_row_groups, 1
+        elif kind == "json":
+            total, step = 1, 1
         else:
             total, step = (1, 1) if compression_of(raw, path) else (size, SHARD_BYTES)
     bounds = [*(range(0, total, step) or [0]), total]

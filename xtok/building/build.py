@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypedDict, TypeVar, Unpack, get_args
 
 from xtok._lib.io import cache_folder, locked
 from xtok._lib.progress import Note, Progress, silent, silent_note
@@ -21,16 +21,16 @@ from xtok.building.events import events
 from xtok.building.exact import check_ignored, find_matches, options_after, with_exact
 from xtok.building.multitoken import spelled_map
 from xtok.building.sort_cut import cut_rows
+from xtok.building.spellings import spellings
 from xtok.config import WAIT, BuildConfig, EventLoss, Loss, with_hyphens
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import AnyMap, MapLike, as_map, at_map_widths, bind_map, name_notes
+from xtok.maps.map_arguments import AnyMap, MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.recipe import difference, recipe_of
-from xtok.maps.records import Recipe
+from xtok.maps.provenance import difference, recipe_of
+from xtok.maps.records import Recipe, report_of_pair, require_complete
 from xtok.maps.spellings import SpellingMap
-from xtok.maps.stage_reports import report_of_pair, require_complete
 from xtok.tokenizers import ModelLike
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.pairs import Pair
@@ -78,19 +78,16 @@ def build(
             options.
     """
     config = _config_of(config, for_loss)
-    earlier = None if initial is None else as_map(initial)
-    pair = at_map_widths(pair_of(student_model, teacher_model), earlier)
-    if earlier is not None and not texts:
+    if initial is not None and not texts:
         raise ValueError("initial needs texts; multitoken extends a map")
     if config.target != "start" and not (texts or config.weights == "synthetic"):
         raise ValueError(f"target {config.target!r} needs weights 'synthetic', or texts")
     config = config.for_text() if texts else config
+    earlier = None if initial is None else ProjectionMap.of(initial)
+    base, pair = bind_map(earlier, pair_of(student_model, teacher_model))
     check_ignored(pair, config)
-    base = None if earlier is None else bind_map(pair, earlier)
-    text = None
-    if isinstance(texts, PairText):
-        text = texts
-    elif texts:
+    text = texts if isinstance(texts, PairText) else None
+    if texts and not isinstance(texts, PairText):
         text = PairText.read(pair, texts, count_plan(config), field=field, progress=progress)
     made, failures, notes, counts = _made(pair, config, text, base, progress)
     recipe = recipe_of(config, text.sources, text.field, earlier) if text else recipe_of(config)
@@ -137,105 +134,131 @@ def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
     return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
 
 
+class BuildOptions(TypedDict, total=False):
+    """Options that `get_map` passes to `build`, `events` or `spellings`."""
+
+    for_loss: Loss | EventLoss | None
+    texts: Paths
+    field: str
+    initial: MapLike | None
+    progress: Progress
+
+
 def get_map(
     student_model: ModelLike | Pair,
     teacher_model: ModelLike | None = None,
     config: BuildConfig | None = None,
     *,
     path: str | PathLike[str] | None = None,
-    for_loss: Loss | EventLoss | None = None,
-    texts: Paths = (),
-    field: str = "text",
-    initial: MapLike | None = None,
     rebuild: bool = False,
     strict: bool = False,
     timeout: float = WAIT,
-    progress: Progress = silent,
     note: Note = silent_note,
+    **options: Unpack[BuildOptions],
 ) -> Any:
-    """Return the map in a file if it is the one that `build` makes; else build it and write it.
+    """Load the map that `build` would make if the file contains it, otherwise build and save it.
 
-    For `event-kl` and `csd` it is the `EventMap` or `SpellingMap` that `events` makes, else a
-    `ProjectionMap`. One that was kept has no reports.
-
-    Any number of processes may call this at once, on any hosts that share the folder: one builds,
-    the others wait for its file. If it dies, the next one builds. Where the file system has no
-    locks, each of them builds the same file.
+    Any number of processes, on all hosts that share the folder, may call this at the same time: one
+    builds the map and the others wait for its file. If the builder dies, the next process builds.
+    On a file system without locks, each process builds the same file.
 
     Args:
-        student_model: the model of the rows, or the pair, as `build` takes it.
-        teacher_model: the model of the columns.
+        student_model: the student, or the pair, as for `build`.
+        teacher_model: the teacher.
         config: the options; the defaults if None.
-        path: the map's file; another map in it is replaced. By default it is in xtok's cache
-            folder, under a digest of both tokenizers, the options and the texts.
-        for_loss: take the options that suit a loss, instead of `config`; or `event-kl` or `csd`,
-            which take neither a config nor texts.
-        texts: text to count on, as `build` takes it.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
-        initial: with texts, a map of this pair to smooth towards.
-        rebuild: build and write the map even if the file holds it.
-        strict: raise an error, and write nothing, if a token could not be decoded or spelled.
-        timeout: seconds to wait for another process; after that, this one builds the map itself.
-        progress: called for each pass over a vocabulary, and for the text.
+        path: the map's file. A file with another map is replaced. By default, the file is in
+            xtok's cache folder, named after a digest of both tokenizers, the options and the texts.
+        rebuild: build and save the map even if the file contains it.
+        strict: raise an error, and save nothing, if a token could not be decoded or spelled.
+        timeout: seconds to wait for another process; then this process builds the map.
         note: called with a sentence when the file is replaced, and when this process waits.
+        options: `for_loss`, `texts`, `field`, `initial` and `progress`, as for `build`. With
+            `for_loss`, `event-kl` and `csd` are accepted too; they support neither a config nor
+            texts.
+
+    Returns:
+        an `EventMap` for event KL, a `SpellingMap` for CSD, otherwise a `ProjectionMap`. A map
+        loaded from the file has no reports.
 
     Raises:
-        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+        TokenizerError: if a tokenizer is missing, or cannot be used byte for byte.
         XtokError: if the file cannot be written, or a text cannot be read.
         ValueError: for both a config and a loss, or a timeout that is not a number of seconds.
     """
-    loss = with_hyphens(for_loss)
-    is_of_events = loss in get_args(EventLoss)
-    if not is_of_events:
-        config = _config_of(config, loss)
-    elif config is not None or texts or initial is not None:
-        raise ValueError(f"{loss} takes no config, texts or initial map")
-    earlier = None if initial is None else as_map(initial)
-    pair = at_map_widths(pair_of(student_model, teacher_model), earlier)
-    kind: type[AnyMap] = ProjectionMap
-    make: Callable[[], AnyMap] = partial(
-        build, pair, config=config, texts=texts, field=field, initial=earlier, progress=progress
-    )
-    if is_of_events:
-        kind = SpellingMap if loss == "csd" else EventMap
-        make = partial(events, pair, for_loss=loss, progress=progress)
-
-    @cache  # it reads the texts
-    def recipe() -> Recipe | None:
-        if config is None:
-            return None
-        return recipe_of(config, map(source_of, find_texts(texts)), field, earlier)
-
-    target = _cached(pair, recipe() or {"for": loss}) if path is None else Path(path)
-    kept = partial(_kept, kind, target, lambda found: difference(found, pair, recipe()))
+    request = _request(student_model, teacher_model, config, options)
+    target = request.cache_path() if path is None else Path(path)
     if rebuild:
-        return _saved(make(), target, strict)
-    found, _ = kept()
-    if found is None:
-        mapfile.check_output(target, mapfile.SUFFIXES[: 1 if kind is EventMap else 2])
+        return _saved(request.make(), target, strict)
+    existing, _ = request.find(target)
+    if existing is None:
+        mapfile.check_output(target, mapfile.SUFFIXES[: 1 if request.kind is EventMap else 2])
         with locked(target, timeout=timeout, note=note):
-            found, why = kept()  # another process may have made it meanwhile
-            if found is None:
+            existing, why = request.find(target)  # another process may have saved it meanwhile
+            if existing is None:
                 if why is not None:
                     note(f"{target} exists, and is replaced: {why}")
-                return _saved(make(), target, strict)
+                return _saved(request.make(), target, strict)
     note(f"{target} exists, and is kept")
-    student, teacher = pair.sides  # as `build` has them, whatever the file calls them
-    return replace(found, student=student, teacher=teacher)
+    student, teacher = request.pair.sides  # with the names of this call, not those in the file
+    return replace(existing, student=student, teacher=teacher)
 
 
-def _kept(
-    kind: type[AnyMap], path: Path, differs: Callable[[AnyMap], str | None]
-) -> tuple[AnyMap | None, str | None]:
-    """Return the map in a file if it does not differ; if it does, how."""
-    if not path.is_file():  # reading a pipe would block
-        return None, None
-    try:
-        found = kind.load(path)
-    except XtokError as error:
-        return None, error.message
-    why = differs(found)
-    return (None, why) if why else (found, None)
+@dataclass(frozen=True)
+class _Request:
+    """A map that `get_map` loads or makes."""
+
+    pair: Pair
+    kind: type[AnyMap]
+    make: Callable[[], AnyMap]
+    recipe: Callable[[], Recipe | None]  # None for event maps and spelling maps
+
+    def find(self, path: Path) -> tuple[AnyMap | None, str | None]:
+        """Return the requested map if the file contains it, otherwise the reason."""
+        if not path.is_file():  # reading a pipe would block
+            return None, None
+        try:
+            existing = self.kind.load(path)
+        except XtokError as error:
+            return None, error.message
+        why = difference(existing, self.pair, self.recipe())
+        return (None, why) if why else (existing, None)
+
+    def cache_path(self) -> Path:
+        """Return the map's file in xtok's cache folder."""
+        definitions = [side.definition_sha256 for side in self.pair.sides]
+        loss = {EventMap: "event-kl", SpellingMap: "csd"}.get(self.kind)
+        key = [definitions, self.pair.shape, self.recipe() or {"for": loss}]
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return cache_folder() / "maps" / f"{digest[:32]}.safetensors"
+
+
+def _request(
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None,
+    config: BuildConfig | None,
+    options: BuildOptions,
+) -> _Request:
+    loss, texts = with_hyphens(options.get("for_loss")), options.get("texts", ())
+    initial, field = options.get("initial"), options.get("field", "text")
+    progress = options.get("progress", silent)
+    if loss in get_args(EventLoss):
+        if config is not None or texts or initial is not None:
+            raise ValueError(f"{loss} takes no config, texts or initial map")
+        kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
+        pair = pair_of(student_model, teacher_model)
+        return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
+    chosen = _config_of(config, loss)
+    earlier = None if initial is None else ProjectionMap.of(initial)
+    _, pair = bind_map(earlier, pair_of(student_model, teacher_model))
+
+    @cache  # it reads the texts
+    def recipe() -> Recipe:
+        return recipe_of(chosen, map(source_of, find_texts(texts)), field, earlier)
+
+    built = partial(
+        build, pair, config=chosen, texts=texts, field=field, initial=earlier, progress=progress
+    )
+    return _Request(pair, ProjectionMap, built, recipe)
 
 
 def _saved(made: M, path: Path, strict: bool) -> M:
@@ -243,11 +266,3 @@ def _saved(made: M, path: Path, strict: bool) -> M:
         require_complete(made)
     made.save(path)
     return made
-
-
-def _cached(pair: Pair, recipe: Recipe) -> Path:
-    """Return where a map is kept that is asked for without a path."""
-    definitions = [side.definition_sha256 for side in pair.sides]
-    key = [definitions, pair.shape, recipe]
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / "maps" / f"{digest[:32]}.safetensors"

@@ -1,16 +1,13 @@
-"""`events`: what losses over events take; both vocabularies cut into events."""
+"""`events`: both vocabularies cut into events, for event KL."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.spellings import spellings
-from xtok.config import EventLoss, loss_name
 from xtok.maps.events import EventMap
 from xtok.maps.records import StageReport, history_step
 from xtok.tokenizers import ModelLike
@@ -25,40 +22,24 @@ def events(
     student_model: ModelLike | Pair,
     teacher_model: ModelLike | None = None,
     *,
-    for_loss: EventLoss = "event-kl",
     progress: Progress = silent,
-) -> Any:
-    """Build what a loss over events takes: events of both vocabularies, or the tokens' spellings.
+) -> EventMap:
+    """Build an event map, for event KL.
 
-    *Event KL.* Each token joins the token of the other side that has its bytes or its role, else
+    Each token joins the event of the other side's token with the same bytes or role, otherwise of
     the first piece of its spelling in the other vocabulary. Unlinked tokens, such as special tokens
-    without a partner, are together in the event `rest`. How often this separates tokens that begin
-    at one place of a text, the *leak*, `evaluate` measures.
-
-    *CSD*, Common-Support Distillation, finds its events as it trains, from each side's tokens
-    spelled in the other's; see `SpellingMap`.
+    without a counterpart, share the event `rest`. `evaluate` measures the *leak*: how often two
+    tokens at a shared boundary of a text are in different events.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
-    >>> xtok.events("bytes", "bytes", for_loss="csd")
-    SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
 
     Args:
-        student_model: the model of the student, or the pair, as `build` takes it.
-        teacher_model: the teacher's.
-        for_loss: `event-kl`, or `csd`.
+        student_model: the student, or the pair, as for `build`.
+        teacher_model: the teacher.
         progress: called for each pass over a vocabulary.
-
-    Returns:
-        an `EventMap`, or for CSD a `SpellingMap`.
-
-    Raises:
-        ValueError: if there is no such loss.
     """
-    for_loss = loss_name(for_loss, EventLoss)
     pair = pair_of(student_model, teacher_model)
-    if for_loss == "csd":
-        return spellings(pair, progress)
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     labels, rest = numbered(connected(s_link, t_link), len(s_link))
     result = EventMap(

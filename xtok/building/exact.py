@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, single_edges
-from xtok.maps.map_arguments import MapLike, admitted, as_map, name_notes
+from xtok.maps.map_arguments import MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_of_edges
-from xtok.maps.recipe import with_options
-from xtok.maps.records import RowKind
-from xtok.maps.stage_reports import with_report
+from xtok.maps.provenance import map_of_edges, with_options
+from xtok.maps.records import RowKind, with_report
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
 from xtok.tokenizers.sides import SIDES
@@ -225,10 +223,9 @@ def reapply_exact(
         XtokError: if the map carries no token tables, or was made with display strings and the
             pair is not given, or is of other tokenizers.
     """
-    projection = as_map(projection)
-    pair, [bound] = admitted(pair, projection)
-    notes = name_notes(pair, projection)
-    projection = bound
+    source = ProjectionMap.of(projection)
+    projection, pair = bind_map(source, pair)
+    notes = name_notes(pair, source)
     used = used_options(projection)
     options = replace(
         used,

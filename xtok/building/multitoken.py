@@ -19,11 +19,10 @@ from xtok.building.exact import (
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, ranks
-from xtok.maps.map_arguments import MapLike, as_map, at_map_widths, bind_map, name_notes
+from xtok.maps.map_arguments import MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_of_rows
-from xtok.maps.recipe import recipe_of_stage
-from xtok.maps.stage_reports import report_of_pair
+from xtok.maps.provenance import map_of_rows, recipe_of_stage
+from xtok.maps.records import report_of_pair
 from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair
 
@@ -56,8 +55,8 @@ def multitoken(
         XtokError: if `initial` is of other tokenizers.
     """
     config = MultitokenConfig.or_default(config)
-    earlier = None if initial is None else as_map(initial)
-    pair = at_map_widths(pair, earlier)
+    earlier = None if initial is None else ProjectionMap.of(initial)
+    _, pair = bind_map(earlier, pair)
     check_ignored(pair, config)
     made, failures = spelled_map(
         pair, config, find_matches(pair, config), earlier=earlier, progress=progress
@@ -92,10 +91,10 @@ def spelled_map(
     details: dict[str, Any] = {}
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
-        earlier = bind_map(pair, earlier)
-        before = without_ignored(earlier.edges.take(~earlier.is_slot), config).normalized()
+        bound, _ = bind_map(earlier, pair)
+        before = without_ignored(bound.edges.take(~bound.is_slot), config).normalized()
         edges = Edges.concatenate([before, edges])
-        others = earlier.row_kind
+        others = bound.row_kind
         differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
         kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
     made = map_of_rows(pair, edges, kind, config, "multitoken", earlier)

@@ -9,10 +9,9 @@ import numpy as np
 from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
-from xtok.maps.map_arguments import MapLike, as_map
+from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_of_edges
-from xtok.maps.recipe import with_options
+from xtok.maps.provenance import map_of_edges, with_options
 from xtok.maps.records import StageReport
 
 
@@ -32,7 +31,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     Raises:
         XtokError: if nothing but the slot would be left of a row.
     """
-    projection = as_map(projection)
+    projection = ProjectionMap.of(projection)
     config = SortCutConfig.or_default(config)
     result, counts = cut_rows(projection, config)
     is_counted = "texts" in (projection.recipe or ())  # then exact rows come after the cut

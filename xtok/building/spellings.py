@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from xtok._lib.progress import Progress, silent
 from xtok.maps.records import StageReport, history_step
 from xtok.maps.spellings import UNUSED, SpellingMap
+from xtok.tokenizers import ModelLike
+from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.notes import examples_of, tokenizer_notes
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.pieces import Pieces
@@ -17,20 +19,26 @@ from xtok.tokenizers.pieces import Pieces
 Ids = NDArray[np.int64]
 
 
-def spellings(pair: Pair, progress: Progress = silent) -> SpellingMap:
-    """Spell the tokens of a pair, with its tokenizers, in each other's tokens.
+def spellings(
+    student_model: ModelLike | Pair,
+    teacher_model: ModelLike | None = None,
+    *,
+    progress: Progress = silent,
+) -> SpellingMap:
+    """Build a spelling map, for Common-Support Distillation (CSD).
 
-    Tokens of the same bytes are shared, then special tokens of the same role, one to one. All other
-    text is spelled as the other side's tokenizer does it in the middle of a text.
+    Tokens with the same bytes, then special tokens with the same role, are shared one to one. All
+    other tokens are spelled as the other side's tokenizer spells their bytes within a text.
 
-    >>> m = spellings(xtok.pair("bytes", "bytes"))
-    >>> m
+    >>> xtok.spellings("bytes", "bytes")
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
 
     Args:
-        pair: the pair, with its tokenizers.
+        student_model: the student, or the pair, as for `build`.
+        teacher_model: the teacher.
         progress: called for each pass over a vocabulary.
     """
+    pair = pair_of(student_model, teacher_model)
     student, teacher = pair.shared
     of_student = _spelled(pair, student, progress)
     of_teacher = _spelled(pair.reversed, teacher, progress)

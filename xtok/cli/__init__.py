@@ -17,6 +17,7 @@ from xtok.cli import console, help
 from xtok.cli.command import run
 from xtok.cli.help import COMMANDS as COMMANDS
 from xtok.cli.nemo_options import Command
+from xtok.errors import XtokError
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
@@ -88,7 +89,7 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
         extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
         if extra and Path(extra[1]).is_file():  # as the shell makes of --text *.txt
             hint = f"quote a pattern of files, as --text '*{Path(extra[1]).suffix}'; or {hint}"
-        console.print_error(message, hint, sys.stderr)
+        console.print_error(XtokError(message, hint=hint))
         raise typer.Exit(error.exit_code) from error
 
 

@@ -14,7 +14,7 @@ from xtok.cli.options import (
     TEXT_FIELD,
     TIMEOUT,
     MapOptions,
-    ModelArguments,
+    Models,
     StrictOutput,
     loss_option,
     map_option,
@@ -29,7 +29,7 @@ from xtok.config import TEXT, BuildConfig, Loss
 def build(
     context: typer.Context,
     *,
-    models: ModelArguments,
+    models: Models,
     for_loss: Loss | None = loss_option(
         Loss,
         None,

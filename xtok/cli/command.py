@@ -1,8 +1,8 @@
-"""Make a command of a function, and run it: options, quiet, errors, exit codes.
+"""Turn a function into a command: options, --quiet, errors and exit codes.
 
-An option stands in the function's signature, as `name: type = option(...)`, or in a config: a
-parameter whose type is a dataclass stands for that dataclass's fields, and gets it made of them.
-So an option is declared once, and Python has what the command line has.
+An option is a parameter `name: type = option(...)` of the function, or a field of a config. If a
+parameter's type is a config dataclass, each field becomes an option, and the function receives the
+config. Python and the command line therefore share one declaration of each option.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -25,13 +25,14 @@ from typing import Annotated, Any, TextIO, get_args, get_origin, get_type_hints
 import typer
 
 from xtok.cli import console
-from xtok.cli.nemo_options import is_given, nemo_options, nemo_words
+from xtok.cli.nemo_options import MODEL_OPTIONS, is_given, nemo_options, nemo_words
 from xtok.cli.stdout import print_result, reserved_stdout, result_stream
 from xtok.config import OUTPUT, RARE, OptionDetails, check_value, option, without_none
 from xtok.errors import XtokError
+from xtok.tokenizers.sides import SIDES
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it: 128 + SIGINT. After SIGTERM it is 143."""
+"""Exit code after Ctrl-C, as in shells: 128 + SIGINT. After SIGTERM it is 143."""
 
 _QUIET = option(False, "Print only errors on stderr.", flag=True, short="-q", panel=OUTPUT)
 _PANELS_AT_THE_END = {OUTPUT: 1, RARE: 2}
@@ -39,81 +40,93 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function that Typer calls; it adds --quiet to the function's options.
+    """Return the function that Typer calls, with --quiet added to its options.
 
-    Besides options and configs, the function may take `context: typer.Context` and
-    `stderr: TextIO`, which --quiet does not silence.
+    Besides options and configs, the function may take `context: typer.Context`.
     """
-    arguments, types = inspect.signature(function).parameters, get_type_hints(function)
-    configs = {name: types[name] for name in arguments if is_dataclass(types[name])}
-    options: dict[str, Option] = {}
-    for name, parameter in arguments.items():
-        if name in configs:
-            config = configs[name]
-            for field in fields(config):
-                kind = get_type_hints(config)[field.name]
-                options[field.name] = Option(field.name, kind, field, config.panel)
-        elif isinstance(parameter.default, Field):
-            options[name] = Option(name, types[name], parameter.default)
-    options["quiet"] = Option("quiet", bool, _QUIET)
-    theirs = _of_nemo(function.__name__.replace("_", "-"), options)
+    types = get_type_hints(function)
+    configs = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+    options = dict(_declared(inspect.signature(function).parameters, types))
 
     @functools.wraps(function)
     def run_command(context: typer.Context, **typed: Any) -> None:
-        given = {name for name in options if is_given(context, name)}
+        words = nemo_words(context)
+        typed_names = {name for name in options if is_given(context, name)}
         try:
             values = {name: one.value(typed[name]) for name, one in options.items()}
-            of_configs = {n: _config(config, values, given) for n, config in configs.items()}
+            made = {n: _config(config, values, typed_names) for n, config in configs.items()}
         except ValueError as error:
-            message = nemo_words(context).as_typed(_with_flags(str(error), options))
+            message = words.as_typed(_with_flags(str(error), options))
             raise typer.BadParameter(message) from error
-        for config in of_configs.values():
+        for config in made.values():
             values |= vars(config)
-        of_presets = [c for c in configs.values() if hasattr(c, "for_loss")]
-        preset = {field.name for config in of_presets for field in fields(config)}
-        notes = _remarks(options, given, values, preset - given)
-        with _silence(values["quiet"]) as stderr:
-            console.print_notes([*nemo_words(context).notes, *notes])
-            values |= {**of_configs, "context": context, "stderr": stderr}
+        preset = _preset_fields(configs.values()) - typed_names
+        notes = [
+            *words.notes,
+            *_preset_notes(options, values, preset),
+            *_effect_notes(options, typed_names, values),
+        ]
+        arguments = {**values, **made, "context": context}
+        with _silence(values["quiet"]):
+            console.print_notes(notes)
             try:
-                function(**{name: values[name] for name in arguments})
+                function(**{name: arguments[name] for name in types if name in arguments})
             except XtokError as error:
                 error.hint = _hint(error, options, context)
                 raise
 
     context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
     shown = sorted(options.values(), key=lambda one: _PANELS_AT_THE_END.get(one.panel or "", 0))
-    parameters = [context, *(one.parameter for one in (*shown, *theirs))]
+    hidden = _of_nemo(function.__name__.replace("_", "-"), options)
+    parameters = [context, *(one.parameter for one in (*shown, *hidden))]
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__annotations__ = {p.name: p.annotation for p in parameters}
     return run_command
 
 
+def _declared(
+    parameters: Mapping[str, inspect.Parameter], types: Mapping[str, Any]
+) -> Iterator[tuple[str, Option]]:
+    """Yield the options of a command's function by name, --quiet last."""
+    for name, parameter in parameters.items():
+        if isinstance(parameter.default, Field):
+            yield name, Option(name, types[name], parameter.default)
+        elif is_dataclass(types[name]):
+            config: Any = types[name]
+            kinds = get_type_hints(config)
+            for field in fields(config):
+                yield field.name, Option(field.name, kinds[field.name], field, config.panel)
+    yield "quiet", Option("quiet", bool, _QUIET)
+
+
 def _of_nemo(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
-    """Yield NeMo-RL's options that a command understands."""
+    """Yield the hidden options of a command: NeMo-RL's, and models given as options."""
     for name, target in nemo_options(command, options):
         kind, parser = bool if target is None else str, None
         if target and target in options:
             kind, parser = options[target].type, options[target].details.parser
         default = False if target is None else None
         yield Option(name, kind, option(default, "", flag=True, hidden=True, parser=parser))
+    for name, (side, short) in MODEL_OPTIONS.items():
+        if "arguments" in options or (side in options and options[side].details.argument):
+            yield Option(name, str | None, option(None, "", short=short, hidden=True))
 
 
 def expanded(text: str) -> str:
-    """Return a path or glob with its `~` expanded; a slash at its end stays."""
+    """Return a path or glob with `~` expanded, and its final slash kept."""
     if not text:
         raise typer.BadParameter("the path is empty")
     return os.path.expanduser(text)
 
 
 def read_path(text: str) -> Path:
-    """Return a path with its `~` expanded."""
+    """Return a path with `~` expanded."""
     return Path(expanded(text))
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option, or argument, of a command: its name and type in Python, and what declares it."""
+    """An option or argument of a command: its name and type in Python, and its declaration."""
 
     name: str
     type: Any
@@ -122,57 +135,60 @@ class Option:
 
     @property
     def details(self) -> OptionDetails:
-        """What is known of it besides."""
+        """The declaration's metadata."""
         details: OptionDetails = self.field.metadata["details"]
         return details
 
     @property
     def flag(self) -> str:
-        """The option as it is typed; of an argument, its name in the help."""
+        """The option's flag, or the argument's name in the help."""
         return self.details.argument or f"--{(self.details.name or self.name).replace('_', '-')}"
 
     @property
     def panel(self) -> str | None:
-        """The part of the help that it stands in; arguments have their own."""
+        """The section of the help; None for arguments, which have their own."""
         return None if self.details.argument else self.details.panel or self.panel_of_config
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The parameter that Typer reads the option from."""
-        details, kind, default = self.details, self.type, self.field.default
-        plain, item = _plain(kind)
-        if plain is tuple:  # written as 1,2,3
+        """The parameter that Typer reads."""
+        container, item = _container_and_item(self.type)
+        kind, default = self.type, self.field.default
+        if container is tuple:  # typed as 1,2,3
             kind, default = str | None, None
-        metavar = _METAVARS.get(item if plain is list else plain)
+        info = self._info(container, item)
+        default = inspect.Parameter.empty if default is ... else default
+        return inspect.Parameter(
+            self.name, _KEYWORD, default=default, annotation=Annotated[kind, info]
+        )
+
+    def _info(self, container: Any, item: Any) -> Any:
+        details = self.details
+        metavar = _METAVARS.get(item if container is list else container)
         words: dict[str, Any] = {
             "metavar": details.argument or details.metavar or metavar,
             "parser": details.parser or (read_path if item is Path else None),
             "autocompletion": details.autocompletion,
         }
         if details.argument:
-            info: Any = typer.Argument(help=details.help, show_default=False, **words)
-        else:
-            is_switch = plain is bool and not details.flag
-            flag = f"{self.flag}/--no-{self.flag[2:]}" if is_switch else self.flag
-            flags = flag, *filter(None, [details.short])
-            words |= {"rich_help_panel": self.panel, "hidden": details.hidden}
-            has_ends = details.min is not None and details.max is not None
-            ends = f" From {details.min} to {details.max}." if has_ends else ""
-            info = typer.Option(*flags, help=details.help + ends, **words)
-        default = inspect.Parameter.empty if default is ... else default
-        return inspect.Parameter(
-            self.name, _KEYWORD, default=default, annotation=Annotated[kind, info]
-        )
+            return typer.Argument(help=details.help, show_default=False, **words)
+        is_switch = container is bool and not details.flag
+        flag = f"{self.flag}/--no-{self.flag[2:]}" if is_switch else self.flag
+        flags = flag, *filter(None, [details.short])
+        has_range = details.min is not None and details.max is not None
+        limits = f" From {details.min} to {details.max}." if has_range else ""
+        words |= {"rich_help_panel": self.panel, "hidden": details.hidden}
+        return typer.Option(*flags, help=details.help + limits, **words)
 
     def value(self, typed: Any) -> Any:
-        """Return what was typed; numbers written as 1,2,3 are a tuple, in order.
+        """Return the value that was typed; numbers such as 3,1,2 become a sorted tuple.
 
         Raises:
-            ValueError: if it is out of the option's range.
+            ValueError: if the value is out of range.
         """
-        plain, _ = _plain(self.type)
-        value = typed or self.field.default if plain in (list, tuple) else typed
-        if plain is tuple and typed is not None:
+        container, _ = _container_and_item(self.type)
+        value = typed or self.field.default if container in (list, tuple) else typed
+        if container is tuple and typed is not None:
             try:
                 value = tuple(sorted({int(number) for number in typed.split(",")}))
             except ValueError:
@@ -182,7 +198,7 @@ class Option:
         return value
 
     def as_typed(self, value: Any) -> str:
-        """Return the option with a value, as one would type it."""
+        """Return the option with a value, as a user would type it."""
         if isinstance(value, bool):
             return self.flag if value else f"--no-{self.flag[2:]}"
         return f"{self.flag} {value}"
@@ -191,45 +207,53 @@ class Option:
 _METAVARS: Mapping[Any, str] = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 
 
-def _plain(kind: Any) -> tuple[Any, Any]:
-    """Return a type without `None` and without its items, and the type of the items."""
+def _container_and_item(kind: Any) -> tuple[Any, Any]:
+    """Split `list[Path] | None` into `list` and `Path`; a scalar type is both."""
     kind = without_none(kind)
     return (get_origin(kind), get_args(kind)[0]) if get_args(kind) else (kind, kind)
 
 
-def _config(config: Any, values: Mapping[str, Any], given: Collection[str]) -> Any:
-    """Make a config; with `--for LOSS`, one that has presets takes only what was given."""
+def _config(config: Any, values: Mapping[str, Any], typed_names: Collection[str]) -> Any:
+    """Make a config; with `--for LOSS`, a config with presets takes only the typed options."""
     names = [f.name for f in fields(config)]
     if values.get("for_loss") is None or not hasattr(config, "for_loss"):
         return config(**{name: values[name] for name in names})
-    return config.for_loss(values["for_loss"], **{n: values[n] for n in names if n in given})
+    return config.for_loss(values["for_loss"], **{n: values[n] for n in names if n in typed_names})
 
 
 def _with_flags(message: str, options: Mapping[str, Option]) -> str:
-    """Return a message with the options in the place of the fields that it names."""
+    """Replace field names in a message by the options that set them."""
     for name, named in options.items():
         message = re.sub(rf"^{name}(?=[ ,])|(?<=\(){name}(?=\))", named.flag, message)
     return message
 
 
-def _remarks(
-    options: Mapping[str, Option],
-    given: Collection[str],
-    values: Mapping[str, Any],
-    preset: Collection[str],
+def _preset_fields(configs: Iterable[Any]) -> set[str]:
+    return {f.name for config in configs if hasattr(config, "for_loss") for f in fields(config)}
+
+
+def _preset_notes(
+    options: Mapping[str, Option], values: Mapping[str, Any], preset: Collection[str]
 ) -> list[str]:
-    """Return notes on what a preset chose, and on options that were given and have no effect.
+    """List the options that `--for LOSS` set to other values than their defaults."""
+    chosen = [
+        options[name].as_typed(values[name])
+        for name in options
+        if name in preset and values[name] != options[name].field.default
+    ]
+    return [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
+
+
+def _effect_notes(
+    options: Mapping[str, Option], typed_names: Collection[str], values: Mapping[str, Any]
+) -> list[str]:
+    """Return a note for each typed option without effect.
 
     Raises:
-        typer.BadParameter: for one that goes with another which was not given.
+        typer.BadParameter: for an option that needs another option that was not given.
     """
-    chosen = [
-        one.as_typed(values[name])
-        for name, one in options.items()
-        if name in preset and values[name] != one.field.default
-    ]
-    notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
-    for typed in (options[name] for name in options if name in given):
+    notes = []
+    for typed in (options[name] for name in options if name in typed_names):
         needed = _conditions(typed.details.needs, options, values)
         if needed and not any(needed.values()):
             raise typer.BadParameter(f"{typed.flag} needs {' or '.join(needed)}")
@@ -241,8 +265,8 @@ def _remarks(
 
 def _conditions(
     conditions: Mapping[str, Any], options: Mapping[str, Option], values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return conditions on the command's options, as one would type them, and whether they hold."""
+) -> dict[str, bool]:
+    """Return each condition as a user would type it, and whether it holds."""
     return {
         options[name].as_typed(value): bool(values[name])
         if value is True
@@ -253,7 +277,7 @@ def _conditions(
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
-    """Print a result on stdout, as a table or as JSON; a closed pipe is not an error."""
+    """Print a result on stdout, as a table or as JSON; a closed pipe is no error."""
     try:
         if json:
             print_result(console.to_json(result))
@@ -269,36 +293,40 @@ def _drop_stdout() -> None:
 
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
-    """Return an error's hint, with the running command's options for the parameter it names."""
-    if error.parameter in options and not options[error.parameter].details.hidden:
-        return error.hint_with(nemo_words(context).as_typed(options[error.parameter].flag))
-    name = error.parameter.replace("_", "-")
-    names = ("student-model", "teacher-model") if name == "pair" else (name,)
+    """Return an error's hint, with the command's own options for the parameter."""
+    words, parameter = nemo_words(context), error.parameter
+    if parameter == "pair":
+        sides = [options[side].flag.strip("[]") for side in SIDES if side in options]
+        return error.hint_with(" and ".join(sides or ["STUDENT", "TEACHER"]))
+    if parameter in options and not options[parameter].details.hidden:
+        return error.hint_with(words.as_typed(options[parameter].flag))
+    flags = [words.as_typed(flag) for flag in _flags_that_set(parameter, context)]
+    return error.hint_with(" or ".join(flags) or f"{parameter}= in Python")
+
+
+def _flags_that_set(parameter: str, context: typer.Context) -> list[str]:
+    """Return the command's flags for a parameter: with its name, or with one for each side."""
+    name = parameter.replace("_", "-")
     shown = [one for one in context.command.params if not getattr(one, "hidden", False)]
-    flags = [flag for parameter in shown for flag in parameter.opts]
-    setting = [
-        flag for flag in flags if flag.removeprefix("--") in names or flag.endswith(f"-{name}")
-    ]
-    setting = [nemo_words(context).as_typed(flag) for flag in setting]
-    joined = (" or " if len(names) == 1 else " and ").join(setting)
-    return error.hint_with(joined or f"{error.parameter}= in Python")
+    flags = [flag for one in shown for flag in one.opts]
+    return [flag for flag in flags if flag == f"--{name}" or flag.endswith(f"-{name}")]
 
 
 def run(app: typer.Typer) -> None:
     """Run the app; an `XtokError` becomes two lines on stderr and exit code 1."""
-    gc.set_threshold(100_000)  # a vocabulary is many lists, none in a circle: 8 % of a command
+    gc.set_threshold(100_000)  # vocabularies are large lists without cycles: saves 8 % of a command
     sys.stdout, sys.stderr = (stream or _null() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character
+        if isinstance(stream, io.TextIOWrapper):  # the terminal may lack a character
             stream.reconfigure(errors="backslashreplace")
     stopped = signal.SIGINT
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        """End as Ctrl-C does: clean up, and save counts."""
+        """Handle SIGTERM as Ctrl-C: clean up, and save counts."""
         nonlocal stopped
         stopped = signal.SIGTERM
         interrupt = signal.getsignal(signal.SIGINT)
-        if not callable(interrupt):  # ignored, as a shell's background jobs have it
+        if not callable(interrupt):  # shells ignore SIGINT in background jobs
             raise KeyboardInterrupt
         interrupt(number, frame)
 
@@ -312,10 +340,10 @@ def run(app: typer.Typer) -> None:
     except XtokError as error:
         if os.environ.get("XTOK_DEBUG"):
             raise
-        console.print_error(error.message, error.hint, sys.stderr)
+        console.print_error(error)
         sys.exit(1)
     except SystemExit as done:
-        if done.code == INTERRUPTED:  # Typer makes this of an interrupt outside of a command
+        if done.code == INTERRUPTED:  # Typer turns an interrupt outside of a command into this code
             word = "interrupted" if stopped == signal.SIGINT else "terminated"
             print(word, file=sys.stderr)  # noqa: T201
             sys.exit(128 + stopped)
@@ -327,15 +355,12 @@ def _null() -> TextIO:
 
 
 @contextmanager
-def _silence(quiet: bool) -> Iterator[TextIO]:
-    """Run a command, silent where asked for; yield the stderr of errors, which never is."""
+def _silence(quiet: bool) -> Iterator[None]:
+    """Run a command; with `quiet`, drop its stderr, except errors."""
     with _one_line_errors():
         try:
-            with (
-                _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr,
-                reserved_stdout(),
-            ):
-                yield stderr
+            with _quiet_stderr() if quiet else nullcontext(), reserved_stdout():
+                yield
         except KeyboardInterrupt as interrupt:
             raise SystemExit(INTERRUPTED) from interrupt
         finally:
@@ -344,10 +369,7 @@ def _silence(quiet: bool) -> Iterator[TextIO]:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Make an `XtokError` of a failure of the operating system; a closed pipe is none.
-
-    A reader of stdout that has seen enough (head, less) ends the block as if all were printed.
-    """
+    """Turn an `OSError` into an `XtokError`; a closed pipe (head, less) ends the block silently."""
     try:
         yield
     except BrokenPipeError:
@@ -360,16 +382,15 @@ def _one_line_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_stderr() -> Iterator[TextIO]:
-    """Silence stderr, that of other libraries' C and Rust code included; yield it as it was."""
+def _quiet_stderr() -> Iterator[None]:
+    """Silence stderr, including the C and Rust code of other libraries."""
     sys.stderr.flush()
-    null = os.open(os.devnull, os.O_WRONLY)
-    with open(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace") as saved:
-        os.dup2(null, 2)
-        try:
-            yield saved
-        finally:
-            sys.stderr.flush()
-            saved.flush()
-            os.dup2(saved.fileno(), 2)
-            os.close(null)
+    null, saved = os.open(os.devnull, os.O_WRONLY), os.dup(2)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(null)
+        os.close(saved)

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from xtok.tokenizers.display import printable, safe_json
 
 if TYPE_CHECKING:
+    from xtok.errors import XtokError
     from xtok.maps.projection_map import StageReport
 
 
@@ -114,16 +115,10 @@ def print_note(note: str) -> None:
         print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def print_error(message: str, hint: str, stderr: TextIO) -> None:
-    """Print an error that does not end the command, in its usual two lines."""
-    lines = f"error: {printable(message)}\nhint: {printable(hint)}"
-    print(lines, file=stderr, flush=True)
-
-
-def print_failed(what: Iterable[str], stderr: TextIO) -> None:
-    """Print which checks failed, a line each."""
-    for one in what:
-        print(f"failed: {printable(one)}", file=stderr)
+def print_error(error: XtokError) -> None:
+    """Print an error in its two lines."""
+    lines = f"error: {printable(error.message)}\nhint: {printable(error.hint)}"
+    print(lines, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _counted(value: float, what: str) -> str:

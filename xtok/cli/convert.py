@@ -7,7 +7,7 @@ import typer
 
 import xtok
 from xtok.cli.command import command, expanded
-from xtok.cli.options import JSON, MAP, MapOptions, ModelsBeside, print_map
+from xtok.cli.options import JSON, MAP, MapOptions, OptionalModels, print_map
 from xtok.config import option
 
 
@@ -25,7 +25,7 @@ def convert(
     output: Path | None = option(None, "The same as OUTPUT, as an option.", short="-o"),
     normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
     json: bool = JSON,
-    models: ModelsBeside,
+    models: OptionalModels,
     map_options: MapOptions,
 ) -> None:
     """Convert a map between .safetensors and NeMo-RL's .pt.
@@ -33,11 +33,13 @@ def convert(
     Example: xtok convert map.safetensors map.pt
     """
     from xtok.maps.file import SUFFIXES, check_output
+    from xtok.maps.opening import is_on_hub
 
     if output is not None and target is not None and not target.endswith(SUFFIXES):
         models, target = replace(models, student=target, teacher=models.student), None
     if target is None and output is None:
-        other = map_path.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
+        local = Path(map_path.name) if is_on_hub(map_path) else map_path
+        other = local.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
         raise typer.BadParameter(f"say where to write: xtok convert {map_path} {other}")
     if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")

@@ -5,55 +5,70 @@ import typer
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import CHAT_TEMPLATE, KINDS, TEXT_FIELD, Loading, json_option, text_option
+from xtok.cli.options import KINDS, TEXT_FIELD, Loading, json_option, text_option
+from xtok.cli.tables.server import print_server
 from xtok.cli.tables.tokenizers import print_diagnosis
-from xtok.config import MODELS, option
+from xtok.config import MAIN, MODELS, ChatTemplates, option
 from xtok.inspection.first_rows import first_rows
+from xtok.teachers.serving import check_server
 
 
 @command
 def doctor(
     *,
-    student: str = option(..., f"The model to check, or the student: {KINDS}", argument="STUDENT"),
+    student: str | None = option(
+        None, f"The model to check, or the student: {KINDS}", argument="STUDENT"
+    ),
     teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
     text: list[str] = text_option(
-        "Compare its first rows, texts or conversations, with what the libraries make of them; and "
-        "measure what the two share, both directions of a map, and the events on this text: "
+        "With two models: measure the pair on this text or these conversations, and compare the "
+        "first rows with the models' own libraries: "
     ),
     field: str = TEXT_FIELD,
-    chat_template: str | None = CHAT_TEMPLATE,
+    templates: ChatTemplates,
+    teacher_url: str | None = option(
+        None,
+        "Also check the teacher's vLLM or SGLang server at this address, for xtok serve.",
+        metavar="URL",
+        needs={"teacher": True},
+        panel=MAIN,
+    ),
     tools: bool = option(
         False,
-        "Fail, instead of warn, if the chat template changes earlier turns when a tool answers. "
-        "Training on tool calls needs turns that stay the same.",
+        "Fail, instead of warn, if the chat template rewrites earlier turns when a tool answers. "
+        "Training on tool calls needs unchanged turns.",
         flag=True,
     ),
-    json: bool = json_option("tokenizers, pair, advice, pair_checks"),
+    json: bool = json_option("tokenizers, pair, advice, pair_checks, server"),
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:
-    """Check tokenizers, and recommend a loss for a pair.
+    """Check one model's tokenizer, or a pair, and recommend a loss and the next command.
 
-    Exits with 3 if a check fails. For two models it also shows what they share, and the next
-    command.
+    Run it first. Exits with 3 if a check fails.
 
     Example: xtok doctor meta-llama/Llama-3.2-1B Qwen/Qwen3-8B
     """
+    if student is None:
+        raise typer.BadParameter("give a model, or two: STUDENT [TEACHER]")
     if text and teacher is None:
         raise typer.BadParameter("--text needs two models")
     if text:
-        first_rows(text, field)  # before longer work
-    models = {name: loading.tokenizer(name, vocab_size) for name in (student, teacher) if name}
+        first_rows(text, field)  # fails early
+    loaded = {name: loading.tokenizer(name, vocab_size) for name in (student, teacher) if name}
+    server = check_server(teacher_url, loaded[teacher]) if teacher_url and teacher else None
     diagnosis = xtok.doctor(
-        models[student],
-        None if teacher is None else models[teacher],
+        loaded[student],
+        None if teacher is None else loaded[teacher],
         text,
         names=None if teacher is None else (student, teacher),
-        template=chat_template,
+        templates=templates,
         tools=tools,
         field=field,
         progress=console.progress_bar,
     )
-    show(diagnosis, print_diagnosis, json=json)
-    if diagnosis.failed:
+    show({**vars(diagnosis), "server": server}, lambda _: print_diagnosis(diagnosis), json=json)
+    if server and not json:
+        print_server(server)
+    if diagnosis.failed or (server and server.failed):
         raise typer.Exit(3)

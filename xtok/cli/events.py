@@ -7,7 +7,7 @@ from xtok.cli.options import (
     JSON,
     SKIP_EXISTING,
     TIMEOUT,
-    ModelArguments,
+    Models,
     Widths,
     loss_option,
     note_one_vocabulary,
@@ -23,7 +23,7 @@ from xtok.maps.file import SUFFIXES, check_output
 @command
 def events(
     *,
-    models: ModelArguments,
+    models: Models,
     for_loss: EventLoss = loss_option(
         EventLoss,
         "event-kl",

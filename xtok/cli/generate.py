@@ -8,7 +8,7 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
-from xtok.cli.options import ModelArguments, StrictOutput, Widths, note_one_vocabulary
+from xtok.cli.options import Models, StrictOutput, Widths, note_one_vocabulary
 from xtok.config import COMPUTING, MAIN, GenerateConfig, option
 from xtok.maps.names import map_name
 
@@ -17,7 +17,7 @@ from xtok.maps.names import map_name
 def generate(
     context: typer.Context,
     *,
-    models: ModelArguments,
+    models: Models,
     output: StrictOutput,
     embedding_model: str | None = option(
         None,

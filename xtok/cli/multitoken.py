@@ -10,7 +10,7 @@ from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
 from xtok.cli.options import (
     MapOptions,
-    ModelArguments,
+    Models,
     StrictOutput,
     map_option,
     note_one_vocabulary,
@@ -23,7 +23,7 @@ from xtok.maps.names import map_name
 def multitoken(
     context: typer.Context,
     *,
-    models: ModelArguments,
+    models: Models,
     output: StrictOutput,
     initial_projection_path: Path | None = map_option(
         "A map of the same pair to extend.", panel=MAIN

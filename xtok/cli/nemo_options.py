@@ -1,8 +1,8 @@
-"""The command lines of NeMo-RL's tools in xtok's words: its options, and its names of files.
+"""NeMo-RL's command lines: its options, translated to xtok's, and its file names.
 
-`tools/x_token` of NeMo-RL (commit 7ea279a) spells some options in snake case and others in kebab
-case, and has names of its own: a table makes hidden options of them. Its scripts guess what the
-step before has called its file, so such a command line also gets NeMo-RL's names.
+`tools/x_token` of NeMo-RL (commit 7ea279a) mixes snake case and kebab case and has its own option
+names. A table adds them as hidden options. Its scripts guess the output name of the preceding step,
+so a command line with NeMo-RL's options also gets NeMo-RL's file names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ from xtok.maps.names import map_name
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
 
-# NeMo-RL's option to the ones of xtok that it sets: to the value that is typed (`...`), or to
-# another; to None where it is so anyway. It holds for the commands that stand for NeMo-RL's tools
-# and have all of these.
+MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
+    "student_model": ("student", "-s"),
+    "teacher_model": ("teacher", "-t"),
+}
+"""Models as options, for every command whose models are arguments: the argument, and a letter."""
+
+# NeMo-RL's option → xtok's options and their values. `...` stands for the typed value, None for
+# xtok's default. For the commands that replace NeMo-RL's tools and have all of these options.
 ALIASES: Mapping[str, Mapping[str, Any]] = {
     "enable_scale_trick": {"scale_trick": True},
     "disable_scale_trick": {"scale_trick": False},
@@ -51,16 +56,16 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
 
 _MATCHING = "multitoken", "build", "reapply-exact"
 
-# Those for which xtok has none: the commands that take it, its one value, and why.
+# Options without a counterpart: the commands that accept them, the only value, and the reason.
 FIXED: Mapping[str, tuple[Collection[str], str, str]] = {
     "keep_top_tokens": (["generate"], "-1", "generate always takes every token"),
     "special_token_top_k": (_MATCHING, "1", "a special token has one counterpart"),
 }
 
-# The tool that takes the options of the step before and ignores them, and writes beside its input.
+# This tool ignores the options of the preceding step and writes next to its input.
 _IGNORING = "reapply-exact"
 
-# Commands that stand for a tool with a folder of outputs: NeMo-RL's names there, without suffix.
+# Commands whose NeMo-RL tool writes to a folder: the file's name there, without suffix.
 _NAMES: Mapping[str, str] = {
     "generate": "temp_projection_map_{student}_to_{teacher}_top_{top_k}",
     "multitoken": "projection_map_{student}_to_{teacher}_multitoken_top_{top_k}_double",
@@ -69,12 +74,12 @@ _NAMES: Mapping[str, str] = {
 _FOLDER = "cross_tokenizer_data"
 _PLACES = ("data_dir", "output_dir", "output_filename")
 
-# An option of the same name in both that only a command line in NeMo-RL's words has.
-_THEIRS = {"multitoken": "num_examples"}
+# Options with the same name in both, but typical of a NeMo-RL command line.
+_TYPICAL = {"multitoken": "num_examples"}
 
 
 def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield NeMo-RL's options that a command understands, with what the value is of, if any."""
+    """Yield NeMo-RL's options of a command, with the option that receives the value, if any."""
     is_tool = command in (*_NAMES, _IGNORING, "sort-cut")
     for name, sets in ALIASES.items() if is_tool else ():
         if name not in options and (command == _IGNORING or sets.keys() <= {*options}):
@@ -84,68 +89,90 @@ def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, 
 
 @dataclass
 class NemoWords:
-    """What a command line has of NeMo-RL's words."""
+    """NeMo-RL's options in one command line."""
 
-    typed: dict[str, str] = field(default_factory=dict)  # xtok's options, to what was typed
-    notes: list[str] = field(default_factory=list)  # on options that have no effect
+    typed: dict[str, str] = field(default_factory=dict)  # xtok's option → the typed option
+    notes: list[str] = field(default_factory=list)  # on options without effect
     stem: str | None = None  # of the output's name
 
     def as_typed(self, text: str) -> str:
-        """Return a text with NeMo-RL's options in the place of xtok's."""
+        """Replace xtok's options in a text by NeMo-RL's where those were typed."""
         return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
 
 
 def nemo_words(context: typer.Context) -> NemoWords:
-    """Return what a command line has of NeMo-RL's words."""
-    line: NemoWords = context.meta[__name__]
-    return line
+    """Return NeMo-RL's options in the running command line."""
+    words: NemoWords = context.meta[__name__]
+    return words
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option stands in the command line."""
+    """Whether the command line contains an option."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 class Command(TyperCommand):
-    """A command that understands NeMo-RL's options, and any option in snake case."""
+    """A command that also accepts NeMo-RL's options, and every option in snake case."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings = {"token_normalize_func": lambda name: name.replace("_", "-")}
         super().__init__(*args, **{**kwargs, "context_settings": settings})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as usual, then set xtok's options by NeMo-RL's."""
-        line = ctx.meta[__name__] = NemoWords()
+        """Parse as usual, then set xtok's options from the hidden ones."""
+        words = ctx.meta[__name__] = NemoWords()
         if help.ALL in args:
             ctx.meta[help.ALL], args = True, ["--help"]
         if self.name == "build" and "--loss" in {one.partition("=")[0] for one in args}:
             raise typer.BadParameter("--loss: name the map's loss as --for", ctx=ctx)
+        rest = self._parsed(ctx, args)
+        hidden = [one.name for one in self.params if getattr(one, "hidden", False)]
+        values = {name: ctx.params.pop(name) for name in hidden}
+        typed = {name: value for name, value in values.items() if is_given(ctx, name)}
+        models = {name: typed.pop(name) for name in MODEL_OPTIONS if name in typed}
+        self._set_models(ctx, models)
+        self._set_options(ctx, words, typed)
+        is_nemo = typed or is_given(ctx, _TYPICAL.get(str(self.name), ""))
+        if is_nemo and self.name != _IGNORING:
+            self._set_output(ctx, typed)
+        return rest
+
+    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            rest = super().parse_args(ctx, args)
-        except typer.BadParameter as error:  # in our words, not in those of Typer's validator
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:  # in xtok's words, not in those of Typer's validator
             message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
             error.message = message.replace("Input should be", "must be", 1)
             raise
-        hidden = [one.name for one in self.params if getattr(one, "hidden", False)]
-        values = {name: ctx.params.pop(name) for name in hidden}
-        theirs = {name: value for name, value in values.items() if is_given(ctx, name)}
-        self._set_options(ctx, line, theirs)
-        is_theirs = theirs or is_given(ctx, _THEIRS.get(str(self.name), ""))
-        if is_theirs and self.name != _IGNORING:
-            self._set_output(ctx, theirs)
-        return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; rare options only with --help-all."""
         help.print_command(self, ctx, rare=help.ALL in ctx.meta)
 
-    def _set_options(self, ctx: Any, line: NemoWords, theirs: Mapping[str, Any]) -> None:
-        for name, value in theirs.items():
-            sets, is_ignoring = ALIASES.get(name, {}), self.name == _IGNORING
-            is_elsewhere = name in (*_PLACES, *FIXED) or not sets.keys() <= ctx.params.keys()
-            if is_ignoring and is_elsewhere:
-                line.notes.append(f"{_flag(name)} has no effect in {self.name}")
+    def _set_models(self, ctx: Any, models: Mapping[str, str]) -> None:
+        """Put models given as options in the places of the arguments, and move the others up."""
+        if "arguments" in ctx.params:  # MAP... STUDENT TEACHER
+            ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
+            return
+        given = {MODEL_OPTIONS[name][0]: model for name, model in models.items()}
+        places = [one.name for one in self.params if one.param_type_name == "argument"]
+        typed = [ctx.params[name] for name in places if ctx.params[name] is not None]
+        free = [name for name in places if name not in given]
+        if given and len(typed) > len(free):
+            side = next(iter(given))
+            raise typer.BadParameter(
+                f"give the {side} once, as an argument or as --{side}-model", ctx=ctx
+            )
+        if given:
+            ctx.params |= {**dict.fromkeys(places), **given, **dict(zip(free, typed, strict=False))}
+
+    def _set_options(self, ctx: Any, words: NemoWords, typed: Mapping[str, Any]) -> None:
+        for name, value in typed.items():
+            sets = ALIASES.get(name, {})
+            is_unused = name in (*_PLACES, *FIXED) or not sets.keys() <= ctx.params.keys()
+            if self.name == _IGNORING and is_unused:
+                words.notes.append(f"{_flag(name)} has no effect in {self.name}")
             elif name in FIXED:
                 _, only, why = FIXED[name]
                 if value != only:
@@ -155,22 +182,22 @@ class Command(TyperCommand):
                     if fixed is not None:
                         _set(ctx, target, value if fixed is ... else fixed, name)
 
-    def _set_output(self, ctx: Any, theirs: Mapping[str, Any]) -> None:
-        """Set `output`, which NeMo-RL has in two options, or leaves to its default."""
-        name = next((name for name in _PLACES if name in theirs), "")
-        stem = theirs.get("output_filename", "")
-        folder = theirs.get("data_dir", theirs.get("output_dir"))
+    def _set_output(self, ctx: Any, typed: Mapping[str, Any]) -> None:
+        """Set `output`, which NeMo-RL splits into two options or leaves to a default."""
+        name = next((name for name in _PLACES if name in typed), "")
+        stem = typed.get("output_filename", "")
+        folder = typed.get("data_dir", typed.get("output_dir"))
         if self.name == "generate" and folder and not is_given(ctx, "cache_dir"):
             _set(ctx, "cache_dir", Path(folder), name)
-        file = f"{stem}.pt" if stem else ""
-        if self.name in _NAMES:  # the name is chosen when options are known
-            nemo_words(ctx).stem, folder, file = stem, folder or _FOLDER, ""
-        if (folder or file) and not is_given(ctx, "output"):
-            _set(ctx, "output", os.path.join(folder or "", file), name)
+        path = os.path.join(folder or "", f"{stem}.pt" if stem else "")
+        if self.name in _NAMES:  # `nemo_name` chooses the file's name, from the options
+            nemo_words(ctx).stem, path = stem, os.path.join(folder or _FOLDER, "")
+        if path and not is_given(ctx, "output"):
+            _set(ctx, "output", path, name)
 
 
 def _set(ctx: Any, target: str, value: Any, name: str) -> None:
-    """Set an option of xtok, as if it was given in the place of one of NeMo-RL's."""
+    """Set an option of xtok, as if it had been typed instead of NeMo-RL's `name`."""
     ctx.params[target] = value
     if name:
         ctx.set_parameter_source(target, ctx.get_parameter_source(name))
@@ -182,7 +209,7 @@ def _flag(name: str) -> str:
 
 
 def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> str | None:
-    """Return the name that NeMo-RL gives to the output of a command line in its words, or None."""
+    """Return NeMo-RL's name for the output; None if the command line has no NeMo-RL options."""
     name, command = nemo_words(context).stem, str(context.info_name)
     if name is None:
         return None
@@ -197,7 +224,7 @@ def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> s
 
 
 def cleaned(model: str) -> str:
-    """Return a model's name without its size and kind, as NeMo-RL's tools and script have it.
+    """Return a model's name without its size and kind, as NeMo-RL's tools shorten it.
 
     >>> cleaned("models/Qwen3-4B-Base"), cleaned("mistral-v3.model")
     ('Qwen3', 'mistral-vodel')
@@ -210,7 +237,7 @@ def cleaned(model: str) -> str:
 
 
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
-    """Return the name of a refined map: for a `.pt`, the input's with NeMo-RL's ending."""
+    """Return the file name of a refined map; a `.pt` gets NeMo-RL's ending."""
     if source.suffix != ".pt":
         return map_name(projection, stage)
     if stage == "reapply-exact":

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from glob import escape, glob
 from pathlib import Path
@@ -32,7 +32,7 @@ from xtok.config import (
     with_hyphens,
 )
 from xtok.errors import OutputError, XtokError
-from xtok.maps.map_arguments import bind_map, name_notes, pair_of_map
+from xtok.maps.map_arguments import bind_map, name_notes
 from xtok.tokenizers.pairs import SIDES
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def map_option(help: str, default: Any = None, **about: Any) -> Any:
     return option(default, help, **{"metavar": "MAP", "autocompletion": map_files, **about})
 
 
-MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
+MAP_HELP = "A map: .safetensors, NeMo-RL's .pt, or hf:OWNER/NAME/FILE on the hub."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
 BACK_MAP_FILE = map_option(
     "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build one, once.",
@@ -156,9 +156,9 @@ class MapOptions(Widths):
 
     def load_any(self, path: Path, **more: Any) -> AnyMap:
         """Load a map of any kind."""
-        from xtok.maps.map_arguments import as_any_map
+        from xtok.maps.map_arguments import read_map
 
-        return as_any_map(path, **vars(self), **more)
+        return read_map(path, **vars(self), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,46 +180,27 @@ class Loading(Config):
         return tokenizer
 
 
-def _model(help: str, short: str, panel: str = MAIN) -> Any:
-    return option(None, help, metavar="MODEL", short=short, panel=panel)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Models(Loading):
-    """The models of the rows and the columns, and how they are loaded."""
+    """The two models of a pair, and how they are loaded."""
 
-    student_model: str | None = _model(f"The student, a map's rows: {KINDS}", short="-s")
-    teacher_model: str | None = _model("The teacher, a map's columns.", short="-t")
-
-    def name(self, side: str) -> str | None:
-        """Return the model of a side as it was given, as an option or as an argument."""
-        names = [getattr(self, name, None) for name in (side, f"{side}_model")]
-        if None not in names:
-            raise typer.BadParameter(f"give the {side} once, as an argument or as --{side}-model")
-        return names[0] or names[1]
+    student: str | None = option(None, f"The student, a map's rows: {KINDS}", argument="STUDENT")
+    teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
 
     def names(self) -> dict[str, str]:
         """Return the models that are given, by side."""
-        return {side: name for side in SIDES if (name := self.name(side)) is not None}
+        return {side: name for side in SIDES if (name := getattr(self, side)) is not None}
 
     def both(self) -> tuple[str, str]:
-        """Return both models; one that is not given is a usage error."""
-        names = self.names()
-        if len(names) == 2:
-            return names["student"], names["teacher"]
-        if isinstance(self, ModelArguments):
+        """Return both models; a missing model is a usage error."""
+        if self.student is None or self.teacher is None:
             raise typer.BadParameter("give two models, STUDENT TEACHER")
-        missing = [side for side in SIDES if side not in names]
-        flags = " and ".join(f"--{side}-model" for side in missing)
-        raise typer.BadParameter(
-            f"give the {' and the '.join(missing)}: {flags}, or MAP... STUDENT TEACHER"
-        )
+        return self.student, self.teacher
 
     def pair(self, widths: Widths | None = None) -> Pair:
         """Load both tokenizers; a model that is not given is a usage error."""
         self.both()
-        loaded = self.tokenizers(widths)
-        return xtok.pair(loaded["student"], loaded["teacher"])
+        return xtok.pair(*self.tokenizers(widths).values())
 
     def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
         """Load the tokenizers that are given, by side."""
@@ -243,35 +224,30 @@ class Models(Loading):
         Returns:
             the map, with the tokens that it lacks, and its pair.
         """
-        pair = pair_of_map(any_map, **self.tokenizers(widths))
+        bound, pair = bind_map(any_map, self.tokenizers(widths), name=str(name))
         console.print_notes(name_notes(pair, any_map))
-        return bind_map(pair, any_map, name=str(name)), pair
+        return bound, pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionalModels(Models):
+    """The models of a map, for a command that also works without them."""
+
+    student: str | None = option(None, f"The map's student: {KINDS}", argument="[STUDENT]")
+    teacher: str | None = option(None, "The map's teacher.", argument="[TEACHER]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Models):
-    """The models, as options, of a command that also takes them behind its maps."""
+    """The models of a map as options, for a command whose arguments are tokens."""
 
-    student_model: str | None = _model("The student, as an option.", "-s", RARE)
-    teacher_model: str | None = _model("The teacher, as an option.", "-t", RARE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelArguments(Models):
-    """The models, as two arguments or two options."""
-
-    student: str | None = option(None, f"The student, a map's rows: {KINDS}", argument="STUDENT")
-    teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
-    student_model: str | None = _model("The same as STUDENT, as an option.", "-s", RARE)
-    teacher_model: str | None = _model("The same as TEACHER, as an option.", "-t", RARE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelsBeside(ModelArguments):
-    """The models, which a command on a map does not need."""
-
-    student: str | None = option(None, f"The map's student: {KINDS}", argument="[STUDENT]")
-    teacher: str | None = option(None, "The map's teacher.", argument="[TEACHER]")
+    student: str | None = option(
+        None, f"The map's student: {KINDS}", name="student-model", metavar="MODEL", short="-s",
+        panel=MAIN,
+    )  # fmt: skip
+    teacher: str | None = option(
+        None, "The map's teacher.", name="teacher-model", metavar="MODEL", short="-t", panel=MAIN
+    )
 
 
 def check_tokens(tokens: Sequence[str], where: str, ids_of: Callable[[str], Sequence[int]]) -> None:
@@ -281,27 +257,21 @@ def check_tokens(tokens: Sequence[str], where: str, ids_of: Callable[[str], Sequ
             raise typer.BadParameter(f"{token} is not a token; {where.format(token)}")
 
 
-def maps_and_models(arguments: Sequence[str], models: Models) -> tuple[list[Path], Models]:
-    """Return a command's maps, and its models, which may stand behind them as arguments.
-
-    Arguments behind the last .safetensors or .pt, at most two, are the models. With a model as an
-    option, all are maps.
-    """
+def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Path], Models]:
+    """Split MAP... STUDENT TEACHER: up to two arguments behind the last map file are the models."""
     end = len(arguments)
-    while not models.names() and len(arguments) - end < 2 and end > 1:
+    while len(arguments) - end < 2 and end > 1:
         if arguments[end - 1].endswith((".safetensors", ".pt")):
             break
         end -= 1
-    named: dict[str, Any] = {
-        f"{side}_model": name for side, name in zip(SIDES, arguments[end:], strict=False)
-    }
+    models: dict[str, Any] = dict(zip(SIDES, arguments[end:], strict=False))
     maps = [*map(Path, arguments[:end])]
     for path in maps:
         if path.is_dir():
             raise typer.BadParameter(
                 f"{path} is a folder, not a map: give MAP... STUDENT TEACHER, and a glob in quotes"
             )
-    return maps, replace(models, **named)
+    return maps, Models(trust_remote_code=loading.trust_remote_code, **models)
 
 
 _MADE_FOR = {
@@ -395,7 +365,7 @@ class Output(Config):
 
     def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
         """Write a map that NeMo-RL's users may train on, and recommend a better one for that."""
-        from xtok.maps.loss_fit import is_counted
+        from xtok.maps.provenance import is_counted
 
         self.write(projection, name)
         path = self.path(name)
@@ -490,7 +460,7 @@ class StrictOutput(Output):
 
     def write(self, projection: ProjectionMap, name: str) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
-        from xtok.maps.stage_reports import require_complete
+        from xtok.maps.records import require_complete
 
         if self.strict:
             require_complete(projection)

@@ -8,7 +8,7 @@ from xtok.cli import console
 from xtok.cli.command import command, expanded, show
 from xtok.cli.options import (
     BACK_MAP_FILE,
-    ModelArguments,
+    Models,
     Widths,
     json_option,
     map_to_student,
@@ -29,7 +29,7 @@ def project(
         argument="TEACHER_TOPK",
         parser=expanded,
     ),
-    models: ModelArguments,
+    models: Models,
     back_map: Path | None = BACK_MAP_FILE,
     output: Path = option(
         ..., "Output: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN

@@ -3,7 +3,7 @@
 import xtok
 from xtok.cli.command import command
 from xtok.cli.nemo_options import refined_name
-from xtok.cli.options import MapOptions, ModelsBeside, RefinedMap
+from xtok.cli.options import MapOptions, OptionalModels, RefinedMap
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
 _AS_MADE = option(None, "As in multitoken. Default: as when the map was made.", panel=MATCHING)
@@ -13,7 +13,7 @@ _AS_MADE = option(None, "As in multitoken. Default: as when the map was made.", 
 def reapply_exact(
     *,
     files: RefinedMap,
-    models: ModelsBeside,
+    models: OptionalModels,
     special_tokens: SpecialTokens | None = _AS_MADE,
     canonicalization: Canonicalization | None = _AS_MADE,
     map_options: MapOptions,

@@ -5,20 +5,15 @@ from pathlib import Path
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command
-from xtok.cli.options import (
-    BACK_MAP_FILE,
-    ModelArguments,
-    Widths,
-    map_to_student,
-)
+from xtok.cli.options import BACK_MAP_FILE, Models, Widths, map_to_student
 from xtok.cli.stdout import print_result, result_stream
-from xtok.config import MAIN, ChatTemplates, ServeConfig, option
+from xtok.config import MAIN, ServeConfig, option
 
 
 @command
 def serve(
     *,
-    models: ModelArguments,
+    models: Models,
     teacher_url: str = option(
         ...,
         "Address of the teacher's vLLM or SGLang server, such as http://localhost:8000.",
@@ -27,7 +22,6 @@ def serve(
     ),
     config: ServeConfig,
     back_map: Path | None = BACK_MAP_FILE,
-    templates: ChatTemplates,
     widths: Widths,
 ) -> None:
     """Serve a teacher as if it had the student's tokenizer.
@@ -48,8 +42,6 @@ def serve(
         teacher_url,
         config,
         back_map=map_to_student(pair, back_map),
-        student_template=templates.student_template,
-        teacher_template=templates.teacher_template,
         note=console.print_note,
         on_ready=on_ready,
     )

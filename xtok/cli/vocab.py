@@ -15,6 +15,7 @@ from xtok.cli.stdout import print_path
 from xtok.cli.tables.tokenizers import print_vocab
 from xtok.config import MAIN, option
 from xtok.inspection.vocab import VOCAB_SUFFIXES
+from xtok.tokenizers.table import TokenTable
 
 
 @command
@@ -23,16 +24,16 @@ def vocab(
     model: str = option(..., f"The model: {KINDS}", argument="MODEL"),
     tokens: list[str] = option(
         [],
-        "Tokens to show, spaces included: ' the'. By default those with a role; with --json, all.",
+        "Tokens to show, spaces included: ' the'. Default: the tokens with a role; with --json, "
+        "all.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(
-        [], "Show the token of this id. Repeatable.", name="id", metavar="ID", panel=MAIN
+        [], "Show the token with this id. Repeatable.", name="id", metavar="ID", panel=MAIN
     ),
     teacher_model: str | None = option(
         None,
-        "A second model: also show the id of the same bytes or role there, and the spelling in "
-        "its tokens.",
+        "A second model: add its id of the same bytes or role, and its spelling of the token.",
         metavar="MODEL",
         short="-t",
         panel=MAIN,
@@ -46,15 +47,14 @@ def vocab(
     json: bool = json_option("model, teacher, vocab_size, types, tokens"),
     loading: Loading,
 ) -> None:
-    """Show a model's tokens: bytes, types, roles; or write them all.
+    """Show a model's tokens: bytes, types and roles; or write them all to a file.
 
-    A second model is always --teacher-model: further arguments are tokens.
+    Further arguments are tokens; give a second model as --teacher-model.
 
     Example: xtok vocab meta-llama/Llama-3.2-1B 201 '<|eot_id|>'
     """
-    asked = [*tokens, *token_id]
     if output is not None:
-        if asked or json:
+        if tokens or token_id or json:
             raise typer.BadParameter(
                 "--output writes the whole vocabulary: leave out tokens, --id and --json"
             )
@@ -62,10 +62,9 @@ def vocab(
     tokenizer = loading.tokenizer(model)
     check_tokens(tokens, "a second model is -t {0}", tokenizer.table.ids_of)
     teacher = None if teacher_model is None else loading.tokenizer(teacher_model)
-    shown: list[Any] | None = asked or None
-    if not asked and not json and output is None:
-        roles = tokenizer.table.roles_by_id
-        shown = [i for i in sorted(roles) if roles[i] != ("reserved",)]
+    shown: list[Any] | None = [*tokens, *token_id]
+    if not shown:
+        shown = None if json or output is not None else _with_role(tokenizer.table)
     table = xtok.vocab(tokenizer, shown, teacher=teacher, progress=console.progress_bar)
     if output is not None:
         table.save(output)
@@ -73,3 +72,8 @@ def vocab(
     else:
         names = None if teacher is None else teacher.table.quoted
         show(table, partial(print_vocab, names=names), json=json)
+
+
+def _with_role(table: TokenTable) -> list[int]:
+    roles = table.roles_by_id
+    return [i for i in sorted(roles) if roles[i] != ("reserved",)]

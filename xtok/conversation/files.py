@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xtok._lib.lines import LinePlace, decode, json_lines, no_json, too_long
-from xtok._lib.opening import decompressed, parquet_file, reading
-from xtok._lib.shards import Shard
+import numpy as np
+
+from xtok._lib.parsing import parse_json_field
+from xtok._lib.rows import read_rows
+from xtok._lib.shards import Shard, format_of
 from xtok.conversation.leaves import ASIDE, unread_note
 from xtok.conversation.rendering import Conversation, render
 from xtok.conversation.templates import is_missing
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 30
 """A longer line, or file of JSON that is not of lines, is an error."""
 
+ROW_HINT = 'give a text, {"text": "…"}, {"messages": […]} or a list of messages'
 _HINT = 'write a conversation as [{"role": "user", "content": "…"}, …], '
 _HINT += 'or {"messages": […], "tools": […]}'
 
@@ -74,71 +75,37 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
         XtokError: if the file cannot be read or has no conversation, and for what is none, with the
             line or the row.
     """
-    records = _records(path)
+    kind = format_of(path)
+    kind = "json" if kind == "text" else kind
+    columns = (*_FIELDS, "teacher_messages")
+    rows = read_rows(Shard(path, kind), max_bytes=MAX_BYTES, hint=_HINT, columns=columns)
+    records = (chat_record(row.value, row.place) for row in rows)
     if (first := next(records, None)) is None:
         raise _error(str(path), "it has no conversations")
     return chain([first], records)
 
 
-def _records(path: Path) -> Iterator[ChatRecord]:
-    with reading(path):
-        if path.suffix.lower() == ".parquet":
-            yield from _parquet_rows(path)
-            return
-        if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
-            with path.open("rb") as raw:
-                data = decompressed(raw, path).read(MAX_BYTES + 1)
-            if len(data) > MAX_BYTES:
-                raise too_long(path, MAX_BYTES)
-            if data.strip():
-                document, is_all = _parsed(data, path)
-                if is_all:
-                    yield from _of_document(document, path)
-                    return
-        for line in json_lines(Shard(path, "jsonl"), max_bytes=MAX_BYTES, hint=_HINT):
-            yield chat_record(line.value, line.place)
+def read_row(row: Any, place: object, field: str = "text") -> str | ChatRecord:
+    """Return the text or the conversation of a row. A null, or the NaN of pandas, is no value.
 
-
-def _parsed(data: bytes, path: Path) -> tuple[Any, bool]:
-    """Return the first JSON value of a file, and whether nothing follows."""
-    text = decode(LinePlace(path, 0), data)
-    try:
-        value, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip()))
-    except (ValueError, RecursionError) as error:
-        raise _error(f"{path}, line {getattr(error, 'lineno', 1)}", no_json(error)) from error
-    return value, not text[end:].strip()
-
-
-def _of_document(value: Any, path: Path) -> Iterator[ChatRecord]:
-    """Return the conversations of a JSON document: itself, or a list of them."""
-    if isinstance(value, list) and any(
-        isinstance(one, list) or (isinstance(one, dict) and "messages" in one) for one in value
-    ):
-        for i, one in enumerate(value):
-            yield chat_record(one, f"{path}, conversation {i}")
+    Raises:
+        XtokError: if the row contains neither.
+    """
+    fields = row if isinstance(row, Mapping) else {}
+    text = row if isinstance(row, str) else fields.get(field)
+    if isinstance(text, str):
+        return text
+    if not is_missing(text):
+        problem = f"the field {field!r} is {type(text).__name__}, not a string"
+    elif not isinstance(row, Mapping | Sequence):
+        problem = f"{type(row).__name__} is neither a text nor a conversation"
+    elif fields and is_missing(fields.get("messages")):
+        keys = [key for key, value in fields.items() if not is_missing(value)]
+        problem = f"neither {field} nor messages, but: {listed(keys, 8) or 'nothing'}"
     else:
-        yield chat_record(value, str(path))
-
-
-def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
-    file = parquet_file(path)
-    names = file.schema_arrow.names
-    if "messages" not in names:
-        raise _error(str(path), f"there is no column 'messages', but: {listed(names, 8)}")
-    read = {*_FIELDS, "teacher_messages"}
-    unread = dict.fromkeys((name for name in names if name not in read), True)
-    columns = [name for name in names if name in read]
-    batches = file.iter_batches(columns=columns, batch_size=256, use_threads=False)
-    rows = (row for batch in batches for row in batch.to_pylist())
-    for i, row in enumerate(rows):
-        yield chat_record(unread | without_missing(row), f"{path}, row {i}")
-
-
-def without_missing(value: Any) -> Any:
-    """Drop the fields that Parquet gives a message only because others have them."""
-    if isinstance(value, dict):
-        return {name: without_missing(item) for name, item in value.items() if item is not None}
-    return [without_missing(item) for item in value] if isinstance(value, list) else value
+        arrays = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
+        return chat_record(arrays or list(row), place)
+    raise XtokError(f"{place}: {problem}", hint=ROW_HINT)
 
 
 _FIELDS = {
@@ -164,8 +131,7 @@ def chat_record(value: Any, place: object) -> ChatRecord:
     for name, kind in _FIELDS.items():
         parts[name] = kind() if is_missing(fields.get(name)) else fields[name]
         if isinstance(parts[name], str) and kind is not str:  # as data sets have tools
-            with suppress(ValueError, RecursionError):
-                parts[name] = json.loads(parts[name])
+            parts[name] = parse_json_field(parts[name], f"{place}: its {name}", _HINT)
         if not isinstance(parts[name], kind):
             raise _error(place, f"its {name} are not {_KINDS[kind]}")
     messages, variables = parts["messages"], parts["chat_template_kwargs"]

@@ -22,8 +22,7 @@ from xtok.tokenizers.display import printable, quoted
 ASIDE = frozenset([
     "annotations", "category", "created", "created_at", "dataset", "date", "extra", "finish_reason",
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
-    "score", "source", "split", "subset", "timestamp", "tool_call_id", "topic", "type", "url",
-    "uuid", "version",
+    "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
 """Keys of rows and messages that name their kind and origin, and change no text."""
 WEIGHTS = ("weight", "loss_mask", "train")
@@ -36,9 +35,9 @@ _STRUCTURE = ("type", "id", "index", "doc_id")
 _UNUSED = 730_000_000  # numbers from here on stand in no conversation
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
-Given = Mapping[str, Any]
+Inputs = Mapping[str, Any]
 """What is rendered: `messages`, `tools`, `documents`."""
-Render = Callable[[Given], Rendering]
+Render = Callable[[Inputs], Rendering]
 
 
 def is_spoken(key: str) -> bool:
@@ -68,7 +67,7 @@ def is_trained_on(message: Message, index: int) -> bool:
 
 
 def unread_leaves(
-    render: Render, given: Given, rendering: Rendering, first: int = 0
+    render: Render, inputs: Inputs, rendering: Rendering, first: int = 0
 ) -> Iterator[str]:
     """Yield notes on what is left out on purpose, and on keys that nobody reads.
 
@@ -78,14 +77,14 @@ def unread_leaves(
 
     Args:
         render: the template, for other values.
-        given: what was rendered.
+        inputs: what was rendered.
         rendering: what became of it.
         first: the message from which on they count.
 
     Raises:
         XtokError: for anything else that is left out; names the message and the key.
     """
-    whole = _Written(render, given, rendering)
+    whole = _Written(render, inputs, rendering)
     leaves_of = {
         index: [
             leaf
@@ -93,23 +92,24 @@ def unread_leaves(
             if is_spoken(key)
             for leaf in _leaves(value, ("messages", index, key))
         ]
-        for index, message in [*enumerate(given["messages"])][first:]
+        for index, message in [*enumerate(inputs["messages"])][first:]
     }
     whole.try_all([leaf for leaves in leaves_of.values() for leaf in leaves])
     earlier: set[tuple[Any, ...]] = set()
     for index, leaves in leaves_of.items():
         yield from _of_message(whole, index, leaves, earlier)
     for name in ("tools", "documents"):
-        for index in range(len(given[name] or ())):
+        for index in range(len(inputs[name] or ())):
             yield from _of_one_beside(whole, name, index)
-    yield from _unread(whole, given["messages"])
+    yield from _unread(whole, inputs["messages"])
+    yield from _results(whole, inputs["messages"])
 
 
 def _of_message(
     whole: _Written, index: int, leaves: Sequence[_Leaf], earlier: set[tuple[Any, ...]]
 ) -> Iterator[str]:
     """Yield notes on what a message lacks; `earlier` are kinds of leaves that only the last has."""
-    message, is_last = whole.given["messages"][index], index + 1 == len(whole.given["messages"])
+    message, is_last = whole.inputs["messages"][index], index + 1 == len(whole.inputs["messages"])
     kinds = {}
     for leaf in leaves:
         names = tuple(name for name in leaf.path if isinstance(name, str))
@@ -123,13 +123,17 @@ def _of_message(
         if kinds[leaf.path] in earlier and not is_last:
             yield f"the template leaves out {leaf.path[2]} of earlier messages"
         elif isinstance(leaf.value, str) and (tag := _TAG.search(part)):
-            yield f"the template leaves out what is marked with {printable(tag[0])}"
+            name = printable(tag[0])
+            if part.lstrip().startswith(tag[0]):
+                yield f"the template leaves out what is marked with {name}"
+            else:
+                yield f"the template cuts a message's {leaf.path[2]} at {name}, and leaves out text"
         else:
             raise _dropped(f"message {index}, the {message['role']}'s: ", leaf, part)
 
 
 def _of_one_beside(whole: _Written, name: str, index: int) -> Iterator[str]:
-    leaves = [*_leaves(whole.given[name][index], (name, index))]
+    leaves = [*_leaves(whole.inputs[name][index], (name, index))]
     by_key: dict[str, list[_Leaf]] = defaultdict(list)
     for leaf in leaves:
         if not whole.has_trace(leaf):
@@ -149,13 +153,48 @@ def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
         for key in message
         if key not in ("role", *WEIGHTS, *ASIDE)
         and not is_spoken(key)
-        and not (key == "name" and message["role"] == "tool")  # its call has it
+        and not (key in ("name", "tool_call_id") and message["role"] == "tool")  # its call has it
         and ("messages", index, key) not in whole.tops
     }
     if keys and whole.depends_without(keys):
         keys = {key: None for key in keys if not whole.depends_without([key])}
     for key in keys:
         yield unread_note(key, "messages")
+
+
+def _results(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
+    """Yield notes on tool results without a call, and on those in another order than their calls.
+
+    Most templates write results one after another, without ids.
+    """
+    calls: list[Any] = []  # their ids
+    results: dict[int, int] = {}  # message to call
+    for index, message in enumerate(messages):
+        if isinstance(message.get("tool_calls"), list):
+            calls += [call.get("id") for call in message["tool_calls"] if isinstance(call, Mapping)]
+        call_id = message.get("tool_call_id")
+        if message["role"] != "tool" or is_missing(call_id):
+            continue
+        if call_id in calls:
+            results[index] = len(calls) - 1 - calls[::-1].index(call_id)
+        elif calls and None not in calls:
+            yield f"message {index}: no call before it has the id {quoted(printable(str(call_id)))}"
+    in_order = sorted(results, key=lambda index: results[index])
+    if in_order != [*results] and not _shows_calls(whole, messages, in_order):
+        yield "tool results are in another order than their calls, and the text does not show it"
+
+
+def _shows_calls(whole: _Written, messages: Sequence[Message], in_order: Sequence[int]) -> bool:
+    """Whether the text shows which call each result belongs to, by the ids or by the names."""
+    names = {index: messages[index].get("name") for index in in_order}
+    leaves = [_Leaf(("messages", index, "name"), name) for index, name in names.items()]
+    if len({*names.values()}) == len(names) and all(map(whole.has_trace, leaves)):
+        return True
+    inputs = whole.inputs
+    for index, other in zip(sorted(in_order), in_order, strict=True):
+        path = ("messages", index, "tool_call_id")
+        inputs = _with(inputs, path, messages[other]["tool_call_id"])
+    return whole.depends(inputs)
 
 
 def _dropped(place: str, leaf: _Leaf, part: str) -> XtokError:
@@ -210,8 +249,8 @@ def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
 class _Written:
     """What a rendering has of the leaves that it was given."""
 
-    def __init__(self, render: Render, given: Given, rendering: Rendering) -> None:
-        self.given, self._render, self._text = given, render, rendering.text
+    def __init__(self, render: Render, inputs: Inputs, rendering: Rendering) -> None:
+        self.inputs, self._render, self._text = inputs, render, rendering.text
         self._places: dict[Path, list[tuple[int, int]]] = defaultdict(list)
         for run in (*rendering.runs, *rendering.beside):
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
@@ -221,7 +260,7 @@ class _Written:
 
     def up_to(self, index: int) -> _Written | None:
         """Return the same of the messages up to one; None if they alone cannot be rendered."""
-        until = {**self.given, "messages": self.given["messages"][: index + 1]}
+        until = {**self.inputs, "messages": self.inputs["messages"][: index + 1]}
         with suppress(XtokError):
             return _Written(self._render, until, self._render(until))
         return None
@@ -235,7 +274,7 @@ class _Written:
         silent = [leaf for leaf in leaves if not self.has_trace(leaf)]
         if len(silent) < 2:
             return
-        marked, marks = self.given, {}
+        marked, marks = self.inputs, {}
         for n, leaf in enumerate(silent):
             if isinstance(leaf.value, (str, int, float)):
                 number = _UNUSED + n
@@ -281,23 +320,23 @@ class _Written:
         if not _TAG.sub("", part).strip() and part.strip() in self._text:
             return True
         rest = leaf.value[:start] + leaf.value[start + len(part) :]
-        return self._depends(_with(self.given, leaf.path, rest))
+        return self.depends(_with(self.inputs, leaf.path, rest))
 
     def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
         """Whether the text is another if all of these leaves are."""
-        given = self.given
+        inputs = self.inputs
         for leaf in reversed(leaves):  # parts that are left out have others behind them
-            given = _with(given, leaf.path, _altered(leaf.value))
-        return self._depends(given)
+            inputs = _with(inputs, leaf.path, _altered(leaf.value))
+        return self.depends(inputs)
 
     def depends_without(self, keys: Iterable[str]) -> bool:
         """Whether the text is another if messages lack some keys."""
-        messages = [{k: v for k, v in m.items() if k not in keys} for m in self.given["messages"]]
-        return self._depends({**self.given, "messages": messages})
+        messages = [{k: v for k, v in m.items() if k not in keys} for m in self.inputs["messages"]]
+        return self.depends({**self.inputs, "messages": messages})
 
-    def _depends(self, given: Given) -> bool:
+    def depends(self, inputs: Inputs) -> bool:
         try:
-            return self._render(given).text != self._text
+            return self._render(inputs).text != self._text
         except XtokError:  # the template looks at it
             return True
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.parsing import parse_json
 from xtok.conversation.formats import PromptFormat
 from xtok.conversation.rendering import (
     Conversation,
@@ -431,7 +432,7 @@ def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> 
     """
     parsed: Any = value
     with suppress(ValueError):
-        parsed = json.loads(value)
+        parsed = parse_json(value)
     for tool in tools:
         with suppress(KeyError, TypeError):
             if tool["function"]["name"] == name:

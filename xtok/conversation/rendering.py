@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from xtok.conversation._places import MessageSpan, Places, Span, written_header
 from xtok.conversation._tracking import Run, plain
 from xtok.conversation.formats import FORMATS, PromptFormat
-from xtok.conversation.leaves import WEIGHTS, Given, is_trained_on, unread_leaves
+from xtok.conversation.leaves import WEIGHTS, Inputs, is_trained_on, unread_leaves
+from xtok.conversation.template_files import TEMPLATE_HINT, template_source
 from xtok.conversation.templates import (
     Message,
     Rendering,
@@ -164,23 +165,25 @@ def _account(
 ) -> Iterator[str]:
     """Yield notes on what the template leaves out; raises for what it drops."""
 
-    def again(given: Given) -> Rendering:
-        variables = {**(options.variables or {}), "documents": given["documents"]}
-        changed = replace(options, tools=given["tools"], variables=variables)
-        return rendered(tokenizer, given["messages"], changed)
+    def again(inputs: Inputs) -> Rendering:
+        variables = {**(options.variables or {}), "documents": inputs["documents"]}
+        changed = replace(options, tools=inputs["tools"], variables=variables)
+        return rendered(tokenizer, inputs["messages"], changed)
 
     documents = (options.variables or {}).get("documents")
-    given = {"messages": messages, "tools": options.tools, "documents": documents}
-    yield from unread_leaves(again, given, rendering, first)
+    inputs = {"messages": messages, "tools": options.tools, "documents": documents}
+    yield from unread_leaves(again, inputs, rendering, first)
 
 
 def _unread(tokenizer: Tokenizer, options: RenderOptions) -> Iterator[str]:
     """Yield notes on variables that the template does not read."""
     template = find_template(tokenizer, options.template, tools=bool(options.tools))
     source = template.template if isinstance(template, PromptFormat) else template
-    for name in options.variables or ():
+    for name, value in (options.variables or {}).items():
         if name != "documents" and name not in names_read(source):
             yield f"the template does not read the variable {name}: it has no effect"
+        elif isinstance(value, str) and value.strip().lower() in ("false", "true", "null", "none"):
+            yield f"the variable {name} is the text {quoted(value)}, which counts as true"
 
 
 def encoded(
@@ -574,7 +577,7 @@ def find_template(
         XtokError: if the tokenizer has none, or the file cannot be read.
     """
     templates = tokenizer.chat_templates
-    hint = f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}"
+    hint = TEMPLATE_HINT
     if template in (None, "default"):
         for name in ("tool_use", "default") if tools else ("default",):
             if name in templates:
@@ -587,12 +590,6 @@ def find_template(
         return templates[str(template)]
     elif template in FORMATS:
         return FORMATS[str(template)]
-    elif isinstance(template, str) and "{" in template:
-        return template
     else:
-        try:
-            return Path(template).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            problem = f"the chat template {template} cannot be read: {reason}"
+        return template_source(template)
     raise XtokError(problem, hint=hint, parameter="template")

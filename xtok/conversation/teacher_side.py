@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xtok._lib.parsing import json_problem, parse_json
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.leaves import is_spoken, is_trained_on
 from xtok.conversation.rendering import Conversation
@@ -81,9 +81,13 @@ def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: obj
         XtokError: if there are too few or too many, or the field is something else.
     """
     if isinstance(value, str) and name == "teacher_messages":
-        with suppress(ValueError, RecursionError):
-            parsed = json.loads(value)
+        try:
+            parsed = parse_json(value)
             value = parsed if isinstance(parsed, list | dict) else value
+        except json.JSONDecodeError:
+            pass  # plain text
+        except ValueError as error:
+            raise _error(place, name, f"its {name}: {json_problem(error)}") from error
     value = value.tolist() if hasattr(value, "tolist") else value
     is_each = isinstance(value, list | tuple) and (
         name == "teacher_context" or any(_is_conversation(one) for one in value)

@@ -31,6 +31,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from xtok._lib.parsing import parse_json_field
 from xtok.conversation._tracking import (
     Mark,
     Path,
@@ -231,14 +232,15 @@ def plain_tools(tools: Any) -> list[Any] | None:
     if is_missing(tools):
         return None
     if isinstance(tools, str):  # as data sets have them, whose schemas differ
-        tools = _json(tools)
+        tools = parse_json_field(tools, "the tools", _TOOLS_HINT)
     if not isinstance(tools, (list, tuple)):
         raise _no_tools(tools)
     return [_tool(tool) for tool in tools] or None
 
 
 def _tool(tool: Any) -> Any:
-    tool = _json(tool) if isinstance(tool, str) else tool
+    if isinstance(tool, str):
+        tool = parse_json_field(tool, "a tool", _TOOLS_HINT)
     if isfunction(tool) or ismethod(tool):
         from transformers.utils.chat_template_utils import get_json_schema
 
@@ -248,17 +250,13 @@ def _tool(tool: Any) -> Any:
     return tool
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+_TOOLS_HINT = 'write them as [{"type": "function", "function": {"name": …}}, …]'
 
 
 def _no_tools(value: Any) -> XtokError:
     return XtokError(
         f"the tools are not a list of JSON schemas: one is {quoted(repr(value)[:40])}",
-        hint='write them as [{"type": "function", "function": {"name": …}}, …]',
+        hint=_TOOLS_HINT,
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from xtok._lib.io import atomic_output, check_output, write
-from xtok._lib.opening import need, parquet_writer
+from xtok._lib.opening import need
+from xtok._lib.parquet import parquet_writer
 from xtok._lib.progress import Progress, silent
 from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.conversation.rendering import find_template

@@ -15,13 +15,13 @@ import numpy as np
 from xtok.config import Loss
 from xtok.inspection import Grade
 from xtok.inspection.pair_facts import PairFacts
-from xtok.maps.loss_fit import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import require_table
 
 if TYPE_CHECKING:
-    from xtok.inspection.evaluate import MapMeasures
+    from xtok.inspection.measures import Verdict
 
 Judgement: TypeAlias = tuple[Grade, str]
 """How well a map suits a loss, and why, in a sentence."""
@@ -130,17 +130,15 @@ def fits(
     pair: PairFacts,
     *,
     failed: Sequence[str] = (),
-    measures: MapMeasures | None = None,
-    empty_text: float = 0.0,
+    verdict: Verdict | None = None,
 ) -> tuple[Fit, ...]:
-    """Judge whether a map suits each loss, and the pair event KL.
+    """Judge whether a map suits each loss, and whether the pair suits event KL.
 
     Args:
         projection: the map.
-        pair: the facts of its tokenizers.
-        failed: the checks of `verify` that failed.
-        measures: the map over all text, if it was measured.
-        empty_text: the share of the text's student tokens whose rows are empty.
+        pair: facts about its tokenizers.
+        failed: names of the failed checks of `verify`.
+        verdict: the verdict for P-KL, if the map was measured on text.
     """
     is_text = require_table(projection.student).lengths > 0
     exact = exact_rows(projection)
@@ -149,7 +147,7 @@ def fits(
     heavy[projection.student_ids[is_heavy]] = True
     gold = _judge_gold(pair, exact)
     judged: dict[Loss | Literal["event-kl"], Judgement] = {
-        "p-kl": p_kl_fit(projection, measures, empty_text),
+        "p-kl": p_kl_fit(projection, verdict),
         "gold": gold,
         "h-kl": _judge_h_kl(gold, exact, float(heavy[is_text].mean()) if is_text.any() else 0.0),
         "event-kl": _judge_event_kl(pair),
@@ -159,27 +157,20 @@ def fits(
     return tuple(Fit(loss=loss, level=level, why=why) for loss, (level, why) in judged.items())
 
 
-def p_kl_fit(
-    m: ProjectionMap, measures: MapMeasures | None = None, empty_text: float = 0.0
-) -> Judgement:
-    """Judge whether a map suits P-KL, by itself or, with text, by its measures on it."""
-    closed = None if measures is None else measures.chunk_closed
-    if measures is not None and measures.is_worse_than_recipe:
-        value, recipe = measures.chunk_cross_entropy.value, measures.chunk_recipe
-        worse = f"On this text it is worse than X-Token's recipe: {value:.3f} nats over chunks "
-        return "bad", f"{worse}against {recipe:.3f}."
-    if empty_text > 0.01:
-        return "bad", f"{percent(empty_text)} of the text's tokens have an empty row."
+def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
+    """Judge whether a map suits P-KL, by its rows and, if it was measured, by the verdict."""
+    if verdict is not None and verdict.level == "bad":
+        return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):
-        words = "; ".join(problems)
-        return "care", f"{words[0].upper()}{words[1:]}."
+        return "care", _sentence("; ".join(problems))
     rows = "Rows are counted probabilities" if is_counted(m) else "Rows are probabilities"
-    measured = (
-        f"; they close {percent(closed.value, 0)} of the way to this text's best map"
-        if closed
-        else ""
-    )
-    return "good", f"{rows}, without exact rows or slots{measured}."
+    measured = "" if verdict is None else f"; {verdict.reason}"
+    level: Grade = "good" if verdict is None else verdict.level
+    return level, f"{rows}, without exact rows or slots{measured}."
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _judge_gold(pair: PairFacts, exact: int) -> Judgement:

@@ -42,7 +42,7 @@ class ChatTrial:
     tool_suffix_ids: tuple[int, ...] | None = None  # of a tool's message; likewise
 
     def __init__(self, tokenizer: Tokenizer, template: str | Path | None) -> None:
-        self._tokenizer, self._template, self._table = tokenizer, template, tokenizer.table
+        self.tokenizer, self.template, self._table = tokenizer, template, tokenizer.table
         self._has_template = template is not None or "default" in tokenizer.chat_templates
         self._chosen = find_template(tokenizer, template) if self._has_template else ""
         with suppress(XtokError):
@@ -56,7 +56,7 @@ class ChatTrial:
     @property
     def ends(self) -> tuple[int, ...]:
         """The ids that end an answer: by the template, else eos."""
-        eos = self._tokenizer.special_token_names.get("eos_token")
+        eos = self.tokenizer.special_token_names.get("eos_token")
         ids = self._table.roles.get("eos", ()) if eos is None else self._table.ids_of(eos)
         return self.turn_ends or tuple(ids[:1])
 
@@ -75,11 +75,11 @@ class ChatTrial:
         """Check what the template does; with `tools`, one unfit for loops of tool calls fails."""
         name = "chat template"
         if not self._has_template:
-            named = ", ".join(self._tokenizer.chat_templates)
+            named = ", ".join(self.tokenizer.chat_templates)
             known = f"none by default, but {named}; name one of them," if named else "none; name"
             yield Check(name, "warning", f"{known} a template file or a format to check one")
             return
-        source = "the tokenizer's own" if self._template is None else str(self._template)
+        source = "the tokenizer's own" if self.template is None else str(self.template)
         if isinstance(self._chosen, PromptFormat):
             source = f"the format {self._chosen.name}"
         yield Check(name, "ok", source)
@@ -143,7 +143,7 @@ class ChatTrial:
 
     def _suits_loops(self) -> bool:
         with suppress(XtokError):
-            return is_prefix_preserving(self._tokenizer, template=self._template)
+            return is_prefix_preserving(self.tokenizer, template=self.template)
         return False
 
     def _turn_checks(self) -> Iterator[Check]:
@@ -159,7 +159,7 @@ class ChatTrial:
 
     def _ids(self, *messages: Message, prompt: bool = False) -> list[int]:
         chat = render(
-            self._tokenizer, messages, template=self._template, add_generation_prompt=prompt
+            self.tokenizer, messages, template=self.template, add_generation_prompt=prompt
         )
         ids: list[int] = chat.ids.tolist()
         return ids

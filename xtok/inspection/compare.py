@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.building.counting.counts import edge_keys
-from xtok.maps.map_arguments import MapLike, admitted, as_maps
+from xtok.maps.map_arguments import MapLike, bind_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.pairs import Pair
 
@@ -72,8 +72,7 @@ def compare(
         XtokError: if the maps are of different pairs, or a text cannot be read.
         ValueError: for paths of text without the student's tokenizer.
     """
-    loaded, names = as_maps([a, b], names)
-    _, [first, second] = admitted(None, *loaded, names=names)
+    [first, second], *_ = bind_maps([a, b], names=names)
     return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
 
 

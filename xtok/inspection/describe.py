@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.inspection.explain import ExplainedRow, explain_row
-from xtok.maps.map_arguments import MapLike, as_map, pair_of_maps
+from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
 from xtok.tokenizers.table import TokenType, Vocabulary
@@ -77,11 +77,10 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
     Raises:
         MapFileError: if the file is not a map, or is damaged.
     """
-    m = as_map(projection)
+    m, pair = bind_map(ProjectionMap.of(projection))
     kinds = np.bincount(m.row_kind, minlength=len(RowKind)).tolist()
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
-    pair = pair_of_maps(m)
     columns_used, largest = _columns(m)
     return Description(
         student=describe_side(m.student),

@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from pathlib import Path
 
 from xtok._lib.progress import Progress, silent
+from xtok._lib.shards import Paths
 from xtok.building.counting.pair_text import PairText
 from xtok.building.counting.texts import contexts_in
 from xtok.building.events import events
+from xtok.building.spellings import spellings
+from xtok.config import ChatTemplates
 from xtok.conversation.teacher_side import SideText
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
@@ -112,75 +114,82 @@ class Diagnosis:
 
 
 def doctor(
-    student_model: ModelLike,
+    student_model: ModelLike | Pair,
     teacher_model: ModelLike | None = None,
-    texts: str | Path | Sequence[str | Path] = (),
+    texts: Paths = (),
     *,
     names: tuple[str, str] | None = None,
-    template: str | Path | None = None,
+    templates: ChatTemplates | None = None,
     tools: bool = False,
     field: str = "text",
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Look at a tokenizer, or a pair of them, for what makes cross-tokenizer training go wrong.
+    """Check a tokenizer, or a pair, for causes of wrong cross-tokenizer training.
 
     Args:
-        student_model: a model as `load_tokenizer` takes it, or a loaded tokenizer.
-        teacher_model: another; None for one model.
-        texts: with two models, paths and globs of text to measure what they share, both directions
-            of a map and the events on; their first rows, also of conversations, are compared with
-            what the libraries make of them.
-        names: what commands that are recommended call the models; model ids by default.
-        template: a chat template instead of the tokenizers' own, as `render` takes it.
-        tools: whether a template that does not keep what stood before a tool message fails.
+        student_model: a model as `load_tokenizer` takes it, a loaded tokenizer, or a pair.
+        teacher_model: a second model; None for one model or a pair.
+        texts: for a pair, paths and globs of text or conversations to measure it on. The first rows
+            are also compared with the results of the models' own libraries.
+        names: names of the two models in the recommended commands; model ids by default.
+        templates: chat templates to use instead of the tokenizers' own.
+        tools: fail, instead of warn, if the template rewrites earlier turns when a tool answers.
         field: the field or column that holds the text.
         progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
-        XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
+        XtokError: if a template or a text cannot be read, or the text has nothing to measure.
         ValueError: for texts with one model.
     """
-    pair = facts = None
-    of_rows: list[Check] = []
-    if teacher_model is not None and teacher_model == student_model:
-        student_model = teacher_model = load_tokenizer(teacher_model)
-    if teacher_model is not None:
-        pair = pair_of(student_model, teacher_model)
-        rows = first_rows(texts, field) if texts else []
-        of_rows = [*row_checks(pair, rows, template)] if rows else []
-        text = of_pair = spelled = None
-        if not pair.is_same:
-            spelled = events(pair, for_loss="csd", progress=progress)
-        if any(isinstance(row, SideText) for row in rows) or (texts and not rows):
-            text = PairText.read(pair, texts, field=field, progress=progress)
-            of_pair = events(pair, progress=progress)
-        facts = pair_facts(pair, text, of_pair, spelled)
-    elif texts:
+    templates = ChatTemplates.or_default(templates)
+    pair, sides = _loaded(student_model, teacher_model)
+    if texts and pair is None:
         raise ValueError("texts need two models")
-    sides = [load_tokenizer(student_model)] if pair is None else pair.tokenizers
-    trials: dict[Tokenizer, ChatTrial] = {}
-    diagnosed = []
-    for one in dict.fromkeys(sides):
-        trials[one] = ChatTrial(one, template)
-        with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
-            diagnosed.append(_diagnose(one, trials[one], tools, advance))
-    pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
-    pair_checks += [*_text_checks(facts), *of_rows]
-    pair_checks += _context_checks(texts, field) if facts is not None and facts.text else ()
-    pair_checks += [Check("upper case", "warning", n) for n in (case_notes(pair) if pair else ())]
+    rows = first_rows(texts, field) if texts else []
+    of_rows = [*row_checks(pair, rows, templates.templates)] if pair and rows else []
+    measured = texts if not rows or any(isinstance(row, SideText) for row in rows) else ()
+    facts = None if pair is None else _facts(pair, measured, field, progress)
+    trials = [*map(ChatTrial, sides, templates.templates)]
+    distinct = {(one.tokenizer, one.template): one for one in trials}.values()
+    diagnosed = tuple(_diagnose(one, tools, progress) for one in distinct)
+    if pair is None or facts is None:
+        return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
+    checks = [_turn_end_check(pair, *trials), *_text_checks(facts), *of_rows]
+    checks += _context_checks(texts, field) if facts.text else ()
+    checks += (Check("upper case", "warning", note) for note in case_notes(pair))
     # Every loss compares the two sides over the bytes of a text.
-    is_read = not any(
-        c.name == _PROBE_TEXT and c.level == "failed" for d in diagnosed for c in d.checks
-    )
-    advice = advise(facts, names) if facts is not None and is_read else None
-    return Diagnosis(
-        tokenizers=tuple(diagnosed), pair=facts, advice=advice, pair_checks=tuple(pair_checks)
-    )
+    failed = {c.name for one in diagnosed for c in one.checks if c.level == "failed"}
+    advice = None if _PROBE_TEXT in failed else advise(facts, names)
+    return Diagnosis(tokenizers=diagnosed, pair=facts, advice=advice, pair_checks=tuple(checks))
 
 
-def _text_checks(facts: PairFacts | None) -> Iterator[Check]:
-    """Report how much of the text the two sides spell alike."""
-    if facts is None or facts.text is None:
+def _loaded(
+    student_model: ModelLike | Pair, teacher_model: ModelLike | None
+) -> tuple[Pair | None, tuple[Tokenizer, ...]]:
+    if isinstance(student_model, Pair):
+        return student_model, student_model.tokenizers
+    if teacher_model is None:
+        return None, (load_tokenizer(student_model),)
+    if teacher_model == student_model:
+        student_model = teacher_model = load_tokenizer(teacher_model)
+    pair = pair_of(student_model, teacher_model)
+    return pair, pair.tokenizers
+
+
+def _facts(pair: Pair, texts: Paths, field: str, progress: Progress) -> PairFacts:
+    """Compare the vocabularies, and measure the pair on the text, if there is any."""
+    text = of_pair = spelled = None
+    if not pair.is_same:
+        spelled = spellings(pair, progress=progress)
+    if texts:
+        text = PairText.read(pair, texts, field=field, progress=progress)
+        of_pair = events(pair, progress=progress)
+    return pair_facts(pair, text, of_pair, spelled)
+
+
+def _text_checks(facts: PairFacts) -> Iterator[Check]:
+    """Report the share of the text that the two sides spell differently."""
+    if facts.text is None:
         return
     if facts.text.left_out is None:
         yield Check("text", "ok", "both sides spell all of it alike")
@@ -189,12 +198,12 @@ def _text_checks(facts: PairFacts | None) -> Iterator[Check]:
         yield Check("text", level, facts.text.left_out.sentence)
 
 
-def _context_checks(texts: str | Path | Sequence[str | Path], field: str) -> Iterator[Check]:
-    """Report how much more the teacher reads than the student."""
+def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
+    """Report how much more text the teacher reads than the student."""
     rows, with_context, ratio = contexts_in(texts, field)
     if with_context:
-        message = f"{with_context:,} of {rows:,} rows have one, with which the teacher reads "
-        yield Check("teacher_context", "ok", f"{message}{ratio:.1f} times as many bytes there")
+        message = f"{with_context:,} of {rows:,} rows have a teacher_context; with it, the teacher "
+        yield Check("teacher_context", "ok", f"{message}reads {ratio:.1f} times as many bytes")
 
 
 def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
@@ -216,12 +225,11 @@ def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
     return Check(name, "warning", message)
 
 
-def _diagnose(
-    tokenizer: Tokenizer, chat: ChatTrial, tools: bool, advance: Callable[[int], object]
-) -> TokenizerDiagnosis:
-    """Check a tokenizer."""
+def _diagnose(chat: ChatTrial, tools: bool, progress: Progress) -> TokenizerDiagnosis:
+    tokenizer = chat.tokenizer
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
-    lost = _round_trips(tokenizer, advance)
+    with progress(f"checking {vocabulary.model_id}", len(table.text_ids)) as advance:
+        lost = _round_trips(tokenizer, advance)
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]
     for one in lost:
         examples = ", ".join(f"'{token}'" for token in one.examples)  # shortened already

@@ -21,9 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import isnan
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,61 +42,23 @@ from xtok.errors import XtokError
 from xtok.inspection import distinct_names
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
+from xtok.inspection.measures import (
+    SMALLEST_GAP,
+    EventMapMeasures,
+    MapMeasures,
+    Measures,
+    Verdict,
+    empty_share,
+    event_verdict,
+    map_verdict,
+)
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import AnyMap, AnyMapLike, admitted, as_any_map, as_maps
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.display import listed
 from xtok.tokenizers.pairs import Pair
-
-SMALLEST_GAP = 0.02
-"""Nats between recipe and floor below which `closed` is noise, and left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measures:
-    """How a map or an event map does on one group of text."""
-
-    name: str  # of the map
-    group: str  # a file's name, or its path, or a field's value; `all` for all text
-    documents: int
-    starts: int  # shared token boundaries: bytes at which a token begins on both sides
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapMeasures(Measures):
-    """What a map gives the teacher's tokens, in nats; recipe and floor have its `top_k`."""
-
-    cross_entropy: Interval  # at shared token boundaries
-    coverage: Interval  # share of the starts with a weight above 0
-    top_1: Interval  # share of the starts whose teacher token is the row's heaviest entry
-    floor: float
-    recipe: float
-    closed: Interval | None  # from the recipe to the floor; None if they are too close
-    chunk_cross_entropy: Interval  # averaged over chunks as P-KL does it
-    chunk_floor: float  # of the map counted on this text within chunks
-    chunk_recipe: float
-    chunk_closed: Interval | None
-
-    @property
-    def is_worse_than_recipe(self) -> bool:
-        """Whether X-Token's recipe is better over chunks, by more than noise."""
-        more = self.chunk_cross_entropy.value - self.chunk_recipe
-        return more > (SMALLEST_GAP if self.chunk_closed is None else 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventMapMeasures(Measures):
-    """What an event map confuses, and what it keeps; entropies in bits at shared boundaries."""
-
-    leak: float  # how often the two tokens at a boundary are in different events
-    shared_leak: float  # of a strict shared vocabulary and a rest
-    student_bits: float  # entropy of the student's events
-    teacher_bits: float
-    student_token_bits: float  # entropy of the student's tokens
-    teacher_token_bits: float
-    kept: float  # the smaller entropy of events, as a share of the smaller one of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,45 +77,7 @@ class Evaluation:
     notes: tuple[str, ...]  # on the text: it is short, or a map was counted on it
     by_chunk: bool = False  # whether losses of `classes` and `worst_rows` are over chunks
     ranking: Ranking | None = None  # of the maps for the loss asked for
-
-    def failing(
-        self,
-        *,
-        min_coverage: float | None = None,
-        max_cross_entropy: float | None = None,
-        max_leak: float | None = None,
-    ) -> list[str]:
-        """One line per map and group outside the bounds.
-
-        Raises:
-            ValueError: if a bound is NaN.
-        """
-        bounds = {
-            "min_coverage": min_coverage,
-            "max_cross_entropy": max_cross_entropy,
-            "max_leak": max_leak,
-        }
-        for name, bound in bounds.items():
-            if bound is not None and isnan(bound):
-                raise ValueError(f"{name} is nan, which is not a bound")
-        figures: list[tuple[Measures, str, float, str, float | None]] = []
-        for m in self.measures:
-            figures += [
-                (m, "coverage", m.coverage.value, "below", min_coverage),
-                (m, "cross-entropy", m.cross_entropy.value, "above", max_cross_entropy),
-            ]
-        figures += [(m, "leak", m.leak, "above", max_leak) for m in self.event_measures]
-        return [
-            f"{m.name} on {m.group}: {what} {_missing(value, where, bound)}"
-            for m, what, value, where, bound in figures
-            if bound is not None and (value < bound if where == "below" else value > bound)
-        ]
-
-
-def _missing(value: float, where: str, bound: float) -> str:
-    """Return on which side of a bound a number is, with enough digits to differ from the bound."""
-    differ = (n for n in range(4, 17) if f"{value:.{n}f}" != f"{bound:.{n}f}")
-    return f"{value:.{next(differ, 17)}f} is {where} {bound:g}"
+    verdicts: tuple[Verdict, ...] = ()  # one for each map, over all text
 
 
 def evaluate(
@@ -164,7 +87,6 @@ def evaluate(
     *,
     names: Sequence[str] = (),
     field: str = "text",
-    group_by: str | None = None,
     for_loss: Loss | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
@@ -177,7 +99,6 @@ def evaluate(
         names: what to call the maps; paths by default, or `map 1` and so on. Repeated ones get a
             number.
         field: the field of JSON lines, or column of Parquet, that holds the text.
-        group_by: a field or column by whose values text is grouped; files are groups if None.
         for_loss: a loss to rank the maps for.
         progress: called for each pass over a vocabulary, and for the text.
 
@@ -186,9 +107,7 @@ def evaluate(
             holds spellings, or event maps are ranked for a loss or measured together with maps.
         ValueError: for no map, or names that are not as many.
     """
-    loaded, names = as_maps(maps, names, as_any_map)
-    if not loaded:
-        raise ValueError("there is no map to evaluate")
+    loaded, pair, names = bind_maps(maps, pair, names, any_kind=True)
     if any(isinstance(one, SpellingMap) for one in loaded):
         raise XtokError(
             "a spelling map is not measured on text",
@@ -200,11 +119,8 @@ def evaluate(
             "event maps cannot be measured together with maps, nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
-    pair, bound = admitted(pair, *loaded, names=names)
-    named = dict(zip(distinct_names(names), bound, strict=True))
-    text = PairText.read(
-        pair, texts, CountPlan(per_document=True), field=field, group_by=group_by, progress=progress
-    )
+    named = dict(zip(distinct_names(names), loaded, strict=True))
+    text = PairText.read(pair, texts, CountPlan(per_document=True), field=field, progress=progress)
     return evaluation_of(named, pair, text, for_loss=for_loss, progress=progress)
 
 
@@ -230,6 +146,11 @@ def evaluation_of(
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
         measured = _map_fields(of_tokens, documents, recipes, by_row, for_loss)
+    verdicts = [
+        map_verdict(one, for_loss or "p-kl", empty_share(of_tokens[one.name], text))
+        for one in _over_all_text(measured.get("measures", ()))
+    ]
+    verdicts += map(event_verdict, _over_all_text(measured.get("event_measures", ())))
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
@@ -239,7 +160,16 @@ def evaluation_of(
         lost_bytes=text.totals.lost_bytes,
         differing=text.totals.differing,
         notes=(*_counted_on(maps, text.sources), *text.notes, *_not_measured(documents)),
+        verdicts=tuple(verdicts),
     )
+
+
+M = TypeVar("M", bound=Measures)
+
+
+def _over_all_text(measures: Sequence[M]) -> list[M]:
+    """Return the last measures of each map: its only group, or all text."""
+    return [*{one.name: one for one in measures}.values()]
 
 
 def _event_map_fields(

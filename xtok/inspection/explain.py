@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
-from xtok.maps.map_arguments import MapLike, admitted, as_map
+from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_class, token_classes
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.relaxed import relaxed_form
-from xtok.tokenizers.table import TokenTable, TokenType
+from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
 
 _SHOWN = 10
 
@@ -132,18 +132,22 @@ def _relation(
     if rows is None or columns is None:
         return ""
     ours, theirs = rows[student_id], columns[entry.teacher_id]
-    if not ours or not theirs:
-        shared = [r for r in _roles(rows, student_id) if r in _roles(columns, entry.teacher_id)]
-        return f"role {', '.join(shared)}" if shared else "special token"
-    if ours == theirs:
-        return "the same bytes"
-    if relaxed_form(ours) == relaxed_form(theirs):
-        return "the same relaxed form"
-    if theirs in ours:
-        return "its beginning" if ours.startswith(theirs) else "a part of it"
-    if ours in theirs:
-        return "longer, begins with it" if theirs.startswith(ours) else "longer, contains it"
-    return "neither contains the other"
+    if ours and theirs:
+        return next(words for holds, words in _BYTE_RELATIONS if holds(ours, theirs))
+    shared = [r for r in _roles(rows, student_id) if r in _roles(columns, entry.teacher_id)]
+    return f"role {', '.join(shared)}" if shared else "special token"
+
+
+_BYTE_RELATIONS: tuple[tuple[Callable[[bytes, bytes], bool], str], ...] = (
+    (lambda ours, theirs: ours == theirs, "the same bytes"),
+    (lambda ours, theirs: relaxed_form(ours) == relaxed_form(theirs), "the same relaxed form"),
+    (lambda ours, theirs: ours.startswith(theirs), "its beginning"),
+    (lambda ours, theirs: theirs in ours, "a part of it"),
+    (lambda ours, theirs: theirs.startswith(ours), "longer, begins with it"),
+    (lambda ours, theirs: ours in theirs, "longer, contains it"),
+    (lambda ours, theirs: True, "neither contains the other"),
+)
+"""The first relation that holds between the student's bytes and the teacher's, and its name."""
 
 
 def _named(columns: TokenTable, ids: Sequence[int]) -> tuple[SpelledPiece, ...]:
@@ -159,6 +163,22 @@ def _holders(student_id: int, pair: Pair, rows: TokenTable, columns: TokenTable)
         t: p.index(student_id) for t, p in zip(holders, pieces, strict=False) if student_id in p
     }
     return sorted(places, key=lambda t: (places[t], t))
+
+
+def find_ids(
+    student: Vocabulary, tokens: Sequence[str | bytes | int]
+) -> tuple[list[int], XtokError | None]:
+    """Return the ids of tokens, and an error that names the tokens the student lacks."""
+    ids: list[int] = []
+    errors: dict[str, str] = {}
+    for token in tokens:
+        try:
+            ids += student.ids_of(token)
+        except XtokError as error:
+            errors[error.message] = error.hint
+    if not errors:
+        return ids, None
+    return ids, XtokError("; ".join(errors), hint=next(iter(errors.values())))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +219,7 @@ def explain(
     Raises:
         XtokError: if there is no such token, class or kind, or the map is of another pair.
     """
-    pair, [m] = admitted(pair, as_map(projection))
+    m, pair = bind_map(ProjectionMap.of(projection), pair)
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     ids = [i for token in tokens for i in m.student_ids_of(token)]

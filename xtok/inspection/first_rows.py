@@ -171,7 +171,9 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
 
 
 def row_checks(
-    pair: Pair, rows: Sequence[SideText | SideChat], template: str | Path | None = None
+    pair: Pair,
+    rows: Sequence[SideText | SideChat],
+    templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
     """Report what training makes of some rows, without a model.
 
@@ -180,7 +182,7 @@ def row_checks(
     """
     texts = [row.text for row in rows if isinstance(row, SideText)]
     chats = [row.chat for row in rows if isinstance(row, SideChat)]
-    for tokenizer in dict.fromkeys(pair.tokenizers):
+    for tokenizer, template in dict.fromkeys(zip(pair.tokenizers, templates, strict=True)):
         name = f"first rows, {tokenizer.vocabulary.model_id}"
         differences = library_differences(tokenizer, texts)
         counted = [plural(len(texts), "text")] if texts else []
@@ -196,8 +198,8 @@ def row_checks(
             yield Check(name, "warning", line)
         if not differences:
             yield Check(name, "ok", f"{', '.join(counted)}: as the library has them")
-    yield from _teachers_own(pair.tokenizers[1], chats, template)
-    counts = _aligned_rows(pair, rows, template)
+    yield from _teachers_own(pair.tokenizers[1], chats, templates[1])
+    counts = _aligned_rows(pair, rows, templates)
     lines = [*counts.differences()] if counts else []
     for line in lines:
         yield Check("first rows, aligned", "warning", line)
@@ -229,7 +231,7 @@ def _teachers_own(
 
 
 def _aligned_rows(
-    pair: Pair, rows: Sequence[SideText | SideChat], template: str | Path | None
+    pair: Pair, rows: Sequence[SideText | SideChat], templates: Sequence[str | Path | None]
 ) -> Aligned | None:
     """Count what is aligned in rows, as far as both sides can be rendered."""
     aligner, found = TokenAligner(pair), []
@@ -239,7 +241,7 @@ def _aligned_rows(
                 sides = [tokenizer.encode(row.text).ids for tokenizer in pair.tokenizers]
                 flat, mask = aligner.align_document(*sides), np.ones(len(sides[0]), np.bool_)
             else:
-                ours, theirs = (row.render(t, template) for t in pair.tokenizers)
+                ours, theirs = map(row.render, pair.tokenizers, templates)
                 sides, mask = [ours.ids, theirs.ids], ours.assistant_mask
                 flat = align_rendered(aligner, ours, theirs)
             padded = flat.padded(*(np.ones((1, len(ids)), np.bool_) for ids in sides))

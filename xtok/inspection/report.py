@@ -11,19 +11,21 @@ from xtok import __version__
 from xtok._lib.progress import Progress, silent
 from xtok.building.counting.pair_text import CountPlan, PairText
 from xtok.building.events import events
+from xtok.building.spellings import spellings
 from xtok.inspection import Grade, distinct_names
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, comparison_of
-from xtok.inspection.describe import Description, describe
-from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
+from xtok.inspection.describe import ClassCoverage, Description, describe
+from xtok.inspection.evaluate import Evaluation, evaluation_of
+from xtok.inspection.measures import MOST_EMPTY, Verdict, empty_share
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.map_arguments import MapLike, admitted, as_maps
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.map_arguments import MapLike, bind_maps
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.display import listed, percent, plural
-from xtok.tokenizers.pairs import Pair, require_table
+from xtok.tokenizers.pairs import Pair
 
 _MOST_FINDINGS = 6
 _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
@@ -49,6 +51,7 @@ class MapReport:
     description: Description
     verification: Verification
     fits: tuple[Fit, ...]
+    verdict: Verdict | None  # on the text; None without text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +105,7 @@ def examine(
     """
     if texts and (pair is None or pair.teacher_tokenizer is None):
         raise ValueError("text needs a pair with its tokenizers")
-    loaded, names = as_maps(maps, names)
-    pair, loaded = admitted(pair, *loaded, names=names)
+    loaded, pair, names = bind_maps(maps, pair, names)
     has_tokenizers = pair.teacher_tokenizer is not None
     names = distinct_names(names)
     evaluation = text = None
@@ -115,7 +117,7 @@ def examine(
     of_pair = events(pair, progress=progress) if has_tokenizers else None
     spelled = None
     if has_tokenizers and not pair.is_same:
-        spelled = events(pair, for_loss="csd", progress=progress)
+        spelled = spellings(pair, progress=progress)
     facts = pair_facts(pair, text, of_pair, spelled)
     examined = [
         _examine(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
@@ -144,20 +146,25 @@ def _examine(
     evaluation: Evaluation | None,
     text: PairText | None,
 ) -> tuple[MapReport, list[Finding]]:
-    """Return the results for one map, and what stands out."""
-    measures, empty_text = None, 0.0
-    if evaluation is not None and text is not None:
-        measures = [one for one in evaluation.measures if one.name == name][-1]
-        empty_text = _empty_text(m, text)
+    """Return the results for one map, and its findings."""
+    verdicts = () if evaluation is None else evaluation.verdicts
+    verdict = next((one for one in verdicts if one.name == name), None)
     description, verification = describe(m, classes=True), verify(m)
     report = MapReport(
         name=name,
         sha256=mapfile.sha256(m),
         description=description,
         verification=verification,
-        fits=fits(m, facts, failed=verification.failed, measures=measures, empty_text=empty_text),
+        fits=fits(m, facts, failed=verification.failed, verdict=verdict),
+        verdict=verdict,
     )
-    return report, list(_map_findings(description, facts, measures, empty_text))
+    classes = () if description.coverage is None else description.coverage.classes
+    empty = 0.0 if text is None else empty_share(m, text)
+    is_counted = "counted" in description.rows_by_kind
+    return report, [
+        _empty_rows(classes, facts.roles_alone, empty),
+        _unreached(classes, is_counted=is_counted),
+    ]
 
 
 def _worst_first(
@@ -171,12 +178,6 @@ def _worst_first(
         ]
     by_grade = sorted(dict.fromkeys(findings), key=lambda one: _GRADES.index(one.level))
     return tuple(by_grade[:_MOST_FINDINGS])
-
-
-def _empty_text(m: ProjectionMap, text: PairText) -> float:
-    """Return the share of the text's student tokens that stand for text and have an empty row."""
-    empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)
-    return float(text.tokens[0][empty].sum() / max(1, text.tokens[0].sum()))
 
 
 def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
@@ -200,56 +201,41 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
         yield Finding(pair.text.grade, f"{left_out.num_bytes:,}", f"{left_out.words}.", "quality")
 
 
-def _map_findings(
-    description: Description, pair: PairFacts, measures: MapMeasures | None, empty_text: float
-) -> Iterator[Finding]:
-    if measures is not None:
-        yield _quality(measures)
-    classes = () if description.coverage is None else description.coverage.classes
-    text = [one for one in classes if one.token_class not in ("control", "unused")]
-    of_text = sum(one.empty for one in text)
+def _empty_rows(
+    classes: Sequence[ClassCoverage], roles_alone: Sequence[str], share: float
+) -> Finding:
+    """Count the empty rows of tokens; `share` is their share of the text's tokens."""
+    of_text = sum(one.empty for one in classes if one.token_class not in _NOT_TEXT)
     of_special = sum(one.empty for one in classes if one.token_class == "control")
-    words = "rows of tokens are empty"
-    level: Grade = "good"
-    if of_text or of_special:
-        level = "bad" if empty_text > 0.01 else "care" if of_text else "note"
-        in_text = f" ({percent(empty_text, 2)} of the text)" if empty_text and of_text else ""
-        words = "rows are empty" if of_text + of_special > 1 else "row is empty"
-        words += f": {of_text:,} of tokens that stand for text{in_text}, {of_special:,} of special "
-        words += "tokens"
-        if pair.roles_alone:
-            words += f"; roles without a counterpart: {listed(pair.roles_alone, 4)}"
-        if of_text:
-            words += "; xtok build fills the rows of all tokens that the teacher can spell"
-    yield Finding(level, f"{of_text + of_special:,}", f"{words}.".replace("_", " "), "classes")
+    total = of_text + of_special
+    if not total:
+        return Finding("good", "0", "rows of tokens are empty.", "classes")
+    level: Grade = "bad" if share > MOST_EMPTY else "care" if of_text else "note"
+    in_text = f" ({percent(share, 2)} of the text)" if share and of_text else ""
+    words = f"{'row is' if total == 1 else 'rows are'} empty: {of_text:,} of text tokens{in_text}, "
+    words += f"{of_special:,} of special tokens"
+    if roles_alone:
+        roles = listed(roles_alone, 4).replace("_", " ")
+        words += f"; roles without a counterpart: {roles}"
+    if of_text:
+        words += "; xtok build fills the rows of all tokens that the teacher can spell"
+    return Finding(level, f"{total:,}", f"{words}.", "classes")
+
+
+def _unreached(classes: Sequence[ClassCoverage], *, is_counted: bool) -> Finding:
+    """Count the teacher tokens that no row contains."""
+    text = [one for one in classes if one.token_class not in _NOT_TEXT]
     unreached = sum(one.teacher_unreached for one in text)
     share = unreached / max(1, sum(one.teacher_ids for one in text))
-    is_counted = "counted" in description.rows_by_kind
-    level = "good" if share < 0.01 else "note" if share < 0.5 or is_counted else "care"
-    words = "of the teacher's tokens are in no row: the map never predicts them"
-    words += "; a counted map reaches more." if level == "care" else "."
+    number = percent(share, 0) if share >= 0.01 else f"{unreached:,}"
+    words = "of the teacher's tokens are in no row"
     if not unreached:
-        words = "of the teacher's tokens are in no row: the map can predict all of them."
-    yield Finding(level, percent(share, 0) if share >= 0.01 else f"{unreached:,}", words, "classes")
+        return Finding("good", number, f"{words}: the map can predict all of them.", "classes")
+    level: Grade = "good" if share < 0.01 else "note"
+    words += ": the map never predicts them"
+    if share >= 0.5 and not is_counted:
+        level, words = "care", f"{words}; a counted map reaches more"
+    return Finding(level, number, f"{words}.", "classes")
 
 
-def _quality(m: MapMeasures) -> Finding:
-    """Report how near a map comes over chunks to the best one."""
-    value = m.chunk_cross_entropy.value
-    best = f"the best map in hindsight has {m.chunk_floor:.3f}."
-    if m.is_worse_than_recipe:
-        words = f"nats over chunks: worse than X-Token's recipe, {m.chunk_recipe:.3f}; {best}"
-        words += _COUNT_ONE
-        return Finding("bad", f"{value:.3f}", words, "quality")
-    if m.chunk_closed is None:
-        words = "nats over chunks; X-Token's recipe is already close to the best map in hindsight."
-        return Finding("good", f"{value:.3f}", words, "quality")
-    closed = m.chunk_closed.value
-    words = "of the way from X-Token's recipe to the best map in hindsight is closed over chunks: "
-    words += f"{value:.3f} nats; the recipe has {m.chunk_recipe:.3f}, the best {m.chunk_floor:.3f}."
-    if closed >= 0.5:
-        return Finding("good", percent(closed, 0), words, "quality")
-    return Finding("care", percent(closed, 0), words + _COUNT_ONE, "quality")
-
-
-_COUNT_ONE = " A map counted on text like yours does better."
+_NOT_TEXT = ("control", "unused")

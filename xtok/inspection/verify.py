@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import fspath
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,19 +13,18 @@ from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import CLASSES, AnyMap, AnyMapLike, as_any_map, can_grow, is_swapped
+from xtok.maps.map_arguments import CLASSES, AnyMap, AnyMapLike, can_grow, is_swapped, read_map
 from xtok.maps.opening import MALFORMED, read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed, plural
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import ROLES
 from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import TokenTable, Vocabulary, differing_ids
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,45 +44,61 @@ def _verification(path: str, checks: Iterable[Check]) -> Verification:
 
 def verify(
     projection: AnyMapLike,
-    pair: Pair | None = None,
+    student: ModelLike | Pair | None = None,
+    teacher: ModelLike | None = None,
     *,
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
 ) -> Verification:
-    """Check a map of any kind: format, digests, invariants, roles; and its models.
+    """Check a map of any kind: format, digests, invariants and roles; compare it with its models.
 
     Args:
         projection: a map, an event map or a spelling map, or the path of its file.
-        pair: the models that the map should be of; a side without a tokenizer is not compared.
-        student_vocab_size: the width of the rows, for a `.pt` file without it.
-        teacher_vocab_size: the width of the columns.
+        student: the student, or the pair of both models; None skips the comparison.
+        teacher: the teacher; None skips its comparison.
+        student_vocab_size: number of rows, for a `.pt` file that does not record it.
+        teacher_vocab_size: number of columns, likewise.
 
     Raises:
         MapFileError: if the file cannot be read, or is not a map.
+        TokenizerError: if a model cannot be loaded.
     """
+    if isinstance(student, Pair):
+        tokenizers = student.student_tokenizer, student.teacher_tokenizer
+    else:
+        tokenizers = _loaded(student), _loaded(teacher)
     if isinstance(projection, AnyMap):
-        return _verification("the map", _checks(projection, {}, pair))
+        return _verification("the map", _checks(projection, {}, tokenizers))
     path = fspath(projection)
     parts = read_parts(path)
     digests: Mapping[str, str | None] = {}
     loaded: AnyMap
     try:
         if parts is None:
-            loaded = as_any_map(
+            loaded = read_map(
                 path, student_vocab_size=student_vocab_size, teacher_vocab_size=teacher_vocab_size
             )
         else:
             fields, digests = mapfile.assemble(*parts)
             loaded = CLASSES[mapfile.kind_of(fields)](**fields)
-        checks = tuple(_checks(loaded, digests, pair))
+        checks = tuple(_checks(loaded, digests, tokenizers))
     except MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         checks = (Check("format", "failed", f"{missing}{error}"),)
     return _verification(path, checks)
 
 
-def _checks(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Iterator[Check]:
-    """Give every check of a map; `digests` are those that its file has, if any."""
+def _loaded(model: ModelLike | None) -> Tokenizer | None:
+    return None if model is None else load_tokenizer(model)
+
+
+_Tokenizers: TypeAlias = tuple[Tokenizer | None, Tokenizer | None]
+
+
+def _checks(
+    m: AnyMap, digests: Mapping[str, str | None], tokenizers: _Tokenizers
+) -> Iterator[Check]:
+    """Yield every check of a map; `digests` come from its file."""
     sides = {"student": m.student, "teacher": m.teacher}
     yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {_contents(m)}")
     if "tensors" in digests:
@@ -92,16 +107,19 @@ def _checks(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> 
         yield Check(f"{side} tokens", *_digest(vocabulary.table, digests.get(side)))
     invariants = list(_invariants(m))
     yield from invariants
-    if invariants[-1].level == "failed":  # what comes after relies on it
-        yield Check("rows", "skipped", "the arrays are not in order")
+    if invariants[-1].level == "failed":  # the following checks rely on it
+        yield Check("rows", "skipped", "not checked, because an invariant fails")
     else:
         yield from _kind_checks(m)
     for side, vocabulary in sides.items():
         yield Check(f"{side} roles", *_roles(vocabulary.table))
-    if pair is None:
-        return
-    tokenizers = [pair.student_tokenizer, pair.teacher_tokenizer]
-    if None not in tokenizers and is_swapped(pair, m):
+    yield from _model_checks(m, *tokenizers)
+
+
+def _model_checks(
+    m: AnyMap, student: Tokenizer | None, teacher: Tokenizer | None
+) -> Iterator[Check]:
+    if student is not None and teacher is not None and is_swapped(pair_of(student, teacher), m):
         yield Check(
             "sides",
             "failed",
@@ -109,8 +127,9 @@ def _checks(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> 
             f"{m.teacher.model_id}; give the student first",
         )
         return
-    for (side, vocabulary), tokenizer in zip(sides.items(), tokenizers, strict=True):
+    for side, tokenizer in zip(SIDES, (student, teacher), strict=True):
         if tokenizer is not None:
+            vocabulary: Vocabulary = getattr(m, side)
             tokens = Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
             yield tokens
             if tokens.level != "failed":

@@ -93,7 +93,7 @@ class VocabTable:
 
 
 def vocab(
-    model: ModelLike,
+    model: ModelLike | Pair,
     tokens: str | bytes | int | Sequence[str | bytes | int] | None = None,
     *,
     teacher: ModelLike | None = None,
@@ -101,23 +101,26 @@ def vocab(
 ) -> VocabTable:
     """Return the tokens of a model: bytes, types, names and roles.
 
-    `Tokenizer.table` has the same as arrays.
+    `Tokenizer.table` contains the same data as arrays.
 
     >>> [token] = xtok.vocab("bytes", "a", teacher="bytes").tokens
     >>> token.id, token.bytes, token.teacher_id, token.spelling
     (97, '61', 97, (97,))
 
     Args:
-        model: the model, as `load_tokenizer` takes it.
-        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them; by default every id.
-        teacher: a second model, for the id of the same bytes or role and the spelling there.
+        model: the model, as `load_tokenizer` takes it; or a pair, whose student is listed.
+        tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them; every id by default.
+        teacher: a second model, to add its ids of the same bytes or role, and its spellings.
         progress: called while tokens are spelled.
 
     Raises:
         XtokError: if a tokenizer cannot be loaded, or the model has no such token.
     """
-    both = None if teacher is None else pair(model, teacher)
-    tokenizer = load_tokenizer(model) if both is None else both.tokenizers[0]
+    if isinstance(model, Pair) or teacher is not None:
+        both = pair(model, teacher)
+        tokenizer = both.tokenizers[0]
+    else:
+        both, tokenizer = None, load_tokenizer(model)
     known, table = tokenizer.vocabulary, tokenizer.table
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]

@@ -14,10 +14,10 @@ from xtok.config import Loss
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
-from xtok.maps.loss_fit import exact_rows, is_counted
-from xtok.maps.map_arguments import AnyMap, AnyMapLike, admitted, as_any_map
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_map, read_map
 from xtok.maps.nemo_tables import reverse_of
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import exact_rows, is_counted
 from xtok.tokenizers.pairs import Pair
 
 
@@ -46,14 +46,14 @@ def convert(
         if options:
             raise TypeError(f"{', '.join(options)}: options of reading a file, not of a map")
     else:
-        projection = as_any_map(projection, **options)
+        projection = read_map(projection, **options)
     if isinstance(projection, EventMap):
         raise XtokError(
             "an event map has one format, .safetensors",
             hint="give a projection map or a spelling map; copy the file of an event map",
         )
     if pair is not None:
-        _, [projection] = admitted(pair, projection)
+        projection, _ = bind_map(projection, pair)
     projection.save(target)
     return target
 

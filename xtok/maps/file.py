@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib import io
+from xtok._lib.parsing import parse_json
 from xtok.errors import MAP_HINT, MapFileError, OutputError, XtokError
 from xtok.maps import nemo, nemo_tables
-from xtok.maps.opening import load_pt, naming, opened, read_tensors
+from xtok.maps.opening import is_on_hub, load_pt, naming, opened, read_tensors
 from xtok.maps.records import InvariantError, StageReport, history_step
 from xtok.maps.tensors import require_valid
 from xtok.tokenizers.display import listed
@@ -81,6 +82,11 @@ class StoredMap:
         save(self, path)
 
     @classmethod
+    def of(cls, source: Self | str | PathLike[str]) -> Self:
+        """Load a map from its path; return a map unchanged."""
+        return cls.load(source) if isinstance(source, str | PathLike) else source
+
+    @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read a map of the class.
 
@@ -133,6 +139,11 @@ def check_output(
     path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES, *, or_folder: bool = False
 ) -> Path:
     """Check, before any work is done, that a map can be written there; see `io.check_output`."""
+    if is_on_hub(path):
+        raise OutputError(
+            f"the output {path} is on the hub, and xtok writes local files only",
+            hint="write a local file, then share it: hf upload OWNER/NAME FILE",
+        )
     return io.check_output(path, suffixes, or_folder=or_folder)
 
 
@@ -201,9 +212,10 @@ def read(
         if is_pt:
             loaded = load_pt(contents, source)
             if nemo_tables.are_tables(loaded):
-                beside = nemo_tables.reverse_of(source)
-                other = load_pt(beside, beside) if beside.is_file() else None
-                return unpack(*nemo_tables.read_tables(loaded, other, source))
+                raise MapFileError(
+                    f"{source} contains a table for NeMo-RL, which xtok writes but does not read",
+                    hint="give the map as .safetensors; xtok events --for csd makes one",
+                )
             return _imported(nemo.read_pt(loaded, contents.stat().st_size), preserve_last)
         tensors, header = read_tensors(contents, source)
         if "xtok" in header and normalize and kind_of(tensors) == "map":
@@ -220,6 +232,22 @@ def read(
         f"{listed(map(repr, tensors), 5) or 'no tensors'}",
         hint=MAP_HINT,
     )
+
+
+def table_digests(path: str | PathLike[str]) -> list[str] | None:
+    """Return the `table_sha256` of both sides, as a table for NeMo-RL's draft records them.
+
+    Returns:
+        the student's and the teacher's; none if another program wrote the table. None if the file
+        is not such a table.
+    """
+    source = Path(path)
+    with opened(source) as (contents, is_pt), naming(source):
+        loaded: Any = load_pt(contents, source) if is_pt else None
+        if not nemo_tables.are_tables(loaded):
+            return None
+        header = parse_json(loaded["xtok"]["metadata"]) if "xtok" in loaded else {}
+        return [header[side]["table_sha256"] for side in SIDES if header]
 
 
 def _imported(
@@ -390,40 +418,52 @@ def assemble(
         ValueError: if they are not a map; or any other of `MALFORMED`.
     """
     kind = kind_of(tensors)
-    dtypes = _ARRAY_DTYPES[kind]
+    header = _header(metadata)
+    for name, dtype in {**_ARRAY_DTYPES[kind], **_BOTH_TABLES_DTYPES}.items():
+        if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
+            raise ValueError(f"{name} is not a list of {dtype}")
+    fields: dict[str, Any] = {side: _vocabulary(side, header[side], tensors) for side in SIDES}
+    fields |= {name: tensors[name] for name in _ARRAY_DTYPES[kind] if name != "scale_slot"}
+    fields["history"] = tuple(dict(step) for step in header["history"])
+    if kind == "map":
+        fields |= _projection_fields(header, tensors)
+    else:
+        for side in SIDES:
+            require_valid(fields[side].table is not None, f"the {side}'s tokens")
+    if kind == "events":
+        fields["rest"] = header["rest"]
+        require_valid(type(fields["rest"]) in (int, NoneType), "rest")
+    digests = {side: header[side].get("table_sha256") for side in SIDES}
+    digests["tensors"] = header.get("tensors_sha256")  # files of earlier versions have none
+    return fields, digests
+
+
+def _header(metadata: str) -> dict[str, Any]:
+    """Return the JSON object of a file, with its version and history checked."""
     check_json(metadata)
-    header: dict[str, Any] = json.loads(metadata)
+    header: dict[str, Any] = parse_json(metadata)
     version = header["format_version"]
     if version != FORMAT_VERSION:
         raise ValueError(
             f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
         )
-    for name, dtype in {**dtypes, **_BOTH_TABLES_DTYPES}.items():
-        if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
-            raise ValueError(f"{name} is not a list of {dtype}")
     json.dumps(header, ensure_ascii=False).encode()  # no lone surrogates
     for step in header["history"]:
         require_valid(type(step["stage"]) is str and type(step["options"]) is dict, "history")
-    fields: dict[str, Any] = {side: _vocabulary(side, header[side], tensors) for side in SIDES}
-    digests = {side: header[side].get("table_sha256") for side in SIDES}
-    digests["tensors"] = header.get("tensors_sha256")  # files of earlier versions have none
-    fields |= {name: tensors[name] for name in dtypes if name != "scale_slot"}
-    fields["history"] = tuple(dict(step) for step in header["history"])
-    if kind != "map":
-        for side in SIDES:
-            require_valid(fields[side].table is not None, f"the {side}'s tokens")
-        if kind == "events":
-            fields["rest"] = header["rest"]
-            require_valid(type(fields["rest"]) in (int, NoneType), "rest")
-        return fields, digests
+    return header
+
+
+def _projection_fields(
+    header: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+) -> dict[str, Any]:
+    """Return the fields that only a projection map has, from a file's JSON and arrays."""
     if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
         raise ValueError("scale_slot and enable_scale_trick do not agree")
-    top_k = header["top_k"]
+    top_k, recipe = header["top_k"], header.get("recipe")
     require_valid(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
-    fields |= {"scale_slot": tensors.get("scale_slot"), "method": str(header["method"])}
-    fields |= {"top_k": top_k, "recipe": header.get("recipe")}
-    require_valid(isinstance(fields["recipe"], dict | NoneType), "recipe")
-    return fields, digests
+    require_valid(isinstance(recipe, dict | NoneType), "recipe")
+    scale_slot, method = tensors.get("scale_slot"), str(header["method"])
+    return {"scale_slot": scale_slot, "method": method, "top_k": top_k, "recipe": recipe}
 
 
 def _vocabulary(

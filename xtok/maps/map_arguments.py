@@ -1,9 +1,9 @@
-"""What a function is given as a map: a map or its path, and whether it is of a pair."""
+"""Map arguments of functions: a map or its path, checked against a pair."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -22,26 +22,25 @@ if TYPE_CHECKING:
 AnyMap: TypeAlias = ProjectionMap | EventMap | SpellingMap
 MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
 AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
+M = TypeVar("M", bound=AnyMap)
+OptionalMap = TypeVar("OptionalMap", bound=AnyMap | None)
 
 CLASSES: Mapping[mapfile.MapKind, type[AnyMap]] = {
     "map": ProjectionMap, "events": EventMap, "spellings": SpellingMap,
 }  # fmt: skip
-"""The class of what a file holds."""
+"""The class of each kind of file."""
 
 
-def as_map(source: MapLike) -> ProjectionMap:
-    """Return a map as it is, and load a path with the defaults of `ProjectionMap.load`."""
-    return source if isinstance(source, ProjectionMap) else ProjectionMap.load(source)
+def read_map(source: AnyMapLike, **options: Any) -> AnyMap:
+    """Load a map of any kind from its path; return a map unchanged.
 
-
-def as_any_map(source: AnyMapLike, **options: Any) -> AnyMap:
-    """Return a map of any kind as it is, and load a path, whatever its file holds.
-
-    The options are those of `ProjectionMap.load`; those of scale slots and of learned weights are
-    for projection maps alone.
+    Args:
+        source: a map, or its path or `hf:` location.
+        options: as for `ProjectionMap.load`; `preserve_last` and `normalize` are only for
+            projection maps.
 
     Raises:
-        MapFileError: if the file is not a map, is of another width, or does not take an option.
+        MapFileError: if the file is not a map, has another width, or does not support an option.
     """
     if isinstance(source, AnyMap):
         return source
@@ -50,11 +49,11 @@ def as_any_map(source: AnyMapLike, **options: Any) -> AnyMap:
     kind = mapfile.kind_of(fields)
     if kind == "map":
         return ProjectionMap.of_fields(fields, source, **options)
-    name, (what, _) = os.fspath(source), mapfile.KINDS[kind]
+    name, (description, _) = os.fspath(source), mapfile.KINDS[kind]
     for option in ("preserve_last", "normalize"):
         if options.get(option) is not None and (options[option] or option == "preserve_last"):
             raise MapFileError(
-                f"{name} is {what}, which has no weights",
+                f"{name} is {description}, which has no weights",
                 hint="leave out {option}",
                 parameter=option,
             )
@@ -65,62 +64,81 @@ def as_any_map(source: AnyMapLike, **options: Any) -> AnyMap:
     return loaded
 
 
-def as_maps(
-    sources: Any, names: Sequence[str] = (), read: Callable[[Any], Any] = as_map
-) -> tuple[list[Any], list[str]]:
-    """Return the maps of one source or several, and what messages call them.
+def bind_map(
+    any_map: OptionalMap,
+    pair: Pair | Mapping[str, Tokenizer] | None = None,
+    *,
+    name: str = "the map",
+) -> tuple[OptionalMap, Pair]:
+    """Check that a map belongs to a pair, and give both the same widths and tokens.
+
+    Args:
+        any_map: a map of any kind; None returns the pair unchanged.
+        pair: the pair, or tokenizers by side (`student`, `teacher`). The map provides the missing
+            sides.
+        name: name of the map in errors.
+
+    Returns:
+        the map, with the pair's tokens on a side that has none, and the pair, as wide as the map
+        unless the user set another width.
+
+    Raises:
+        XtokError: if the tokens or the width of a side differ.
+    """
+    if any_map is None:
+        if not isinstance(pair, Pair):
+            raise ValueError("bind_map needs a map or a pair")
+        return any_map, pair
+    pair = _pair_of(pair, [any_map])
+    return _bound(pair, any_map, name), pair
+
+
+def bind_maps(
+    sources: Any, pair: Pair | None = None, names: Sequence[str] = (), *, any_kind: bool = False
+) -> tuple[list[Any], Pair, list[str]]:
+    """Load one or several maps of one pair, check them as `bind_map` does, and name them.
 
     Args:
         sources: maps or paths.
-        names: a name for each; by default a file's path, and `map 1` and so on for other maps.
-        read: makes a map of a source.
+        pair: the pair; by default, that of the maps.
+        names: a name for each map; by default a file's path, or `map 1` and so on.
+        any_kind: accept event maps and spelling maps too.
 
     Raises:
-        ValueError: if there are other numbers of names than of maps.
+        XtokError: if a map belongs to another pair.
+        ValueError: if there is no map, or the number of names differs from the number of maps.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
+    if not sources:
+        raise ValueError("there is no map")
     if names and len(names) != len(sources):
         raise ValueError(f"{len(sources)} maps, {len(names)} names")
-    defaults = [
+    names = list(names) or [
         os.fspath(source) if isinstance(source, str | PathLike) else f"map {number}"
         for number, source in enumerate(sources, 1)
     ]
-    return [read(source) for source in sources], list(names or defaults)
+    maps = [read_map(source) if any_kind else ProjectionMap.of(source) for source in sources]
+    pair = _pair_of(pair, maps)
+    return [_bound(pair, m, name) for m, name in zip(maps, names, strict=True)], pair, names
 
 
-M = TypeVar("M", bound="AnyMap")
-
-
-def pair_of_maps(*maps: AnyMap) -> Pair:
-    """Return the pair of maps: a side is the first that carries tokens, else the first."""
-    students, teachers = [m.student for m in maps], [m.teacher for m in maps]
-    return Pair(_with_tokens(students), _with_tokens(teachers))
-
-
-def pair_of_map(
-    any_map: AnyMap,
-    student: Tokenizer | None = None,
-    teacher: Tokenizer | None = None,
-) -> Pair:
-    """Return the pair of a map, with the tokenizers given, as wide as the map."""
-    if student is None and teacher is None:
-        return pair_of_maps(any_map)
+def _pair_of(pair: Pair | Mapping[str, Tokenizer] | None, maps: Sequence[AnyMap]) -> Pair:
+    """Return the pair of some maps, with the tokenizers of `pair`, as wide as the first map."""
+    if isinstance(pair, Pair):
+        return _at_map_widths(pair, maps[0])
     sides: dict[str, Any] = {}
-    for side, tokenizer in zip(SIDES, (student, teacher), strict=True):
-        sides[f"{side}_tokenizer"] = tokenizer
-        sides[side] = getattr(any_map, side) if tokenizer is None else tokenizer.vocabulary
-    return at_map_widths(Pair(**sides), any_map)
+    for side in SIDES:
+        vocabularies: list[Vocabulary] = [getattr(m, side) for m in maps]
+        with_tokens = (v for v in vocabularies if v.table is not None)
+        sides[side] = next(with_tokens, vocabularies[0])
+        if pair and side in pair:
+            sides[f"{side}_tokenizer"] = pair[side]
+            sides[side] = pair[side].vocabulary
+    return _at_map_widths(Pair(**sides), maps[0]) if pair else Pair(**sides)
 
 
-def _with_tokens(sides: Sequence[Vocabulary]) -> Vocabulary:
-    return next((side for side in sides if side.table is not None), sides[0])
-
-
-def at_map_widths(pair: Pair, any_map: AnyMap | None) -> Pair:
-    """Return a pair as wide as a map of it, if any, where it knows and no option sets another."""
-    if any_map is None:
-        return pair
+def _at_map_widths(pair: Pair, any_map: AnyMap) -> Pair:
     changed: dict[str, Any] = {}
     for side in SIDES:
         of_pair, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
@@ -137,10 +155,10 @@ def at_map_widths(pair: Pair, any_map: AnyMap | None) -> Pair:
 
 
 def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
-    """Return the width that a tokenizer should have to be used with a side of a map.
+    """Return the width of a tokenizer that is used with a side of a map.
 
-    It is the map's if that has the tokenizer's tokens, or a width that a person gave. Else it
-    is the tokenizer's; one that is not from a model's config is a lower bound, like a map's ids.
+    A width that the user set has priority, then the map's width if both have the same tokens. A
+    width that is not from a model's config is only a lower bound.
     """
     if of_pair.width_source == "option":
         return of_pair.vocab_size
@@ -154,59 +172,40 @@ def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
     return of_pair.vocab_size
 
 
-def bind_map(pair: Pair, projection: M, *, name: str = "the map") -> M:
-    """Check that a map is of a pair, and return it; a side without tokens takes the pair's.
-
-    Args:
-        pair: the pair.
-        projection: a map of any kind.
-        name: what errors call the map.
-
-    Raises:
-        XtokError: naming the map and the side whose tokens or width differ, and how.
-    """
+def _bound(pair: Pair, any_map: M, name: str) -> M:
     for side in SIDES:
-        of_map: Vocabulary = getattr(projection, side)
+        of_map: Vocabulary = getattr(any_map, side)
         of_pair: Vocabulary = getattr(pair, side)
         if of_map is of_pair:
             continue
-        is_known = of_map.table is not None and of_pair.table is not None
-        if is_known and not same_tokens(of_map.table, of_pair.table):
-            raise _other_tokens(pair, side, projection, name)
-        same = of_map.vocab_size == of_pair.vocab_size
-        if not (same or can_grow(of_map, of_pair) or can_grow(of_pair, of_map)):
-            raise _other_width(side, of_map, of_pair, f"{name} ({of_map.model_id})")
+        _require_same(pair, side, any_map, name)
         if of_map.table is None and of_pair.vocab_size >= of_map.vocab_size:
-            known: Any = projection  # a projection map: the others have the tokens of both sides
+            known: Any = any_map  # a projection map: other kinds always contain tokens
             if of_pair.table is not None:
                 made_of = of_map.definition_sha256
-                projection = known.with_side(side, replace(of_pair, definition_sha256=made_of))
+                any_map = known.with_side(side, replace(of_pair, definition_sha256=made_of))
             elif of_map.width_source == "ids":
                 width: dict[str, Any] = {
                     "vocab_size": of_pair.vocab_size, "width_source": of_pair.width_source,
                 }  # fmt: skip
-                projection = known.with_side(side, replace(of_map, **width))
-    return projection
+                any_map = known.with_side(side, replace(of_map, **width))
+    return any_map
 
 
-def admitted(pair: Pair | None, *maps: M, names: Sequence[str] = ()) -> tuple[Pair, list[M]]:
-    """Return a pair as wide as the first of some maps of it, and the maps; see `bind_map`.
-
-    Args:
-        pair: the pair; that of the maps if None.
-        maps: at least one.
-        names: what errors call the maps.
-
-    Raises:
-        XtokError: for a map of another pair.
-    """
-    pair = pair_of_maps(*maps) if pair is None else at_map_widths(pair, maps[0])
-    named = zip(maps, names or ["the map"] * len(maps), strict=True)
-    return pair, [bind_map(pair, one, name=name) for one, name in named]
+def _require_same(pair: Pair, side: str, any_map: AnyMap, name: str) -> None:
+    """Raise an `XtokError` if the tokens or the width of a side differ."""
+    of_map: Vocabulary = getattr(any_map, side)
+    of_pair: Vocabulary = getattr(pair, side)
+    have_tokens = of_map.table is not None and of_pair.table is not None
+    if have_tokens and not same_tokens(of_map.table, of_pair.table):
+        raise _other_tokens(pair, side, any_map, name)
+    same = of_map.vocab_size == of_pair.vocab_size
+    if not (same or can_grow(of_map, of_pair) or can_grow(of_pair, of_map)):
+        raise _other_width(side, of_map, of_pair, f"{name} ({of_map.model_id})")
 
 
 def is_swapped(pair: Pair, any_map: AnyMap) -> bool:
-    """Whether a map is not of a pair, but of the same two the other way round."""
+    """Whether a map belongs to the reversed pair, from its teacher to its student."""
     rows, columns = any_map.student.table, any_map.teacher.table
     student, teacher = pair.student.table, pair.teacher.table
     crossed = same_tokens(rows, teacher) and same_tokens(columns, student)
@@ -214,9 +213,9 @@ def is_swapped(pair: Pair, any_map: AnyMap) -> bool:
 
 
 def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
-    """Return a note for each side of a map without tokens that names another model.
+    """Return a note for each side without tokens if the map names another model.
 
-    Only their widths can be compared then.
+    For such a side, `bind_map` can only compare the widths.
     """
     notes = []
     for side in SIDES if any_map else ():
@@ -224,17 +223,17 @@ def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
         names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (of_map, of_pair)]
         if of_map.table is None and names[0] not in (names[1], "unknown"):
             notes.append(
-                f"the map says that its {side} is {of_map.model_id}; it has no tokens to "
-                f"compare, and is taken for {of_pair.model_id}'s"
+                f"the map names {of_map.model_id} as its {side} and contains no token table to "
+                f"check; assuming that it belongs to {of_pair.model_id}"
             )
     return notes
 
 
 def can_grow(of_map: Vocabulary, other: Vocabulary) -> bool:
-    """Whether a side of a map may be made as wide as another vocabulary.
+    """Whether a side of a map may be padded with empty rows or columns to another width.
 
-    That is where its file has its ids, and not the width: rows and columns beyond are empty. The
-    rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
+    This requires a file that records ids but no width. A file by another program may also have as
+    many rows as the tokenizer has ids, fewer than the model's logits.
     """
     if not of_map.is_lower_bound or of_map.vocab_size > other.vocab_size:
         return False
@@ -252,21 +251,21 @@ def _other_tokens(pair: Pair, side: str, any_map: AnyMap, name: str) -> XtokErro
     hint += "pair of a map"
     if is_swapped(pair, any_map):
         problem = (
-            f"the sides are swapped: {name} is of the student {any_map.student.model_id} and "
+            f"the sides are swapped: in {name}, the student is {any_map.student.model_id} and "
             f"the teacher {any_map.teacher.model_id}"
         )
-        hint = "give the student first, as the map has them, or build the map the other way"
+        hint = "give the student first, as in the map, or build the map in the other direction"
     return XtokError(problem, hint=hint)
 
 
-def _other_width(side: str, of_map: Vocabulary, other: Vocabulary, what: str) -> XtokError:
+def _other_width(side: str, of_map: Vocabulary, other: Vocabulary, name: str) -> XtokError:
     hint = "give the map of this pair; xtok inspect shows the pair of a map"
     fits = _least_width(other) <= of_map.vocab_size
     if fits or of_map.is_lower_bound:
         width = of_map.vocab_size if fits else other.vocab_size
-        hint += f"; if it is this pair, give the width {width} with {{option}}"
+        hint += f"; if the pair is right, set the width to {width} with {{option}}"
     return XtokError(
-        f"the {side} of {what} is {of_map.vocab_size:,} wide, {other.model_id} "
+        f"the {side} of {name} is {of_map.vocab_size:,} wide, {other.model_id} "
         f"{other.vocab_size:,}",
         hint=hint,
         parameter=f"{side}_vocab_size",

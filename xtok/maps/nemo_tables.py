@@ -7,16 +7,13 @@ They are read by its draft "v6", pull request 4177: `_v3_fwd_table`, `_v3_rev_ta
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import MapFileError
-from xtok.maps.tensors import own_tensors, require_valid
 from xtok.tokenizers.sides import SIDES
 
 if TYPE_CHECKING:
@@ -26,8 +23,6 @@ Tensors = Mapping[str, NDArray[Any]]
 
 N_MAX = 8
 """How many pieces of a spelling a row holds: the draft's default."""
-
-_AGAIN_HINT = "xtok events STUDENT TEACHER --for csd -o NAME.pt makes both"
 
 
 def are_tables(loaded: Any) -> bool:
@@ -66,7 +61,6 @@ def to_tables(
     for side, vocabulary, into in zip(SIDES, (student, teacher), (teacher, student), strict=True):
         size = _num_ids(vocabulary)
         pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
-        kept = {name: torch.from_numpy(t.copy()) for name, t in tensors.items() if side in name}
         buffer = io.BytesIO()  # torch.save writes a file's name into it
         torch.save(
             {
@@ -77,7 +71,7 @@ def to_tables(
                 "N_max": N_MAX,
                 "V_src": size,
                 "V_dst": _num_ids(into),
-                "xtok": {"side": side, "tensors": kept, "metadata": metadata},
+                "xtok": {"side": side, "metadata": metadata},
             },
             buffer,
         )
@@ -96,89 +90,3 @@ def _padded(pieces: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
     subtoks = np.full((len(counts), N_MAX), -1, np.int64)
     subtoks[rows[place < N_MAX], place[place < N_MAX]] = pieces[place < N_MAX]
     return subtoks
-
-
-class _Table(NamedTuple):
-    side: str
-    pair: str
-    tensors: Tensors
-    metadata: str
-
-
-def read_tables(loaded: Any, other: Any, source: Path) -> tuple[dict[str, NDArray[Any]], str]:
-    """Read the two tables of a spelling map that xtok wrote.
-
-    Args:
-        loaded: what the student's file holds.
-        other: the contents of the teacher's file, `reverse_of` this one; None if it is missing.
-        source: the path of the student's.
-
-    Returns:
-        the tensors and the JSON text of the map, not yet checked.
-
-    Raises:
-        MapFileError: if a file is missing or the other side's, another pair's or program's.
-        ValueError: if one is damaged; or a `KeyError` and its kind.
-    """
-    beside = reverse_of(source)
-    student = _read(loaded, source)
-    if student.side != "student":
-        first = source.with_name(source.name.replace(".reverse.", "."))
-        hint = f"the names of the two files are swapped; {_AGAIN_HINT}"
-        if first != source:
-            hint = f"give the student's, {first}; the teacher's is found next to it"
-        raise MapFileError(f"{source} is the teacher's table", hint=hint)
-    if other is None:
-        raise MapFileError(
-            f"{beside} is missing, the teacher's table that goes with {source}",
-            hint=f"keep both files in one folder; {_AGAIN_HINT}",
-        )
-    teacher = _read(other, beside)
-    if teacher.side != "teacher":
-        raise MapFileError(f"{beside} is not the teacher's table", hint=_AGAIN_HINT)
-    if student.metadata != teacher.metadata:
-        pairs = f"{student.pair}, and {teacher.pair}"
-        raise MapFileError(
-            f"{source} and {beside} do not belong together: {pairs}", hint=_AGAIN_HINT
-        )
-    return {**student.tensors, **teacher.tensors}, student.metadata
-
-
-def _read(loaded: Any, source: Path) -> _Table:
-    stored = loaded.get("xtok") if are_tables(loaded) else None
-    if not isinstance(stored, dict):
-        raise MapFileError(f"{source} is not a table that xtok wrote", hint=_AGAIN_HINT)
-    tensors, metadata = own_tensors(stored, source.stat().st_size)
-    side = stored["side"]
-    require_valid(isinstance(side, str) and side in SIDES, "the side")
-    pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
-    for name, values in ("pieces", pieces), ("counts", counts):
-        require_valid(values.dtype == np.int32 and values.ndim == 1, f"{side}_{name}")
-    require_valid((counts >= 0).all() and counts.sum() == len(pieces), f"{side}_counts")
-    header = json.loads(metadata)
-    src, dst = (header[name] for name in (SIDES if side == "student" else SIDES[::-1]))
-    sizes = [v["tokenizer_vocab_size"] or v["vocab_size"] for v in (src, dst)]
-    require_valid(all(type(size) is int for size in sizes), "the metadata")
-    expected = {
-        "src": src["model_id"], "dst": dst["model_id"],
-        "N_max": N_MAX, "V_src": sizes[0], "V_dst": sizes[1],
-    }  # fmt: skip
-    same = all(type(loaded.get(k)) is type(v) and loaded[k] == v for k, v in expected.items())
-    if not (
-        same
-        and _equals(loaded["lengths"], counts[: sizes[0]].astype(np.int64))
-        and _equals(loaded["subtoks"], _padded(pieces, counts)[: sizes[0]])
-    ):
-        raise MapFileError(f"{source} was changed since xtok wrote it", hint=_AGAIN_HINT)
-    return _Table(side, f"{src['model_id']} in {dst['model_id']}", tensors, metadata)
-
-
-def _equals(found: Any, expected: NDArray[np.int64]) -> bool:
-    """Whether what a file holds is this tensor."""
-    import torch
-
-    if not isinstance(found, torch.Tensor) or found.layout != torch.strided:
-        return False
-    if found.device.type != "cpu" or found.dtype != torch.int64 or found.is_neg():
-        return False
-    return torch.equal(found, torch.from_numpy(expected))

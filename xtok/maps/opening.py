@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -17,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from xtok._lib.keys import unique_keys
+from xtok._lib.parsing import parse_json
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.maps.records import InvariantError
 from xtok.maps.tensors import require_valid
@@ -47,6 +48,39 @@ def naming(source: Path) -> Iterator[None]:
         raise MapFileError(message, hint=MAP_HINT) from error
 
 
+_ON_HUB = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
+
+
+def is_on_hub(path: str | PathLike[str]) -> bool:
+    """Whether a map's path is a location on the Hugging Face Hub, not a local file."""
+    return os.fspath(path).startswith("hf:")
+
+
+def _downloaded(source: Path) -> Path:
+    """Return the local copy of `hf:OWNER/NAME/FILE` or `hf:OWNER/NAME@REVISION/FILE`.
+
+    Raises:
+        MapFileError: if the file is not available.
+    """
+    from xtok.tokenizers.hub import ModelFiles
+
+    parts = _ON_HUB.fullmatch(str(source))
+    if parts is None:
+        raise MapFileError(
+            f"{source} does not name a file of a repo on the hub",
+            hint="give hf:OWNER/NAME/FILE, or hf:OWNER/NAME@REVISION/FILE",
+        )
+    repo = ModelFiles(parts["repo"], revision=parts["revision"])
+    repo.error = MapFileError
+    path = repo.find(parts["file"], required=True)
+    if path is None:
+        raise MapFileError(
+            f"{source}: the repo {repo} has no such file",
+            hint="check the file's name and the revision",
+        )
+    return path
+
+
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """Give the path of a map's contents, and whether it is a `.pt`.
@@ -55,8 +89,9 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     """
     if "\0" in str(source):
         raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
+    path = _downloaded(source) if is_on_hub(source) else source
     try:
-        with source.open("rb") as file:
+        with path.open("rb") as file:
             start = file.read(9)
             if not start:
                 raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
@@ -67,7 +102,7 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
                     f"{source} is neither a .safetensors nor a .pt", hint=_NO_MAP_HINT
                 )
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
-                yield source, is_pt
+                yield path, is_pt
                 return
             # The libraries read no pipes, and torch.load takes any .safetensors for safetensors.
             with tempfile.NamedTemporaryFile() as copy:
@@ -105,7 +140,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
             header = dict(file.metadata() or {})
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            json.loads(file.read(size), object_pairs_hook=unique_keys)
+            parse_json(file.read(size))
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         message = f"{source} is not a whole safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP_HINT

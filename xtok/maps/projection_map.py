@@ -31,7 +31,6 @@ from xtok.tokenizers.sides import MAX_WIDTH, SIDES
 from xtok.tokenizers.table import Vocabulary
 
 if TYPE_CHECKING:
-    import pandas
     import torch
     from scipy import sparse
 
@@ -254,32 +253,6 @@ class ProjectionMap(StoredMap):
             raise ImportError("to_scipy needs SciPy: pip install scipy") from error
         ids = self.student_ids, self.teacher_ids
         return sparse.csr_matrix((self.weights, ids), shape=self.shape, dtype=np.float32)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each entry, in the map's order.
-
-        Columns: `student_id`, `student_token`, `teacher_id`, `teacher_token`, `weight`, `kind`
-        (of the map's row) and `is_slot`. Tokens are escaped, or None where the map carries none.
-
-        Raises:
-            ImportError: if pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas needs pandas: pip install pandas") from error
-        kinds = [kind.name.lower() for kind in RowKind]
-        return pandas.DataFrame(
-            {
-                "student_id": self.student_ids,
-                "student_token": [token_name(self.student, i) for i in self.student_ids.tolist()],
-                "teacher_id": self.teacher_ids,
-                "teacher_token": [token_name(self.teacher, i) for i in self.teacher_ids.tolist()],
-                "weight": self.weights,
-                "kind": [kinds[kind] for kind in self.row_kind[self.student_ids].tolist()],
-                "is_slot": self.is_slot,
-            }
-        )
 
     @classmethod
     def load(

@@ -1,18 +1,34 @@
-"""Making a map of edges."""
+"""Provenance of a map: making it of edges, its recipe, and whether its weights were counted."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import MultitokenConfig
+from xtok._lib.shards import SourceFile
+from xtok.config import BuildConfig, MultitokenConfig
+from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, add_slots, heaviest, in_map_order, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.tokenizers.pairs import Pair
+from xtok.maps.records import Recipe
+from xtok.tokenizers.display import percent, plural
+from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.roles import slot_candidates
+
+H_KL_THRESHOLD = 0.6
+"""Minimum weight of a row's heaviest entry for H-KL to compare its two tokens (NeMo-RL)."""
+
+_IN_WORDS = {
+    "texts": "it was counted on other text",
+    "field": "it was counted on another field",
+    "initial_sha256": "it was counted with another initial map",
+}
+
+# Making
 
 
 def map_of_edges(
@@ -22,9 +38,13 @@ def map_of_edges(
     before: ProjectionMap | None = None,
     **fields: Any,
 ) -> ProjectionMap:
-    """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind.
+    """Make a map: round weights to float32, sort each row, and put its slot last.
 
-    Fields of the map that are not given are those of the map `before`.
+    Args:
+        edges: the entries; if a row has a slot, the slot is its last edge.
+        scale_slot: uint8 `[V_student]`, 1 for each row with a slot.
+        before: the map that provides the fields missing from `fields`.
+        fields: fields of `ProjectionMap`.
     """
     edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
     last = np.zeros(len(edges.weights), np.bool_)
@@ -53,9 +73,9 @@ def map_of_rows(
     method: str,
     earlier: ProjectionMap | None = None,
 ) -> ProjectionMap:
-    """Add up edges, normalize and cut the rows, and give them slots if they have any.
+    """Make a map of unsorted edges: add up duplicates, normalize, cut, and add scale slots.
 
-    `kind` is that of the rows, uint8 `[V_student]`; one without edges is empty in any case.
+    `kind` is uint8 `[V_student]`; rows without edges become empty.
     """
     edges = sum_duplicates(edges).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0
@@ -76,3 +96,115 @@ def map_of_rows(
         history=() if earlier is None else earlier.history,
         reports=() if earlier is None else earlier.reports,
     )
+
+
+# Recipes
+
+
+def recipe_of(
+    config: BuildConfig,
+    texts: Iterable[SourceFile] = (),
+    field: str = "text",
+    initial: ProjectionMap | None = None,
+) -> Recipe:
+    """Return the recipe of the map that `build` makes.
+
+    Args:
+        config: the options.
+        texts: the files that `build` counts on, in order.
+        field: the field or column of the text in these files.
+        initial: the map that the counts are smoothed towards, if the user passed one.
+    """
+    digests = [text.sha256 for text in texts]
+    options = asdict(config.for_text() if digests else config)
+    recipe = {name: list(v) if isinstance(v, tuple) else v for name, v in options.items()}
+    if not digests:
+        return {"options": recipe}
+    of_initial = None if initial is None else mapfile.sha256(initial)
+    return {"options": recipe, "texts": digests, "field": field, "initial_sha256": of_initial}
+
+
+def recipe_of_stage(config: MultitokenConfig) -> Recipe:
+    """Return the recipe of a map by `multitoken`, as if `build` had stopped after this stage."""
+    shared = {f.name: getattr(config, f.name) for f in fields(MultitokenConfig)}
+    return recipe_of(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
+
+
+def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
+    """Return the map's recipe with these options of `build`; None if `build` has another order."""
+    made = projection.recipe
+    if made is None or "sort-cut" in projection.stages:
+        return None
+    return {**made, "options": {**made["options"], **options}}
+
+
+def differing(made: Recipe, request: Recipe) -> list[str]:
+    """Return the names of the requested values that a recipe lacks or contains differently."""
+    return [name for name, value in request.items() if made.get(name) != value]
+
+
+def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
+    """Return why a map is not the map of this pair and recipe; None if it is.
+
+    Tokenizers are compared by their tokens and their definition. The version of xtok is not
+    compared. Event maps and spelling maps have no recipe.
+    """
+    for side, table, now in zip(SIDES, pair.tables, pair.sides, strict=True):
+        before = getattr(existing, side)
+        if before.vocab_size != now.vocab_size:
+            return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
+        if before.table is None or before.table.sha256() != table.sha256():
+            return f"its {side} {before.model_id} has other tokens than {now.model_id}"
+        if before.definition_sha256 is None:
+            return f"an earlier version made it, without the definition of its {side}"
+        if before.definition_sha256 != now.definition_sha256:
+            return f"the definition of its {side} {before.model_id} changed, but not the tokens"
+    made = getattr(existing, "recipe", None)
+    return None if made == recipe else _recipe_difference(made, recipe)
+
+
+def _recipe_difference(made: Recipe | None, recipe: Recipe | None) -> str:
+    if made is None or recipe is None:
+        return "it contains no recipe: an earlier version or another command made it"
+    old, new = made.get("options", {}), recipe["options"]
+    if isinstance(old, dict) and (names := differing(old, new)):
+        return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
+    words = (why for name, why in _IN_WORDS.items() if made.get(name) != recipe.get(name))
+    return next(words, "its recipe differs")
+
+
+# Counted or not
+
+
+def p_kl_problems(projection: ProjectionMap) -> list[str]:
+    """Return reasons why a map's rows are not the probabilities that P-KL needs."""
+    slots, exact = projection.weights[projection.is_slot], exact_rows(projection)
+    problems = []
+    if len(slots):
+        problems.append(
+            f"a scale slot takes {percent(float(slots.mean()), 0)} of {plural(len(slots), 'row')}"
+        )
+    if exact:
+        problems.append(
+            f"{plural(exact, 'exact row')} put all weight on one token, though the teacher may "
+            "begin a longer one there"
+        )
+    if is_counted(projection) is False:
+        problems.append("weights were not counted")
+    return problems
+
+
+def exact_rows(projection: ProjectionMap) -> int:
+    """Return the number of exact rows; if the map contains tokens, of tokens with bytes only."""
+    is_exact = projection.row_kind == RowKind.EXACT
+    if projection.student.table is not None:
+        is_exact = is_exact & (projection.student.table.lengths > 0)
+    return int(is_exact.sum())
+
+
+def is_counted(projection: ProjectionMap) -> bool | None:
+    """Whether a map's weights were counted on text; None if the map has no history."""
+    if (projection.row_kind == RowKind.COUNTED).any():
+        return True
+    stages = {step["stage"] for step in projection.history}
+    return False if stages & {"multitoken", "generate"} else None

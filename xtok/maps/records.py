@@ -1,17 +1,28 @@
-"""What is recorded of a map besides its arrays: kinds of rows, reports of stages, its recipe."""
+"""Records beside a map's arrays: kinds of rows, steps of the history, reports of the stages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from xtok import __version__
+from xtok.config import MultitokenConfig
+from xtok.errors import XtokError
+from xtok.tokenizers.display import plural
+from xtok.tokenizers.notes import examples_of, tokenizer_notes, undecodable_tokens
+from xtok.tokenizers.pairs import Pair, require_table
+
+if TYPE_CHECKING:
+    from xtok.maps.file import StoredMap
+    from xtok.maps.projection_map import ProjectionMap
 
 
 class RowKind(IntEnum):
-    """How a row of a map came about."""
+    """Origin of a row's entries."""
 
     EMPTY = 0
     EXACT = 1
@@ -23,22 +34,34 @@ class RowKind(IntEnum):
     RELAXED = 7
 
 
+_IN_WORDS = {
+    RowKind.EMPTY: "empty",
+    RowKind.EXACT: "exact",
+    RowKind.PIECES: "from pieces",
+    RowKind.ROLE: "by role",
+    RowKind.SIMILAR: "by similarity",
+    RowKind.COUNTED: "counted",
+    RowKind.MIXED: "mixed",
+    RowKind.RELAXED: "relaxed",
+}
+
+
 @dataclass(frozen=True)
 class StageReport:
-    """What a stage did: counts, and notes for a person."""
+    """Results of one stage: counts by name, and sentences for the user."""
 
     stage: str
-    counts: Mapping[str, float]  # what was counted, to how many
-    notes: tuple[str, ...] = ()  # a sentence for each thing that was left out
-    failures: tuple[str, ...] = ()  # a sentence on tokens that could not be decoded or spelled
+    counts: Mapping[str, float]
+    notes: tuple[str, ...] = ()  # one sentence for each thing that the stage left out
+    failures: tuple[str, ...] = ()  # tokens that could not be decoded or spelled
 
 
 Recipe: TypeAlias = Mapping[str, Any]
-"""All that a map depends on but for its pair and the version of xtok, as JSON has it."""
+"""The inputs that determine a map, except its pair and the version of xtok, as JSON values."""
 
 
 class InvariantError(ValueError):
-    """A map that breaks one of the `INVARIANTS` of its class, whose name is `invariant`."""
+    """A map breaks the invariant of its class that `invariant` names."""
 
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(invariant, message)  # both, so that other processes can raise it
@@ -49,5 +72,92 @@ class InvariantError(ValueError):
 
 
 def history_step(stage: str, options: Mapping[str, Any], **details: Any) -> dict[str, Any]:
-    """Return the entry of a stage in the history: its name, its options, this version, and more."""
+    """Return the history entry of a stage; it records the version of xtok."""
     return {"stage": stage, "options": options, **details, "xtok_version": __version__}
+
+
+def stage_report(
+    stage: str,
+    projection: ProjectionMap,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> StageReport:
+    """Return the report of a stage, with the number of rows of each kind first."""
+    per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
+    rows = {f"rows {_IN_WORDS[k]}": per_kind[k] for k in RowKind if per_kind[k]}
+    return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
+
+
+def report_of_pair(
+    stage: str,
+    pair: Pair,
+    projection: ProjectionMap,
+    config: MultitokenConfig,
+    *,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> StageReport:
+    """Return the report of a stage, including the notes on the pair's tokenizers."""
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    notes = [*tokenizer_notes(pair), *map_notes(projection, ignored[0]), *notes]
+    failures = [*undecodable_tokens(pair, ignored), *failures]
+    return stage_report(stage, projection, notes, failures, counts)
+
+
+def with_report(
+    projection: ProjectionMap,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> ProjectionMap:
+    """Add the report of the map's last stage."""
+    stage = projection.history[-1]["stage"]
+    report = stage_report(stage, projection, notes, failures, counts)
+    return replace(projection, reports=(*projection.reports, report))
+
+
+def require_complete(any_map: StoredMap) -> None:
+    """Raise an `XtokError` if a report names tokens that could not be decoded or spelled."""
+    failures = [failure for report in any_map.reports for failure in report.failures]
+    if failures:
+        raise XtokError(
+            "; ".join(failures),
+            hint="leave out {option} to continue; the rows and columns of these tokens stay empty",
+            parameter="strict",
+        )
+
+
+def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
+    """Return notes on a map's scale slots and on its empty rows, except those of `ignored` ids."""
+    table, kind = require_table(projection.student), projection.row_kind
+    text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
+    special = [i for i in table.control_names if not kind[i] and i not in ignored]
+    notes = _slot_notes(projection)
+    if text:
+        notes.append(f"empty rows: {examples_of(text, table)}")
+    if special:
+        notes.append(f"no counterpart for {examples_of(special, table, 'special token')}")
+    return notes
+
+
+def _slot_notes(projection: ProjectionMap) -> list[str]:
+    """Return notes on rows without a scale slot, and on the teacher ids that serve as slots."""
+    if projection.scale_slot is None:
+        return []
+    notes = []
+    needs_none = [RowKind.EMPTY, RowKind.EXACT, RowKind.ROLE]
+    lacking = (projection.scale_slot == 0) & ~np.isin(projection.row_kind, needs_none)
+    if lacking.any():
+        notes.append(
+            f"{plural(int(lacking.sum()), 'row')} without a scale slot: the teacher has no unused "
+            "or special id for it"
+        )
+    ids, times = np.unique(projection.teacher_ids[projection.is_slot], return_counts=True)
+    if len(ids):
+        frequent = ids[np.argsort(-times, kind="stable")].tolist()
+        notes.append(
+            f"scale slots on {examples_of(frequent, projection.teacher.table, 'teacher id')}"
+        )
+    return notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xtok._lib.progress import Note
 from xtok.errors import XtokError
-from xtok.maps.map_arguments import MapLike, admitted, as_map, is_swapped
+from xtok.maps.map_arguments import MapLike, bind_map, is_swapped
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import map_of_edges
 from xtok.tokenizers.pairs import Pair
@@ -18,10 +18,10 @@ def bind_back_map(pair: Pair, back_map: MapLike, note: Note) -> tuple[Pair, Proj
     Raises:
         XtokError: if the map belongs to a different pair.
     """
-    projection = as_map(back_map)
+    projection = ProjectionMap.of(back_map)
     name = "the map" if projection is back_map else str(back_map)
     try:
-        back, [bound_map] = admitted(pair.reversed, projection)
+        bound_map, back = bind_map(projection, pair.reversed)
     except XtokError as error:
         sides = f"{projection.student.model_id} → {projection.teacher.model_id}"
         expected = f"{pair.teacher.model_id} → {pair.student.model_id}"

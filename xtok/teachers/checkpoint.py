@@ -31,7 +31,7 @@ from xtok.config import ProjectConfig
 from xtok.conversation import find_template
 from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.recipe import differing
+from xtok.maps.provenance import differing
 from xtok.maps.records import Recipe
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats import neutral

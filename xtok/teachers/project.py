@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xtok._lib.io import atomic_output, locked, remove, write
-from xtok._lib.opening import need, parquet_writer
+from xtok._lib.opening import need
+from xtok._lib.parquet import parquet_writer
 from xtok._lib.progress import Note, Progress, silent, silent_note
 from xtok._lib.ragged import offsets_of
 from xtok._lib.shards import Paths

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
+from xtok._lib.rows import without_nulls
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
-from xtok.conversation.files import chat_record, without_missing
+from xtok.conversation.files import chat_record
 from xtok.conversation.teacher_side import SideChat, substituted, teacher_differs
 from xtok.conversation.templates import plain_messages
 from xtok.errors import XtokError
@@ -296,10 +297,10 @@ def _chats(rows: Documents) -> list[Sides | None]:
                 raise cache_error(place, problem, "give messages, or leave out student_messages")
             chats.append(None)
             continue
-        chat = chat_record(without_missing(dict(zip(names, fields, strict=True))), place)
+        chat = chat_record(without_nulls(dict(zip(names, fields, strict=True))), place)
         student, teacher = chat, SideChat(chat)
         if own is not None:
-            student = substituted(chat, without_missing(own), "student_messages")
+            student = substituted(chat, without_nulls(own), "student_messages")
             teacher = teacher_differs(student, chat, ("student_messages", "messages"))
         chats.append((SideChat(student), teacher))
     return chats

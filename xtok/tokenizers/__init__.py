@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xtok._lib.parsing import parse_json
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend as Backend
 from xtok.tokenizers._backend import no_panic
@@ -336,7 +336,7 @@ def _check_read(backend: Backend, files: ModelFiles) -> None:
 def _displays(path: Path) -> list[bytes]:
     """Return the display strings that a file of a vocabulary lists."""
     if path.suffix == ".json":
-        return [name.encode() for name in json.loads(path.read_text(encoding="utf-8"))]
+        return [name.encode() for name in parse_json(path.read_bytes())]
     if path.suffix == ".txt":
         return path.read_bytes().splitlines()
     return [entry.display for entry in SentencePieceBackend.from_file(path).entries()]

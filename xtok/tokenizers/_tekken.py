@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xtok._lib.parsing import parse_json
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import damaged, json_flag
 from xtok.tokenizers._tiktoken import (
@@ -51,7 +51,7 @@ def load_tekken(path: Path) -> RankBackend:
         TokenizerError: if it is not one.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
         config = document["config"]
         reserved = int(config["default_num_special_tokens"])
         size = int(config["default_vocab_size"])
@@ -132,7 +132,7 @@ def load_megatron(path: Path, pattern: str | None) -> RankBackend:
             hint=f"give that of --tiktoken-pattern: '{path}@v2', '{path}@v1', or '{path}@REGEX'",
         )
     try:
-        vocab = json.loads(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]
+        vocab = parse_json(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]
         ranks = _ranks(vocab, _NUM_SPECIAL, path)
         added = _special_tokens(_numbered(_MEGATRON_SPECIAL), _NUM_SPECIAL)
     except _FAULTS as error:

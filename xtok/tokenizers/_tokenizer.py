@@ -528,6 +528,10 @@ def _bounds(
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):  # some libraries leave spaces out of a span
         last, text = ends[i - 1] if i else 0, token.lstrip()
+        # If a normalizer replaces several characters, the span has only the last one.
+        is_replaced = data[last : begins[i]].strip() and not data.startswith(text, begins[i])
+        if i and is_replaced and data[begins[i - 1] : last] == tokens[i - 1].lstrip():
+            begins[i] = last
         before = begins[i] - len(token) + len(text)
         if before >= last and data.startswith(token, before):
             begins[i] = before

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from xtok._lib.parsing import json_problem, parse_json
 from xtok.errors import TokenizerError, XtokError
 
 _LEFT_OUT = ["*.md", ".*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*"]
@@ -144,11 +144,14 @@ class ModelFiles:
         if path is None:
             return {}
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError):
-            content = None
+            content = parse_json(path.read_bytes().decode(), allow_nan=True)  # Mamba 2: Infinity
+        except ValueError as error:
+            content = json_problem(error)
         if not isinstance(content, dict):
-            raise self.error(f"{path} is not a JSON object", hint="fix it, or fetch it again")
+            problem = f": {content}" * isinstance(content, str)
+            raise self.error(
+                f"{path} is not a JSON object{problem}", hint="fix it, or fetch it again"
+            )
         return content
 
     def _may_ask(self) -> bool:

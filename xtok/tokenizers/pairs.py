@@ -34,7 +34,7 @@ class Pair:
     """Two vocabularies, their tokenizers where they are known, and what both have in common.
 
     Each fact is computed when it is first asked for, and kept. The widths are those of both models'
-    logits; `xtok.pair` makes a pair of two models, `maps.map_arguments.pair_of_maps` one of maps.
+    logits; `xtok.pair` makes a pair of two models, `maps.map_arguments.bind_map` one of a map.
     """
 
     student: Vocabulary

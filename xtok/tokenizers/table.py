@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError, XtokError
-from xtok.tokenizers.display import escape, quoted, shorten, text_bytes, unescape
+from xtok.tokenizers.display import escape, printable, quoted, shorten, text_bytes, unescape
 
 MAX_NAME = 1 << 10
 """Bytes of the longest name of a special token; those in use stay below 100."""
@@ -263,9 +263,10 @@ class Vocabulary:
             )
         ids = self.table.ids_of(token)
         if not ids:
+            shown = printable(token) if isinstance(token, str) else escape(token)
             number = token if isinstance(token, str) and token.isdecimal() else ""
             raise XtokError(
-                f"{self.model_id} has no token {token!r}",
+                f"{self.model_id} has no token '{shown}'",
                 hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'"
                 + f"; the token of id {number} is --id {number}, in Python a number" * bool(number),
             )

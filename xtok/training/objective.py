@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import admitted
+from xtok.maps.map_arguments import bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
@@ -234,7 +234,7 @@ def _bound(
     any_map = given.map if isinstance(given, ProjectionModule) else given
     if not isinstance(any_map, row.map.of_file):
         return None
-    admitted(pair, any_map)
+    bind_map(any_map, pair)
     on_device: ProjectionModule | EventIndex | SpellingIndex = row.map.on_device(given).to(device)
     return on_device
 

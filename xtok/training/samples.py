@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.conversation import Conversation, plain
-from xtok.conversation.files import chat_record, unread_notes
+from xtok.conversation.files import read_row, unread_notes
 from xtok.conversation.teacher_side import (
     SideChat,
     SideText,
@@ -89,7 +89,7 @@ def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText 
     """Return a text, or a conversation, as the student and each teacher read it."""
     sample = plain(sample)  # of objects, too
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
-    text = fields.get("text", sample)
+    text = read_row(sample, place)
     require_used(fields, place, "text" if isinstance(text, str) else "messages")
     if isinstance(text, str):
         for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
@@ -98,17 +98,7 @@ def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText 
             fields.get("teacher_context"), num_teachers, "teacher_context", place
         )
         return [SideText(text), *(SideText(text, context or "") for context in contexts)]
-    if text is not sample:
-        raise ValueError(f"a text is {type(text).__name__}, and must be a str")
-    if "messages" in fields:
-        listed = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
-        chat = chat_record(listed, place)
-    elif isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
-        chat = chat_record(list(sample), place)
-    else:
-        problem = "neither a text nor a conversation"
-        raise ValueError(f"a sample is {type(sample).__name__}: {problem}")
-    return [SideChat(chat), *teachers_chats(chat, num_teachers)]
+    return [SideChat(text), *teachers_chats(text, num_teachers)]
 
 
 def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
@@ -116,7 +106,10 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
     ids = read_ids(row["input_ids"], "input_ids")
     columns = columns_of(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
-        raise ValueError("a row of a teacher's input_ids needs their realized_logprob")
+        raise ValueError(
+            "a row with input_ids has no realized_logprob: give text or messages, or the "
+            "predictions that a teacher has for these ids"
+        )
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
     realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():

@@ -211,7 +211,6 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
     ("line", "problem"),
     [
         (b'{"n": 1}', "no field 'text'"),
-        (b'{"text": null, "body": "x"}', "is null"),
         (b'{"text": "x"', "at column 13"),
         (b'{"text": "x', "at column 10"),
     ],

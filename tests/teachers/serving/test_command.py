@@ -60,7 +60,7 @@ def command(
 def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     model = Model(digits)
-    keys = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
+    keys: Any = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
     with (
         running(model.app) as behind,
         command(*models, "--teacher-url", behind, **keys) as (process, url),

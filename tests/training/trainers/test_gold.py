@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -88,7 +87,7 @@ def trainer(gold: Any, small: Path, tmp_path: Path) -> Make:
             "teacher_tokenizer_name_or_path": folders[1],
         }  # fmt: skip
         dataset = Dataset.from_list(rows)
-        make = xtok.build if loss != "csd" else partial(xtok.events, for_loss="csd")
+        make = xtok.build if loss != "csd" else xtok.spellings
         return gold.XTokGOLDTrainer(
             model(widths[0], seed=0),
             tiny_model(widths[1], seed=1, sharp=0.5),
@@ -426,7 +425,7 @@ def test_the_example(small: Path, tmp_path: Path, gold: Any) -> None:
         side = load_tokenizer(str(small / source))
         shutil.copytree(small / source, tmp_path / name)
         tiny_model(side.vocabulary.vocab_size, seed=seed).save_pretrained(tmp_path / name)
-    xtok.build(tmp_path / "student", tmp_path / "teacher").save(tmp_path / "map.safetensors")
+    xtok.events(tmp_path / "student", tmp_path / "teacher").save(tmp_path / "map.safetensors")
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8")
     options = [

@@ -148,7 +148,7 @@ def map_of(loss: LossName, collator: Collator, projection: Any) -> Any:
     if row.map is EVENTS:
         return xtok.events(collator.student, teacher)
     if row.map is SPELLINGS:
-        return xtok.events(collator.pairs[0], for_loss="csd")
+        return xtok.spellings(collator.pairs[0])
     return projection
 
 
@@ -437,7 +437,7 @@ def models(
         f"--student={folder / 'student'}", f"--teacher={folder / 'teacher'}",
         f"--map={folder / 'map.safetensors'}", f"--dataset={folder / 'rows.jsonl'}",
         "--max_length=64", "--report_to=none", "--use_cpu", "--logging_steps=1",
-        "--learning_rate=0.01", "--disable_tqdm=true", "--max_grad_norm=0",
+        "--learning_rate=0.01", "--disable_tqdm=true", "--max_grad_norm=0", "--loss=p-kl",
     ]  # fmt: skip
 
 
@@ -455,8 +455,37 @@ def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
 
 def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Path) -> None:
     without = [o for o in models if not o.startswith("--map")]
-    with pytest.raises(SystemExit, match=r"^--loss p-kl needs a map: give it as --map$"):
+    without = [o for o in without if not o.startswith("--loss")]
+    with pytest.raises(XtokError, match="the loss event-kl requires an event map") as error:
         hf_trainer.main([*without, f"--output_dir={tmp_path}"])
+    assert hf_trainer.OPTIONS[error.value.parameter] == "--map"
+
+
+def test_the_example_trains_on_chats(models: list[str], tmp_path: Path) -> None:
+    """Each side has a chat template of its own; an error names the option of the script."""
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")
+    options = [o for o in models if not o.startswith("--dataset")]
+    options += [f"--dataset={tmp_path / 'chats.jsonl'}", f"--output_dir={tmp_path / 'run'}"]
+    options += ["--max_steps=1", "--save_strategy=no"]
+    with pytest.raises(XtokError) as error:
+        hf_trainer.main(options)
+    assert hf_trainer.OPTIONS[error.value.parameter] == "--student_chat_template"
+    with pytest.raises(XtokError) as error:
+        hf_trainer.main([*options, "--student_chat_template=chatml"])
+    assert hf_trainer.OPTIONS[error.value.parameter] == "--teacher_chat_template"
+    options += ["--student_chat_template=chatml", "--teacher_chat_template=chatml"]
+    assert logged(hf_trainer.main(options), "distillation")[0] > 0
+
+
+def test_the_example_prints_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        hf_trainer.main(["--help"])
+    shown = capsys.readouterr().out
+    assert "--teacher_chat_template" in shown
+    assert len(shown.splitlines()) < 80
+    with pytest.raises(SystemExit):
+        hf_trainer.main(["--student=a", "--dataset=b", "--output_dir=c", "--bogus"])
+    assert capsys.readouterr().err.endswith("error: unknown options: --bogus\n")
 
 
 def test_the_example_trains_from_stored_predictions(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from xtok import XtokError, build, events
+from xtok import XtokError, build, spellings
 from xtok.tokenizers import from_transformers
 from xtok.training.trainers.nemo_rl import NemoTokenAligner as TokenAligner
 
@@ -128,7 +128,7 @@ def test_offsets_of_the_draft_change_nothing(pair: tuple[Any, Any], aligner: Tok
 def test_a_table_of_the_draft_is_a_map(pair: tuple[Any, Any], tmp_path: Path) -> None:
     models = [from_transformers(tokenizer) for tokenizer in pair]
     path = tmp_path / "tables.pt"
-    events(*models, for_loss="csd").save(path)
+    spellings(*models).save(path)
     found = TokenAligner(*pair, str(path))
     ids = [tokenize(tokenizer, TEXTS[1:2], 12)["input_ids"] for tokenizer in pair]
     aligned = found.align(*ids)

@@ -10,10 +10,10 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtok._lib.lines import LinePlace, decode, json_lines, lines
-from xtok._lib.opening import decompressed, parquet_file, reading
+from xtok._lib.lines import LinePlace, decode, lines
+from xtok._lib.opening import decompressed, reading
+from xtok._lib.rows import FileRow, read_rows
 from xtok._lib.shards import Paths, Shard, find_files, format_of, shards
-from xtok.conversation.files import without_missing
 from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
@@ -34,14 +34,13 @@ LITTLE_TEXT = 1_000_000
 """Bytes of text below which figures, and maps counted on it, are unreliable."""
 
 _BLOCK_BYTES = 1 << 17
-_ROWS_AT_ONCE = 16  # of Parquet, which may hold one long text a million times
 _TEXT_FILES_HINT = (
     "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
     "'corpus/*.jsonl.gz'"
 )
 _OBJECTS_HINT = (
-    "give one JSON object per line, and the name of its text field with {option}; plain "
-    "text needs a name that ends in .txt"
+    "give rows that are JSON objects, and name their text field with {option}; plain text needs a "
+    "name that ends in .txt"
 )
 
 
@@ -143,16 +142,19 @@ def _documents(shard: Shard, columns: TextColumns) -> Iterator[tuple[str, str, i
     with reading(shard.path):
         if shard.format == "text":
             yield from _plain_documents(shard)
-        elif shard.format == "parquet":
-            for text, group in _parquet_documents(shard, columns):
-                yield from ((part, group, 0) for part in _parts(text))
         else:
-            rows = json_lines(
-                shard, max_bytes=MAX_LINE_BYTES, hint=_OBJECTS_HINT, parameter="field"
-            )
-            for place, value, read in rows:
-                text, group = _json_document(place, value, columns)
-                yield from ((part, group, read - shard.start) for part in _parts(text))
+            names = {columns.text, columns.group}
+            for row in read_rows(
+                shard,
+                max_bytes=MAX_LINE_BYTES,
+                hint=_OBJECTS_HINT,
+                parameter="field",
+                columns={name for name in names if name},
+            ):
+                text, group = _document(row, columns)
+                read = max(0, row.read - shard.start)
+                if text is not None:
+                    yield from ((part, group, read) for part in _parts(text))
 
 
 def read_samples(
@@ -170,17 +172,14 @@ def read_samples(
         with reading(path):
             if format_of(path) == "text":
                 yield from ((path, text) for text in _paragraphs(path))
-            elif format_of(path) == "parquet":
-                batches = parquet_file(path).iter_batches(
-                    _ROWS_AT_ONCE, columns=columns, use_threads=False
-                )
-                rows = (row for batch in batches for row in batch.to_pylist())
-                yield from ((f"{path}, row {n}", without_missing(r)) for n, r in enumerate(rows))
             else:
-                for line in json_lines(
-                    Shard(path, "jsonl"), max_bytes=MAX_LINE_BYTES, hint=_SAMPLES_HINT
-                ):
-                    yield line.place, line.value
+                rows = read_rows(
+                    Shard(path, format_of(path)),
+                    max_bytes=MAX_LINE_BYTES,
+                    hint=_SAMPLES_HINT,
+                    columns=columns,
+                )
+                yield from ((row.place, row.value) for row in rows)
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
@@ -220,75 +219,33 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, str, int]]:
             )
 
 
-def _json_document(place: LinePlace, value: Any, columns: TextColumns) -> tuple[str, str]:
-    """Return the text and the group of a line of JSON."""
-    if problem := _problem_of(value, columns):
-        raise XtokError(f"{place}: {problem}", hint=_OBJECTS_HINT, parameter="field")
+def _document(row: FileRow, columns: TextColumns) -> tuple[str | None, str]:
+    """Return the text and the group of a row."""
+    value = row.value
+    if problem := _problem_of(value, columns.text):
+        raise XtokError(f"{row.place}: {problem}", hint=_OBJECTS_HINT, parameter="field")
     if columns.group and columns.group not in value:
         raise XtokError(
-            f"{place}: no field {columns.group!r} to group by, but: {listed(value, 8)}",
+            f"{row.place}: no field {columns.group!r} to group by, but: {listed(value, 8)}",
             hint="name one of its fields with {option}; by default, each file is a group",
             parameter="group_by",
         )
-    text = value[columns.text].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    group = value.get(columns.group, "")
-    return text, _group(group)
+    text, group = value[columns.text], value.get(columns.group, "")
+    if text is not None:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text, group if isinstance(group, str) else json.dumps(group, default=str)
 
 
-def _group(value: Any) -> str:
-    """Return a group's name: the same, whatever the format of the file."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+_JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object"}
 
 
-_JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object", type(None): "null"}
-
-
-def _problem_of(value: Any, columns: TextColumns) -> str:
-    """Return why a JSON value is not a document; "" if it is one."""
+def _problem_of(value: Any, field: str) -> str:
+    """Return the reason why a row has no text; "" if it has one."""
     if not isinstance(value, dict):
         return "not a JSON object"
-    if columns.text not in value:
-        texts = listed(sorted(k for k, v in value.items() if isinstance(v, str)), 8)
-        return f"no field {columns.text!r}; fields with text: {texts or 'none'}"
-    text = value[columns.text]
-    if not isinstance(text, str):
-        kind = _JSON_TYPES.get(type(text), "a number")
-        return f"the field {columns.text!r} is {kind}, not a string"
+    if field not in value:
+        return f"no field {field!r}, but: {listed(value, 8) or 'none'}"
+    if not isinstance(value[field], str | None):
+        kind = _JSON_TYPES.get(type(value[field]), "a number")
+        return f"the field {field!r} is {kind}, not a string"
     return ""
-
-
-def _parquet_documents(shard: Shard, wanted: TextColumns) -> Iterator[tuple[str, str]]:
-    """Return texts and their groups, a few rows at a time; nulls are left out."""
-    file = parquet_file(shard.path)
-    names = file.schema_arrow.names
-    parameters = {wanted.text: "field"} | ({wanted.group: "group_by"} if wanted.group else {})
-    for column, parameter in parameters.items():
-        if column not in names:
-            raise XtokError(
-                f"{shard.path} has no column {column!r}, but: {listed(names, 8) or 'none'}",
-                hint="name one of its columns with {option}",
-                parameter=parameter,
-            )
-    stop = file.metadata.num_row_groups if shard.stop is None else shard.stop
-    for batch in file.iter_batches(
-        row_groups=list(range(shard.start, stop)),
-        columns=list(parameters),
-        batch_size=_ROWS_AT_ONCE,
-        use_threads=False,
-    ):
-        try:
-            columns = [batch.column(name).to_pylist() for name in parameters]
-        except UnicodeDecodeError as error:  # Parquet does not check what a writer calls a string
-            raise XtokError(
-                f"{shard.path}: the column {wanted.text!r} is not UTF-8: {error.reason}",
-                hint="write it again, as UTF-8",
-            ) from error
-        for text, group in zip(columns[0], columns[-1], strict=True):
-            if isinstance(text, str):
-                yield text, _group(group)
-            elif text is not None:
-                raise XtokError(
-                    f"{shard.path}: the column {wanted.text!r} holds no text",
-                    hint="name the column that holds the text with {option}",
-                    parameter="field",
-                )

@@ -22,7 +22,7 @@ from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.provenance import map_of_edges
-from xtok.maps.stage_reports import with_report
+from xtok.maps.records import with_report
 from xtok.tokenizers.notes import examples_of, undecodable_tokens
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.relaxed import relaxed_form

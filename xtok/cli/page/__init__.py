@@ -29,7 +29,7 @@ from xtok.maps.projection_map import RowKind
 from xtok.tokenizers.display import percent, plural, printable, shorten
 
 if TYPE_CHECKING:
-    from xtok.inspection.evaluate import MapMeasures
+    from xtok.inspection.measures import MapMeasures
     from xtok.inspection.report import PageData
 
 _LOSSES = {**LOSS_NAMES, "event-kl": "event KL"}

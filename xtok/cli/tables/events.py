@@ -1,13 +1,13 @@
-"""`inspect` of event maps and spelling maps as tables."""
+"""Tables of `inspect` for event maps and spelling maps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from xtok.cli.tables._tables import header, new_table, print_all
+from xtok.cli.tables._tables import header, new_table
 from xtok.cli.tables.maps import SIDE_ROWS
 from xtok.maps.nemo_tables import N_MAX
 from xtok.tokenizers.display import quoted
@@ -17,24 +17,30 @@ if TYPE_CHECKING:
     from xtok.inspection.spellings import SpelledToken, SpellingDescription, SpellingExplanation
 
 
-def print_events(d: EventDescription) -> None:
-    """Print what an event map holds."""
+def description(d: EventDescription) -> Iterator[Table]:
+    """Show the sides of an event map, the number of its events, and the largest ones."""
     rows = [(label, show(d.student), show(d.teacher)) for label, show in SIDE_ROWS.items()]
     rows.append(("events", f"{d.num_events:,}", f"{d.one_to_one:,} of one token each side"))
     if d.rest is not None:
         rest = f"{d.rest.student_count:,} tokens", f"{d.rest.teacher_count:,} tokens"
         rows.append(("without a partner", *rest))
-    tables = [new_table("events", "student", "teacher", rows=rows)]
+    yield new_table("events", "student", "teacher", rows=rows)
     if d.largest:
         largest = [(str(e.number), *_tokens(e)) for e in d.largest]
         heads = "largest event", "student tokens", "teacher tokens"
-        tables.append(new_table(*heads, rows=largest, right=(0,)))
-    print_all(tables)
+        yield new_table(*heads, rows=largest, right=(0,))
 
 
-def print_event_explanation(explanation: EventExplanation) -> None:
-    """Print with what each token shares its event."""
-    print_all(map(_event_of, explanation.tokens))
+def explanation(explanation: EventExplanation) -> Iterator[Table]:
+    """Show the event of one token in full, and those of several tokens as lines of a table."""
+    if len(explanation.tokens) == 1:
+        yield _event_of(explanation.tokens[0])
+        return
+    rows = [
+        (f"{quoted(one.token)} #{one.student_id}", f"{one.event.number:,}", *_tokens(one.event, 3))
+        for one in explanation.tokens
+    ]
+    yield new_table("token", "event", "student tokens", "teacher tokens", rows=rows, right=(1,))
 
 
 def _event_of(one: EventOfToken) -> Table:
@@ -46,19 +52,19 @@ def _event_of(one: EventOfToken) -> Table:
     return new_table(f"student id {one.student_id}", header(quoted(one.token)), rows=rows)
 
 
-def _tokens(event: Event) -> tuple[str, str]:
-    """Return the tokens of both sides of an event, and how many they are."""
+def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
+    """Return the number of each side's tokens in an event, and the first ones."""
     sides = (event.student, event.student_count), (event.teacher, event.teacher_count)
     student, teacher = (
-        f"{count:,}: {' '.join(map(quoted, names))}" + (" …" if count > len(names) else "")
+        f"{count:,}: {' '.join(map(quoted, names[:most]))}" + (" …" if count > most else "")
         for names, count in sides
     )
     return student, teacher
 
 
-def print_spelled(explanation: SpellingExplanation) -> None:
-    """Print how tokens are spelled."""
-    print_all([_spelled(explanation.tokens)])
+def spelled(explanation: SpellingExplanation) -> Iterator[Table]:
+    """Show the spelling of each token."""
+    yield _spelled(explanation.tokens)
 
 
 def _spelled(tokens: Sequence[SpelledToken]) -> Table:
@@ -74,21 +80,21 @@ def _spelled(tokens: Sequence[SpelledToken]) -> Table:
     return new_table("of", "token", "id", "pieces", rows=rows, right=(2,))
 
 
-def print_spellings(d: SpellingDescription) -> None:
-    """Print what a spelling map holds."""
+def spellings(d: SpellingDescription) -> Iterator[Table]:
+    """Show the numbers of shared, spelled and left-out tokens on each side."""
     sides = d.student, d.teacher
     rows = [(label, *map(show, sides)) for label, show in SIDE_ROWS.items()]
-    spelled = d.spelled["student"], d.spelled["teacher"]
-    rows.append(("shared", *(f"{one.shared:,}" for one in spelled)))
+    facts = d.spelled["student"], d.spelled["teacher"]
+    rows.append(("shared", *(f"{one.shared:,}" for one in facts)))
     for number in range(2, N_MAX + 1):
-        counts = (d.pieces[side].get(number, 0) for side in d.spelled)
+        counts = (sizes.get(number, 0) for sizes in d.pieces.values())
         rows.append((f"{number} pieces", *(f"{count:,}" for count in counts)))
     more = (sum(n for size, n in sizes.items() if size > N_MAX) for sizes in d.pieces.values())
-    rows.append(("more, which NeMo-RL leaves out", *(f"{count:,}" for count in more)))
-    reasons = dict.fromkeys(why for one in spelled for why in one.left_out)
+    rows.append(("more, left out by NeMo-RL", *(f"{count:,}" for count in more)))
+    reasons = dict.fromkeys([*facts[0].left_out, *facts[1].left_out])
     rows += [
-        (f"left out: {why}", *(f"{one.left_out.get(why, 0):,}" for one in spelled))
-        for why in reasons
+        (f"left out: {why}", *(f"{one.left_out.get(why, 0):,}" for one in facts)) for why in reasons
     ]
-    tables = [new_table("spellings", "student", "teacher", rows=rows)]
-    print_all([*tables, _spelled(d.examples)] if d.examples else tables)
+    yield new_table("spellings", "student", "teacher", rows=rows)
+    if d.examples:
+        yield _spelled(d.examples)

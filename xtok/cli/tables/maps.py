@@ -26,20 +26,22 @@ if TYPE_CHECKING:
     from xtok.inspection.verify import Verification
 
 
-def print_description(d: Description) -> None:
-    """Print what a map holds."""
-    parts: list[RenderableType] = [_sides(d), _kinds(d), _columns(d)]
+def description(d: Description) -> Iterator[RenderableType]:
+    """Show the sides of a map, its rows and columns, and examples."""
+    yield from (_sides(d), _kinds(d), _columns(d))
     if d.coverage is not None:
-        parts.append(_classes(d.coverage))
+        yield _classes(d.coverage)
     if d.examples:
-        parts.append(_rows(d.examples))
-    print_all(parts)
+        yield _rows(d.examples)
 
 
-def print_explanation(explanation: Explanation) -> None:
-    """Print the rows of tokens in full, or a list of the worst rows."""
+def explanation(explanation: Explanation) -> Iterator[Table]:
+    """Show one row in full, and several rows as lines of a table that fits one screen."""
     rows, matching = explanation.rows, explanation.rows_matching
-    print_all([*map(_about, rows if matching is None else ()), _rows(rows, matching)])
+    if len(rows) == 1 and matching is None:
+        yield _about(rows[0])
+    else:
+        yield _rows(rows, matching)
 
 
 def print_examples(rows: Sequence[ExplainedRow]) -> None:
@@ -49,6 +51,7 @@ def print_examples(rows: Sequence[ExplainedRow]) -> None:
 
 
 _MOST_STEPS = 10
+_MOST_ENTRIES = 4  # of a row among others, so that five rows fit one screen
 
 
 def _sides(d: Description) -> Table:
@@ -121,8 +124,14 @@ def _columns(d: Description) -> Table:
 def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Table:
     rows = []
     for row in explained:
-        token, lines = quoted(row.token, row.student_id), "\n".join(map(_entry, row.entries))
-        rows.append((token, str(row.student_id), row.kind, lines or "(nothing)"))
+        shown = row.entries if len(row.entries) <= _MOST_ENTRIES else row.entries[:3]
+        lines = [*map(_entry, shown)] or ["(nothing)"]
+        if len(shown) < len(row.entries):
+            lines.append(f"and {len(row.entries) - len(shown)} more")
+        if row.forward and len(row.forward) > 1:
+            lines.append(f"forward {_pieces(row.forward)}")
+        token = quoted(row.token, row.student_id)
+        rows.append((token, str(row.student_id), row.kind, "\n".join(lines)))
     caption = None
     if matching is not None:
         caption = (
@@ -145,6 +154,7 @@ def _about(row: ExplainedRow) -> Table:
         *([("roles", ", ".join(row.roles))] if row.roles else []),
         (row.kind, row.why),
     ]
+    rows.append(("entries", "\n".join(map(_entry, row.entries)) or "(nothing)"))
     if row.forward is not None:
         rows.append(("forward", _pieces(row.forward) or "the teacher cannot spell it"))
     if row.reverse is not None:
@@ -159,12 +169,8 @@ def _pieces(pieces: Sequence[SpelledPiece]) -> str:
     return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
 
 
-def print_comparison(c: Comparison) -> None:
-    """Print how many rows differ, and examples."""
-    print_all(_comparison(c))
-
-
-def _comparison(c: Comparison) -> Iterator[Table]:
+def comparison(c: Comparison) -> Iterator[Table]:
+    """Show the number of rows that differ, and examples."""
     weighed = ", weighted by the text" if c.weighted_by_text else ""
     counts = {
         "rows that differ": c.rows_that_differ,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -14,7 +14,8 @@ from xtok.cli.tables._tables import cell, new_table, printing, weight, with_inte
 from xtok.tokenizers.display import percent, quoted
 
 if TYPE_CHECKING:
-    from xtok.inspection.evaluate import Evaluation, EventMapMeasures, MapMeasures
+    from xtok.inspection.evaluate import Evaluation
+    from xtok.inspection.measures import EventMapMeasures, MapMeasures
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
@@ -31,6 +32,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
             console.print(_worst(evaluation, numbers))
         for note in evaluation.notes:
             console.print(cell(f"note: {note}"))
+        for verdict in evaluation.verdicts:
+            console.print(cell(str(verdict)))
         if evaluation.ranking is not None:
             console.print(cell(evaluation.ranking.verdict), soft_wrap=True)
 
@@ -115,22 +118,30 @@ def _where(evaluation: Evaluation) -> str:
 
 
 def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
-    """One row per class; a column per map, at most four of them."""
-    names, of_events = list(numbers)[:4], bool(evaluation.event_measures)
-    measure, reference = ("leak", "shared") if of_events else ("cross-entropy", "floor")
-    shown = partial(percent, digits=2) if of_events else "{:.3f}".format
-    losses = {(c.name, c.token_class): shown(c.loss) for c in evaluation.classes}
-    references = {n: [c.reference for c in evaluation.classes if c.name == n] for n in names}
-    if any(one != references[names[0]] for one in references.values()):  # the maps' cuts differ
+    """Return the table by class of token, with a column for each map, at most four."""
+    if evaluation.event_measures:
+        shown: Callable[[float], str] = partial(percent, digits=2)
+        measure, reference = "leak", "shared"
+        caption = "leak by class of the student's token; shared: leak of a shared vocabulary"
+    else:
+        shown = "{:.3f}".format
+        measure, reference = "cross-entropy", "floor"
+        caption = f"cross-entropy {_where(evaluation)}, by class of the student's token"
+    names = list(numbers)[:4]
+    by_map = {n: [c for c in evaluation.classes if c.name == n] for n in names}
+    references = [[c.reference for c in classes] for classes in by_map.values()]
+    if any(one != references[0] for one in references):  # the maps are cut to different sizes
         reference += f" of {numbers[names[0]]}"
-    rows = []
-    for c in (c for c in evaluation.classes if c.name == names[0]):
-        of_maps = (losses[name, c.token_class] for name in names)
-        rows.append((c.token_class, f"{c.starts:,}", shown(c.reference), *of_maps))
+    rows = [
+        (
+            first.token_class,
+            f"{first.starts:,}",
+            shown(first.reference),
+            *(shown(c.loss) for c in (first, *others)),
+        )
+        for first, *others in zip(*by_map.values(), strict=True)
+    ]
     heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
-    caption = f"cross-entropy {_where(evaluation)}, by class of the student's token"
-    if of_events:
-        caption = "leak by class of the student's token; shared: of a shared vocabulary"
     return new_table(
         "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
         caption=caption,

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.io import check_output
-from xtok._lib.opening import need, parquet_file, reading
+from xtok._lib.opening import need, reading
+from xtok._lib.parquet import MAX_PAGE_BYTES, ParquetTable
 from xtok._lib.shards import Paths, Shard, find_files, shards
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
@@ -167,7 +168,7 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
         if not is_parquet:
             detected, about = kind_of_answers(path)
             return Cache(path=path, kind=kind or detected, about=about)
-        schema = parquet_file(path).schema_arrow
+        schema = ParquetTable(path).schema
         kind = _kind_of_columns(path, schema.names, kind)
         about = {
             key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
@@ -221,24 +222,20 @@ def read_cache(
         if shard.format != "parquet":
             yield from read_answers(shard, cache.kind, candidates)
             return
-        file = parquet_file(shard.path, buffer_size=1 << 20)
-        about = file.metadata
-        stop = about.num_row_groups if shard.stop is None else shard.stop
+        table = ParquetTable(shard.path)
+        stop = table.num_row_groups if shard.stop is None else shard.stop
         for group in range(shard.start, stop):
-            first = sum(about.row_group(before).num_rows for before in range(group))
-            # Of a damaged footer, `column` below ends the process (pyarrow 26); reading raises.
-            next(file.iter_batches(1, row_groups=[group], use_threads=False), None)
-            part = about.row_group(group)
-            values = max(part.column(i).num_values for i in range(part.num_columns))
-            at_once = max(1, part.num_rows * candidates // max(1, values))
-            for batch in file.iter_batches(at_once, row_groups=[group], use_threads=False):
+            first = sum(map(table.num_rows, range(group)))
+            num_rows, values = table.num_rows(group), table.num_values(group)
+            at_once = max(1, num_rows * candidates // max(1, values))
+            for batch in table.batches([group], max_rows=at_once, max_bytes=MAX_PAGE_BYTES):
                 places = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
                 if cache.kind == "neutral":
                     rows = neutral.read(batch, places)
                 else:
                     of_ours = cache.is_projected
                     rows = distillkit.read(batch, places, cache.config, is_projected=of_ours)
-                yield rows, shard.size * len(batch) // max(1, part.num_rows)
+                yield rows, shard.size * len(batch) // max(1, num_rows)
                 first += len(batch)
 
 

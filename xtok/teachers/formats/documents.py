@@ -55,7 +55,7 @@ class Documents(NamedTuple):
         """Return a column, None for each row if there is none."""
         if name not in self.columns:
             return [None] * len(self.places)
-        values: list[Any] = self.columns[name].to_pylist()
+        values: list[Any] = self.columns[name].to_pylist(maps_as_pydicts="strict")
         return values
 
 

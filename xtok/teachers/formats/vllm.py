@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xtok._lib.keys import unique_keys
+from xtok._lib.parsing import parse_json
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import MALFORMED, json_document
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 ROUTE = "/v1/completions"
 MORE = "start it with --max-logprobs {}"
-"""How a server gives more candidates."""
+"""The change of a server that returns too few candidates."""
+
+TOKENIZER, NO_TOKENIZER = "--tokenizer", "--skip-tokenizer-init"
 
 _ASK = "ask the server with prompt_logprobs: K, return_token_ids: true, max_tokens: 1"
 
@@ -131,10 +133,10 @@ def _ranked(row: dict[int, float], token: int, realized: float) -> dict[str, dic
 # On the wire
 
 
-def request(model: str, ids: Sequence[int], top_k: int) -> dict[str, Any]:
-    """Return the body that asks for `top_k` candidates of each of these ids."""
+def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
+    """Return the body of a request for `top_k` candidates at each of these ids."""
     return {
-        "model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0,
+        "model": model, "prompt": ids, "max_tokens": 1, "temperature": temperature,
         "prompt_logprobs": top_k,
     }  # fmt: skip
 
@@ -155,7 +157,7 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
         raise ValueError("no prompt_logprobs")
     kept = [row or {} for row in rows]
     if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row occurs twice
-        json.loads(content, object_pairs_hook=unique_keys)
+        parse_json(content)
     values = [entry.logprob for row in kept for entry in row.values()]
     realized = [row.get(i) for i, row in zip(ids, kept, strict=False)]
     ranks = [(entry.rank or 0) if entry else 0 for entry in realized]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
-from contextlib import aclosing
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
 
 from xtok._lib.progress import Note, silent_note
 from xtok.config import ServeConfig
@@ -19,6 +19,9 @@ from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
+if TYPE_CHECKING:
+    from xtok.teachers.serving.check import ServerReport
+
 PACKAGES = "starlette uvicorn httpx msgspec prometheus-client"
 
 
@@ -28,8 +31,6 @@ def serve(
     config: ServeConfig | None = None,
     *,
     back_map: MapLike,
-    student_template: str | Path | None = None,
-    teacher_template: str | Path | None = None,
     note: Note = silent_note,
     on_ready: Callable[[str], object] = lambda url: None,
 ) -> None:
@@ -46,8 +47,6 @@ def serve(
         config: the options; the defaults if None.
         back_map: the map from the teacher (rows) to the student (columns), or its path. `get_map`
             builds it with the options `xtok.config.BACK_MAP`.
-        student_template: the student's chat template, as in `conversation.render`.
-        teacher_template: the teacher's chat template.
         note: called with notes for the user.
         on_ready: called with the server's address once it accepts requests.
 
@@ -56,20 +55,14 @@ def serve(
             too few candidates; if the address is in use; if a package is missing; if the teacher's
             chat template does not accept a system text.
     """
-    try:
+    with _needed_packages():
         from xtok.teachers.serving.connection import is_loopback
         from xtok.teachers.serving.server import Proxy, bound, run
         from xtok.teachers.serving.teacher import TeacherServer
-    except ImportError as error:
-        raise XtokError(
-            f"a server needs the package {error.name}, which is not installed",
-            hint=install_hint(PACKAGES),
-        ) from error
     config = ServeConfig.or_default(config)
     pair, bound_map = bind_back_map(pair, back_map, note)
     student, teacher = pair.tokenizers
-    templates = student_template, teacher_template
-    _check_teacher_system(config, teacher, teacher_template)
+    _check_teacher_system(config, teacher)
     own_key, teacher_key = (_key(config, name) for name in ("api_key", "teacher_api_key"))
 
     async def answer(listening: socket.socket) -> None:
@@ -81,7 +74,7 @@ def serve(
         )
         async with aclosing(server):
             await server.connect(config.candidates, config.wait, note, student)
-            translator = Translator(pair, bound_map, templates=templates, chat=config.chat)
+            translator = Translator(pair, bound_map, templates=config.templates, chat=config.chat)
             system = config.teacher_system or ""
             proxy = Proxy(translator, server, api_key=own_key, teacher_system=system, note=note)
             await proxy.warm_up()
@@ -97,10 +90,43 @@ def serve(
         asyncio.run(answer(listening))
 
 
-def _check_teacher_system(
-    config: ServeConfig, teacher: Tokenizer, template: str | Path | None
-) -> None:
+def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) -> ServerReport:
+    """Check whether a vLLM or SGLang server can score text for a teacher.
+
+    Sends a few short requests. Reads the options that the server publishes, and measures others.
+
+    Args:
+        url: the server's address.
+        teacher: the teacher's tokenizer, to compare with the server's.
+        api_key: sent as a Bearer token; by default from XTOK_TEACHER_API_KEY.
+
+    Returns:
+        the facts about the server, and for each problem the change that solves it.
+
+    Raises:
+        XtokError: if the server does not respond, if it refuses the key, or if a package is
+            missing.
+    """
+    with _needed_packages():
+        from xtok.teachers.serving.check import checked
+    config = ServeConfig(teacher_api_key=api_key)
+    return asyncio.run(checked(url, teacher, _key(config, "teacher_api_key")))
+
+
+@contextmanager
+def _needed_packages() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise XtokError(
+            f"a server needs the package {error.name}, which is not installed",
+            hint=install_hint(PACKAGES),
+        ) from error
+
+
+def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
     """Check that the teacher's chat template accepts a system text, if there is one."""
+    template = config.teacher_template
     if not (config.teacher_system and config.chat and (template or teacher.chat_templates)):
         return
     system = {"role": "system", "content": config.teacher_system}

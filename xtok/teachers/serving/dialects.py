@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from xtok._lib.keys import unique_keys
+from xtok._lib.parsing import parse_json
 from xtok.config import MAX_ENTRIES
 from xtok.teachers.formats import sglang, vllm
 from xtok.teachers.formats.ranked import RankedTopK, logprobs_of_ids
@@ -370,8 +370,8 @@ def _read(body: bytes, kind: type[R]) -> tuple[R, list[str]]:
     """
     asked = _decoded(body, kind)
     try:
-        given = json.loads(body, object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as problem:
+        given = parse_json(body)
+    except ValueError as problem:
         raise BadRequest(str(problem)) from problem
     return asked, _unread(given, asked)
 

@@ -54,6 +54,10 @@ PROBE = (
 """A text that every family of tokenizers splits differently."""
 
 
+class InvalidScores(TeacherError):
+    """The values in a response are not log-probabilities."""
+
+
 class TeacherServer:
     """The teacher's server.
 
@@ -107,9 +111,8 @@ class TeacherServer:
                 candidates.
         """
         try:
-            await self.identify(wait, note)
             vocabulary = self._ids
-            self._ids = replace(vocabulary, vocab_size=MAX_WIDTH)  # until the tokenizer is checked
+            await self.identify(wait, note)
             await self._choose(candidates, note)
             checked = self.connection.opened, asyncio.get_running_loop().time()
             await self._check_tokenizer(student, note)
@@ -144,6 +147,7 @@ class TeacherServer:
         self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
         length = card.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
+        self._ids = replace(self._ids, vocab_size=MAX_WIDTH)  # the server's vocabulary may be wider
 
     async def _first_response(self, wait: float, note: Note) -> httpx.Response:
         begin = asyncio.get_running_loop().time()
@@ -277,12 +281,15 @@ class TeacherServer:
 
         Raises:
             TeacherError: if it returns log-probabilities of a prompt in neither format.
+            InvalidScores: if it returns values that are not log-probabilities.
         """
         ids = [*range(min(8, len(self.tokenizer.table)))]  # every vocabulary has these ids
         problem = ""
         for self.kind in ("vllm", "sglang"):
             try:
                 return _widest(await self.score(ids, wanted))
+            except InvalidScores:
+                raise
             except TeacherError as error:
                 problem = problem or str(error)
                 if limit := re.search(r"max allowed: (\d+)", str(error)):
@@ -319,14 +326,14 @@ class TeacherServer:
         """The module of the server's format."""
         return _FORMATS[self.kind]
 
-    async def score(self, ids: Sequence[int], top_k: int) -> RankedTopK:
+    async def score(self, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> RankedTopK:
         """Return the log-probabilities of ids, and of the `top_k` best candidates at each.
 
         Raises:
             TeacherError: if the server refuses the request, is away, or does not return
                 log-probabilities of these ids.
         """
-        body = msgspec.json.encode(self.format.request(self.model, ids, top_k))
+        body = msgspec.json.encode(self.format.request(self.model, ids, top_k, temperature))
         max_bytes = len(ids) * (top_k + 2) * ENTRY_BYTES
         content = await self.connection.post(self.format.ROUTE, body, max_bytes, is_score=True)
         if self._is_connected:
@@ -350,7 +357,7 @@ class TeacherServer:
                 f"{self.format.ROUTE} returned no log-probabilities of the prompt: {error}"
             ) from error
         except XtokError as error:
-            raise TeacherError(str(error)) from error
+            raise InvalidScores(str(error)) from error
         return completed(RankedTopK(response.topk, ranks), len(self.tokenizer.table))
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from xtok.config import loss_name
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.loss_fit import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.spellings import SpellingMap
 from xtok.training.losses.alm import plan_alm
 from xtok.training.losses.chunks import Chunks, chunks_in, count_chunks

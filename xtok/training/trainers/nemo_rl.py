@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.alignment import aligner
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.maps.map_arguments import as_any_map, bind_map, pair_of_map
-from xtok.tokenizers import load_tokenizer, pair
+from xtok.errors import XtokError
+from xtok.maps.file import table_digests
+from xtok.maps.map_arguments import bind_map, read_map
+from xtok.tokenizers import pair
+from xtok.tokenizers.sides import SIDES
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import Array
@@ -35,14 +38,16 @@ class NemoTokenAligner(aligner.TokenAligner):
         projection_matrix_path: str | PathLike[str] | None = None,
         max_comb_len: int = 4,
     ) -> None:
-        if projection_matrix_path is None:
-            both = pair(student_tokenizer, teacher_tokenizer)
-        else:
-            any_map = as_any_map(projection_matrix_path)
-            both = pair_of_map(
-                any_map, load_tokenizer(student_tokenizer), load_tokenizer(teacher_tokenizer)
+        both, path = pair(student_tokenizer, teacher_tokenizer), projection_matrix_path
+        digests = None if path is None else table_digests(path)
+        if path is not None and digests is None:
+            sides = dict(zip(SIDES, both.tokenizers, strict=True))
+            _, both = bind_map(read_map(path), sides)
+        elif digests and digests != [table.sha256() for table in both.tables]:
+            raise XtokError(
+                f"the table {path} belongs to other tokenizers, or the sides are swapped",
+                hint="write it again: xtok events STUDENT TEACHER --for csd -o NAME.pt",
             )
-            bind_map(both, any_map)
         super().__init__(both, max_comb_len)
 
     def align(  # type: ignore[override]

@@ -1,0 +1,277 @@
+"""Read Parquet files that xtok did not write: few types, and a limit on memory.
+
+pyarrow allocates what a file declares: 28 kB of Parquet can expand to 7 GB. So the sizes of pages
+are checked before they are decompressed, and strings within lists stay dictionary-encoded until the
+size of a row is known. pyarrow's own metadata of columns is not used: a damaged footer makes it
+abort the process (pyarrow 26).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from xtok._lib.opening import compression_of, need
+from xtok.errors import XtokError
+
+MAX_ROW_BYTES = 1 << 26
+"""Rows of more bytes are an error."""
+
+MAX_PAGE_BYTES = 1 << 29
+"""Pages that expand to more bytes are an error. DuckDB writes pages of 100 MB."""
+
+_BATCH_BYTES = 1 << 28
+_TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be dictionaries
+_DAMAGED = (IndexError, LookupError, TypeError, ValueError, RecursionError, OverflowError)
+
+
+class ParquetTable:
+    """An open Parquet file.
+
+    Attributes:
+        schema: the pyarrow schema after the cast: strings of all kinds are `string`, lists of all
+            kinds except those of a fixed size are `list`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        parquet, self._arrow, self._path = (
+            need("pyarrow.parquet", path),
+            need("pyarrow", path),
+            path,
+        )
+        with path.open("rb") as raw:
+            if compression := compression_of(raw, path):
+                raise XtokError(
+                    f"{path} is compressed with {compression}, which Parquet files must not be",
+                    hint="decompress it first: its pages are compressed already",
+                )
+        columns = parquet.ParquetFile(self._file()).schema
+        nested = [
+            leaf
+            for leaf in map(columns.column, range(len(columns)))
+            if leaf.physical_type == "BYTE_ARRAY" and leaf.max_repetition_level
+        ]
+        texts = [leaf.path for leaf in nested if leaf.logical_type.type in _TEXTS]
+        self._parquet = parquet.ParquetFile(
+            self._file(),
+            read_dictionary=texts,
+            buffer_size=1 << 20,  # reads a column of a row group piece by piece
+            page_checksum_verification=True,
+        )
+        stored = self._parquet.schema_arrow
+        fields = [field.with_type(self._cast_type(field.type)) for field in stored]
+        self.schema = self._arrow.schema(fields, stored.metadata)
+        self.num_row_groups: int = self._parquet.num_row_groups
+
+    def _file(self) -> Any:
+        return self._arrow.OSFile(os.fsencode(self._path))  # pyarrow encodes a str as UTF-8
+
+    def _cast_type(self, kind: Any) -> Any:
+        arrow, types = self._arrow, self._arrow.types
+        if types.is_dictionary(kind):
+            return self._cast_type(kind.value_type)
+        if isinstance(kind, arrow.BaseExtensionType):
+            return self._cast_type(kind.storage_type)
+        if types.is_large_string(kind) or types.is_string_view(kind):
+            return arrow.string()
+        if types.is_large_binary(kind) or types.is_binary_view(kind):
+            return arrow.binary()
+        if types.is_map(kind):
+            return arrow.map_(self._cast_type(kind.key_type), self._cast_type(kind.item_type))
+        if types.is_struct(kind):
+            return arrow.struct([f.with_type(self._cast_type(f.type)) for f in kind])
+        if types.is_nested(kind) and not types.is_union(kind):
+            item = kind.value_field.with_type(self._cast_type(kind.value_type))
+            return arrow.list_(item, kind.list_size if types.is_fixed_size_list(kind) else -1)
+        return kind
+
+    def num_values(self, group: int) -> int:
+        """Return the number of values in the longest column of a row group."""
+        return max(int(chunk[5]) for chunk in self._chunks(group, None))
+
+    def num_rows(self, group: int) -> int:
+        """Return the number of rows in a row group."""
+        rows: int = self._parquet.metadata.row_group(group).num_rows
+        return rows
+
+    def batches(
+        self,
+        groups: Sequence[int],
+        columns: Collection[str] | None = None,
+        *,
+        max_rows: int = 256,
+        max_bytes: int = MAX_ROW_BYTES,
+    ) -> Iterator[Any]:
+        """Yield record batches of row groups, of at most so many rows.
+
+        Raises:
+            XtokError: for a row of more than `max_bytes`, and pages above `MAX_PAGE_BYTES`.
+        """
+        number = sum(map(self.num_rows, range(groups[0]))) if groups else 0
+        for group in groups:
+            largest = max((self._page_bytes(c) for c in self._chunks(group, columns)), default=1)
+            for batch in self._parquet.iter_batches(
+                min(max_rows, max(1, _BATCH_BYTES // max(1, largest))),
+                row_groups=[group],
+                columns=columns if columns is None else list(columns),
+                use_threads=False,
+            ):
+                yield from self._cast(batch, max_bytes, number)
+                number += len(batch)
+
+    def _cast(self, batch: Any, max_bytes: int, number: int) -> Iterator[Any]:
+        if sum(map(self._num_bytes, batch.columns)) <= max_bytes:
+            fields = [self.schema.field(name) for name in batch.schema.names]
+            arrays = [
+                self._as_list(array).cast(field.type)
+                for array, field in zip(batch.columns, fields, strict=True)
+            ]
+            yield self._arrow.RecordBatch.from_arrays(
+                arrays, schema=self._arrow.schema(fields, self.schema.metadata)
+            )
+        elif len(batch) == 1:
+            problem = f"row {number} is larger than {max_bytes >> 20} MiB"
+            raise self._error(problem, "split the row into several")
+        else:
+            half = len(batch) // 2
+            yield from self._cast(batch.slice(0, half), max_bytes, number)
+            yield from self._cast(batch.slice(half), max_bytes, number + half)
+
+    def _as_list(self, array: Any) -> Any:
+        """Return list views as lists: the cast of pyarrow 26 makes an array without a last end."""
+        types = self._arrow.types
+        if not (types.is_list_view(array.type) or types.is_large_list_view(array.type)):
+            return array
+        compute = need("pyarrow.compute", self._path)
+        ends = compute.cumulative_sum(compute.list_value_length(array).fill_null(0).cast("int32"))
+        offsets = self._arrow.concat_arrays([self._arrow.array([0], "int32"), ends])
+        values = self._as_list(array.flatten())
+        return self._arrow.ListArray.from_arrays(offsets, values, mask=array.is_null())
+
+    def _num_bytes(self, array: Any) -> int:
+        """Return the size of an array after the cast."""
+        types = self._arrow.types
+        if types.is_dictionary(array.type):
+            lengths = need("pyarrow.compute", self._path).binary_length(array.dictionary)
+            return int(lengths.take(array.indices).sum().as_py() or 0) + 4 * len(array)
+        if types.is_struct(array.type):
+            return sum(map(self._num_bytes, array.flatten()))
+        if types.is_map(array.type):
+            start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
+            parts = (array.keys, array.items)
+            return sum(self._num_bytes(part.slice(start, stop - start)) for part in parts)
+        if types.is_nested(array.type) and not types.is_union(array.type):
+            return self._num_bytes(array.flatten()) + 4 * len(array)
+        return int(array.nbytes)
+
+    def _chunks(self, group: int, columns: Collection[str] | None) -> list[dict[int, Any]]:
+        """Return `ColumnMetaData` of a row group's columns."""
+        about = self._path.stat()
+        try:
+            parts = _row_groups(self._path, about.st_size, about.st_mtime_ns)[group][1]
+            chunks = [part[3] for part in parts]
+            if not all(isinstance(chunk[i], int) for chunk in chunks for i in (5, 7, 9)):
+                raise ValueError
+            return [c for c in chunks if columns is None or c[3][0].decode() in columns]
+        except _DAMAGED as error:
+            raise self._damaged("its footer") from error
+
+    def _page_bytes(self, chunk: dict[int, Any]) -> int:
+        """Return the size of the largest page of a column in a row group."""
+        largest = 0
+        try:
+            at = chunk[9]
+            if 0 < chunk.get(11, 0) < at:  # the dictionary's page
+                at = chunk[11]
+            stop = at + chunk[7] * (chunk[5] > 0)
+            with _mapped(self._path) as data:
+                while 0 <= at < stop:
+                    header, at = _decode(data, at)
+                    num_values = max(header.get(i, {1: 0})[1] for i in (5, 7, 8))
+                    if min(header[2], header[3]) < 0:
+                        raise ValueError
+                    largest, at = max(largest, header[2], 4 * num_values), at + header[3]
+        except _DAMAGED as error:
+            raise self._damaged("the header of a page") from error
+        if largest > MAX_PAGE_BYTES:
+            problem = f"a page expands to {largest >> 20:,} MiB, and at most "
+            problem += f"{MAX_PAGE_BYTES >> 20} MiB are read"
+            raise self._error(problem, "write the file with smaller pages")
+        return largest
+
+    def _damaged(self, part: str) -> XtokError:
+        problem = f"{self._path} cannot be read: {part} is damaged"
+        return XtokError(problem, hint="fetch the file again")
+
+    def _error(self, problem: str, hint: str) -> XtokError:
+        return XtokError(f"{self._path}: {problem}", hint=hint)
+
+
+def parquet_writer(file: Any, schema: Any, **options: Any) -> Any:
+    """Return a Parquet writer that stores a checksum of each page."""
+    return need("pyarrow.parquet", "the output").ParquetWriter(
+        file, schema, write_page_checksum=True, **options
+    )
+
+
+# Parquet's metadata: https://github.com/apache/parquet-format/blob/master/src/main/thrift,
+# in Thrift's compact protocol. A struct is a dict from field numbers to values.
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@lru_cache(maxsize=4)
+def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
+    """Return the row groups in a footer; size and time of the file identify its contents."""
+    with _mapped(path) as data:
+        start = size - 8 - int.from_bytes(data[size - 8 : size - 4], "little")
+        groups: list[dict[int, Any]] = _decode(data, start)[0][4]
+        return groups
+
+
+def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
+    """Return the value of a Thrift type at a position, by default a struct, and its end."""
+    value: Any = None
+    if kind in (1, 2):  # booleans, stored in the field's type
+        value = kind == 1
+    elif kind == 3 or kind == 7:  # a byte, a double
+        at += 1 if kind == 3 else 8
+    elif kind in (4, 5, 6):
+        value, at = _varint(data, at)
+        value = (value >> 1) ^ -(value & 1)
+    elif kind == 8:
+        size, at = _varint(data, at)
+        value, at = data[at : at + size], at + size
+    elif kind in (9, 10):
+        size, item = data[at] >> 4, data[at] & 15
+        size, at = _varint(data, at + 1) if size == 15 else (size, at + 1)
+        value = []
+        for _ in range(size):
+            one, at = _decode(data, at + (item in (1, 2)), item)
+            value.append(one)
+    elif kind == 12:
+        value, number = {}, 0
+        while head := data[at]:
+            step, at = (head >> 4, at + 1) if head >> 4 else _decode(data, at + 1, 4)
+            number += step
+            value[number], at = _decode(data, at, head & 15)
+        at += 1
+    else:
+        raise ValueError(kind)
+    return value, at
+
+
+def _varint(data: Any, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at

@@ -1,0 +1,128 @@
+"""Rows of input files: one reader for JSON, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xtok._lib.lines import LinePlace, decode, json_lines, too_long
+from xtok._lib.opening import decompressed, reading
+from xtok._lib.parquet import ParquetTable
+from xtok._lib.parsing import json_problem, parse_json
+from xtok._lib.shards import Shard
+from xtok.errors import XtokError
+
+_FIRST_LINE = re.compile(r"\s*([^\n]+)\n(?=\s*\S)")  # of several
+
+
+class FileRow(NamedTuple):
+    """A row of a file: a JSON value, or the columns of a table by name."""
+
+    place: object  # file and line or row, as errors name them
+    value: Any
+    read: int  # bytes on disk read up to its end; 0 for Parquet
+
+
+def read_rows(
+    shard: Shard,
+    *,
+    max_bytes: int,
+    hint: str,
+    parameter: str = "",
+    columns: Collection[str] | None = None,
+) -> Iterator[FileRow]:
+    """Yield the rows of a shard, which are equal in all formats.
+
+    A `json` shard contains JSON lines, a row, or an array of rows; a list of messages is a row.
+    Values within a row of Parquet are left out where they are null: the format has no other way to
+    leave out a field that another row has.
+
+    Args:
+        shard: a part of a file that is perhaps compressed.
+        max_bytes: the limit for a line or document of JSON.
+        hint: how to fix a row that is not JSON.
+        parameter: the parameter that `hint` names, if any.
+        columns: the columns of Parquet to read, if they exist; each other column is True.
+
+    Raises:
+        XtokError: with the file and the place, if the file or a row cannot be read.
+    """
+    with reading(shard.path):
+        if shard.format == "parquet":
+            yield from _table_rows(shard, columns)
+            return
+        document = None
+        if shard.format == "json":
+            document = _document(shard, max_bytes, hint, parameter)
+        if document is None:
+            lines = json_lines(shard, max_bytes=max_bytes, hint=hint, parameter=parameter)
+            yield from (FileRow(*line) for line in lines)
+        elif isinstance(document, list) and not any(map(_is_message, document)):
+            for number, value in enumerate(document):
+                yield FileRow(f"{shard.path}, row {number}", value, shard.size)
+        else:
+            yield FileRow(str(shard.path), document, shard.size)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value of Parquet without the fields that are null."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _document(shard: Shard, max_bytes: int, hint: str, parameter: str) -> Any:
+    """Return the JSON value of a whole file; None for JSON lines and for an empty file."""
+    path = shard.path
+    with path.open("rb") as raw:
+        data = decompressed(raw, path).read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise too_long(path, max_bytes)
+    text = decode(LinePlace(path, 0), data)
+    first = _FIRST_LINE.match(text)
+    if not text.strip() or (first and _is_json(first[1])):
+        return None
+    try:
+        return parse_json(text, allow_nan=True)
+    except ValueError as error:
+        place = f"{path}, line {getattr(error, 'lineno', 1)}"
+        problem = f"{place}: {json_problem(error)}"
+        raise XtokError(problem, hint=hint, parameter=parameter) from error
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse_json(text, allow_nan=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and "messages" not in value
+
+
+def _table_rows(shard: Shard, columns: Collection[str] | None) -> Iterator[FileRow]:
+    table = ParquetTable(shard.path)
+    names = table.schema.names
+    known = [name for name in names if columns is None or name in columns] or names[:1]
+    stop = table.num_row_groups if shard.stop is None else shard.stop
+    number = sum(map(table.num_rows, range(shard.start)))
+    for batch in table.batches(range(shard.start, stop), known):
+        for row in _dicts(batch, shard.path, number):
+            value = {name: without_nulls(row.get(name, True)) for name in names}
+            yield FileRow(f"{shard.path}, row {number}", value, 0)
+            number += 1
+
+
+def _dicts(batch: Any, path: Path, number: int) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+        return rows
+    except KeyError as error:
+        if len(batch) == 1:
+            problem = f"{path}, row {number}: a map has a key twice"
+            raise XtokError(problem, hint="write each key of a map once") from error
+    return [d for i in range(len(batch)) for d in _dicts(batch.slice(i, 1), path, number + i)]

@@ -1,0 +1,177 @@
+"""`inspect`: describe, explain or compare maps of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from xtok.config import Config, option
+from xtok.errors import XtokError
+from xtok.inspection.compare import Comparison, compare
+from xtok.inspection.describe import Description, describe
+from xtok.inspection.events import (
+    EventDescription,
+    EventExplanation,
+    describe_events,
+    explain_events,
+)
+from xtok.inspection.explain import Explanation, explain, find_ids
+from xtok.inspection.spellings import (
+    SpellingDescription,
+    SpellingExplanation,
+    describe_spellings,
+    explain_spellings,
+)
+from xtok.maps.events import EventMap
+from xtok.maps.file import KINDS
+from xtok.maps.map_arguments import AnyMap, AnyMapLike, MapLike, read_map
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.spellings import SpellingMap
+from xtok.tokenizers.pairs import Pair
+
+if TYPE_CHECKING:
+    from xtok._lib.shards import Paths
+
+Shown: TypeAlias = (
+    Description
+    | Explanation
+    | Comparison
+    | EventDescription
+    | EventExplanation
+    | SpellingDescription
+    | SpellingExplanation
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig(Config):
+    """The part of a map to show; by default an overview."""
+
+    panel = "List rows, worst first"
+    num_examples: int | None = option(
+        None,
+        "Number of example rows. Default: 5, evenly spread; for a comparison, the 10 that differ "
+        "most.",
+        min=0,
+        panel="Options",
+    )
+    classes: bool = option(
+        False,
+        "Show rows and teacher tokens by class: digits, punctuation, scripts …",
+        flag=True,
+        panel="Options",
+    )
+    worst: int | None = option(
+        None,
+        "List this many rows, those with the lightest heaviest entry first. Default for a class "
+        "or kind: 20.",
+        min=1,
+    )
+    token_class: str | None = option(
+        None,
+        "List only rows of this class of tokens: digits, han, punctuation, …",
+        name="class",
+        metavar="CLASS",
+    )
+    kind: str | None = option(
+        None, "List only rows of this kind: pieces, exact, empty, …", metavar="KIND"
+    )
+
+    @property
+    def is_list(self) -> bool:
+        """Whether rows are listed, worst first."""
+        return bool(self.worst or self.token_class or self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """The part of a map that was asked for, and an error that names the unknown tokens."""
+
+    shown: Shown
+    error: XtokError | None = None
+
+
+def inspect(
+    any_map: AnyMapLike,
+    tokens: Sequence[str | bytes | int] = (),
+    config: InspectConfig | None = None,
+    *,
+    pair: Pair | None = None,
+    against: MapLike | None = None,
+    texts: Paths = (),
+    field: str = "text",
+    names: Sequence[str] = (),
+) -> Inspection:
+    """Show an overview of a map, rows of it, or its differences from another map.
+
+    >>> xtok.inspect(xtok.build("bytes", "bytes"), ["a"]).shown.rows[0].kind
+    'exact'
+
+    Args:
+        any_map: a map of any kind, or the path of its file.
+        tokens: student tokens to explain: text, bytes or ids, as `Vocabulary.ids_of` takes them.
+        config: the part of the map to show.
+        pair: the map's pair; its tokenizers add each token's pieces on the other side.
+        against: a second map of the pair, to compare row by row.
+        texts: with `against` and the student's tokenizer, text to weight rows by.
+        field: the field or column that holds the text.
+        names: names of the maps in errors.
+
+    Raises:
+        XtokError: if none of the tokens exists, two parts are asked for at once, or the map has no
+            such part.
+    """
+    config = InspectConfig.or_default(config)
+    m = read_map(any_map)
+    _check(m, config, bool(tokens), against is not None)
+    ids, error = find_ids(m.student, tokens)
+    if error is not None and not ids:
+        raise error
+    if not isinstance(m, ProjectionMap):
+        return Inspection(shown=_other_kind(m, ids, config), error=error)
+    if against is not None:
+        most = 10 if config.num_examples is None else config.num_examples
+        shown: Shown = compare(
+            m, against, texts, pair=pair, num_examples=most, names=names, field=field
+        )
+    elif ids or config.is_list:
+        shown = explain(
+            m, ids, pair=pair, worst=config.worst, token_class=config.token_class, kind=config.kind
+        )
+    else:
+        most = 0 if config.classes else 5
+        most = most if config.num_examples is None else config.num_examples
+        shown = describe(m, num_examples=most, classes=config.classes)
+    return Inspection(shown=shown, error=error)
+
+
+def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:
+    """Raise an `XtokError` for a part that the map lacks, or for two parts at once."""
+    if [has_tokens, config.is_list, config.classes, has_other].count(True) > 1:
+        raise XtokError(
+            "one call shows one of: tokens, a list of rows, classes, a comparison",
+            hint="ask for one of them at a time",
+        )
+    if config.num_examples is not None and (has_tokens or config.is_list):
+        raise XtokError(
+            "only an overview and a comparison have examples",
+            hint="leave out {option}",
+            parameter="num_examples",
+        )
+    if not isinstance(m, ProjectionMap):
+        if config.is_list or config.classes or has_other:
+            kind = KINDS[m.KIND][0]
+            raise XtokError(
+                f"{kind} has no rows: lists, classes and comparisons are for projection maps",
+                hint="leave them out, for an overview, or give tokens",
+            )
+    elif config.classes and m.student.table is None:
+        raise XtokError("the map contains no tokens, so it has no classes", hint="give both models")
+
+
+def _other_kind(m: EventMap | SpellingMap, ids: Sequence[int], config: InspectConfig) -> Shown:
+    most = 5 if config.num_examples is None else config.num_examples
+    if isinstance(m, EventMap):
+        return explain_events(m, ids) if ids else describe_events(m, num_examples=most)
+    return explain_spellings(m, ids) if ids else describe_spellings(m, num_examples=most)

@@ -1,0 +1,180 @@
+"""The check of a teacher's server: can it score for `serve` and trainers, and what to change?"""
+
+from __future__ import annotations
+
+import re
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from xtok.teachers.serving.connection import TeacherError, json_of
+from xtok.teachers.serving.teacher import (
+    DEFAULT_CANDIDATES,
+    MIN_CANDIDATES,
+    InvalidScores,
+    ServerKind,
+    TeacherServer,
+)
+from xtok.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFinding:
+    """A problem of a teacher's server, and the change that solves it."""
+
+    problem: str
+    change: str  # with the server's own option, if there is one
+    is_fatal: bool  # `serve` refuses the server
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerReport:
+    """The facts about a teacher's server; None for a fact that the server does not provide."""
+
+    url: str
+    kind: ServerKind | None
+    version: str | None
+    model: str
+    max_model_len: int | None
+    candidates: int  # per token of a prompt, at most 64; 0 without log-probabilities of prompts
+    tokenizer_difference: str | None  # from the teacher's tokenizer; "" if they are equal
+    logprobs_mode: str | None  # of prompts, as measured, in vLLM's words
+    prefix_caching: bool | None
+    findings: tuple[ServerFinding, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether `serve` refuses this server."""
+        return any(finding.is_fatal for finding in self.findings)
+
+
+async def checked(url: str, teacher: Tokenizer, api_key: str | None) -> ServerReport:
+    """Check a server, as described for `check_server`."""
+    async with aclosing(TeacherServer(url, teacher, api_key=api_key)) as server:
+        try:
+            await server.identify()
+            return await _report(server)
+        except (TeacherError, httpx.RequestError) as error:
+            raise server.unusable(error) from error
+
+
+async def _report(server: TeacherServer) -> ServerReport:
+    findings = list[ServerFinding]()
+    kind: ServerKind | None = None
+    candidates, difference, mode = 0, None, None
+    try:
+        candidates = await server.detect(DEFAULT_CANDIDATES)
+        kind = server.kind
+        difference = await server.difference(server.tokenizer)
+        mode = await _logprobs_mode(server, min(candidates, DEFAULT_CANDIDATES))
+    except InvalidScores as error:
+        kind, mode = server.kind, "raw_logits"
+        findings.append(_fatal(f"its values are not log-probabilities: {error}", _PROBABILITIES))
+    except TeacherError as error:
+        if error.is_away:
+            raise
+        findings.append(_fatal(f"it returns no log-probabilities of a prompt: {error}", _START))
+    options = await _options(server, kind)
+    findings += _findings(server, kind, candidates, difference, options)
+    return ServerReport(
+        url=server.url,
+        kind=kind,
+        version=options.get("version"),
+        model=server.model,
+        max_model_len=server.max_model_len,
+        candidates=candidates,
+        tokenizer_difference=difference,
+        logprobs_mode=mode,
+        prefix_caching=options.get("prefix_caching"),
+        findings=tuple(findings),
+    )
+
+
+_START = "serve the teacher with vLLM 0.10 or later, or with SGLang"
+_PROBABILITIES = "vLLM: start it with --logprobs-mode raw_logprobs"
+
+
+def _fatal(problem: str, change: str) -> ServerFinding:
+    return ServerFinding(problem=problem, change=change, is_fatal=True)
+
+
+def _findings(
+    server: TeacherServer,
+    kind: ServerKind | None,
+    candidates: int,
+    difference: str | None,
+    options: dict[str, Any],
+) -> list[ServerFinding]:
+    """Return the problems of a server that returns log-probabilities."""
+    if not candidates or kind is None:
+        return []
+    findings = list[ServerFinding]()
+    teacher = server.tokenizer.vocabulary.model_id
+    if candidates < min(DEFAULT_CANDIDATES, len(server.tokenizer.table)):
+        findings.append(
+            ServerFinding(
+                problem=f"it returns at most {candidates} candidates per token, recommended "
+                f"{DEFAULT_CANDIDATES}",
+                change=server.format.MORE.format(DEFAULT_CANDIDATES),
+                is_fatal=candidates < MIN_CANDIDATES,
+            )
+        )
+    if difference:
+        change = f"start it with {server.format.TOKENIZER} {teacher}, or name {server.model} as "
+        problem = f"it has a different tokenizer than {teacher}: {difference}"
+        findings.append(_fatal(problem, f"{change}the teacher"))
+    elif difference is None:
+        findings.append(
+            ServerFinding(
+                problem="it provides no tokenizer to compare",
+                change=f"start it without {server.format.NO_TOKENIZER}, or make sure that it "
+                f"serves {teacher}",
+                is_fatal=False,
+            )
+        )
+    if kind == "vllm" and options.get("prefix_caching"):
+        findings.append(
+            ServerFinding(
+                problem="prefix caching can return outdated log-probabilities of a prompt",
+                change="start it with --no-enable-prefix-caching",
+                is_fatal=False,
+            )
+        )
+    return findings
+
+
+async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
+    """Return whether the temperature of a request changes the log-probabilities of its prompt."""
+    ids = [*range(64)]  # every vocabulary has these ids
+    first, second = [
+        (await server.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
+        for temperature in (1.0, 0.5)
+    ]
+    is_raw = bool(np.abs(first - second).mean() < 0.1)  # two equal requests differ by less
+    return "raw_logprobs" if is_raw else "processed_logprobs"
+
+
+async def _options(server: TeacherServer, kind: ServerKind | None) -> dict[str, Any]:
+    """Return the version and the prefix caching of a server, if it publishes them."""
+    options = dict[str, Any]()
+    if kind == "sglang":
+        info = await _json(server, "/get_server_info")
+        options["version"] = info.get("version")
+        if isinstance(info.get("disable_radix_cache"), bool):
+            options["prefix_caching"] = not info["disable_radix_cache"]
+    elif kind == "vllm":
+        options["version"] = (await _json(server, "/version")).get("version")
+        metrics = (await server.connection.send("GET", "/metrics", max_bytes=16 << 20)).text
+        pattern = r'vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"'
+        if caching := re.search(pattern, metrics):
+            options["prefix_caching"] = caching[1] == "True"
+    return options
+
+
+async def _json(server: TeacherServer, route: str) -> dict[str, Any]:
+    response = await server.connection.send("GET", route, max_bytes=1 << 20)
+    value = json_of(response) if response.is_success else None
+    return value if isinstance(value, dict) else {}
