@@ -34,7 +34,7 @@ from xtok.building.embeddings.own import model_of
 from xtok.building.embeddings.sources import require_rows
 from xtok.errors import EmbeddingError, TokenizerError, XtokError
 from xtok.maps.edges import Edges, single_edges
-from xtok.maps.map_arguments import MapLike, as_map, at_map_widths, bind_map
+from xtok.maps.map_arguments import MapLike, bind_map, bind_maps
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed
@@ -245,11 +245,11 @@ def _composed(
     if init == "pieces":
         pieces, counts = pair.pieces(ids, progress)
         return Edges(np.repeat(ids, counts), pieces, np.repeat(1 / np.maximum(counts, 1), counts))
-    projection = as_map(init)
+    (projection,), _, _ = bind_maps(init)
     new, old = pair.tokenizers
     if not projection.student.is_lower_bound:  # the map can have rows for padding
         new = new.at_width(projection.student.vocab_size)
-    projection = bind_map(at_map_widths(pair_of(new, old), projection), projection)
+    projection, _ = bind_map(projection, pair_of(new, old))
     edges = projection.edges.take(~projection.is_slot)
     return edges.take(np.isin(edges.student_ids, ids)).normalized()
 
