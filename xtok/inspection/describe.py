@@ -13,7 +13,7 @@ from xtok.inspection.explain import ExplainedRow, explain_row
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
-from xtok.tokenizers.table import TokenType, Vocabulary
+from xtok.tokenizers.table import TokenType, Vocabulary, match_bytes
 
 _LARGEST = 10
 
@@ -158,7 +158,8 @@ class ClassCoverage:
     token_class: str  # the name of a `TokenClass`, in lower case
     label: str  # as a person reads it
     rows: int
-    exact: int  # of equal bytes or of one role
+    shared: int  # rows whose bytes are also a teacher token
+    exact: int  # rows of equal bytes or of one role
     empty: int
     mean_entries: float  # per row that has any, slots left out
     slot_share: float  # of these rows' weight
@@ -191,6 +192,7 @@ def coverage_by_class(projection: ProjectionMap) -> Coverage | None:
     filled = np.maximum(1, rows_of - empty)
     per_class = {
         "rows": rows_of,
+        "shared": count(ours[match_bytes(rows, columns) >= 0]),
         "exact": count(ours[np.isin(kind, [RowKind.EXACT, RowKind.ROLE])]),
         "empty": empty,
         "mean_entries": count(of_entry[~is_slot]) / filled,
