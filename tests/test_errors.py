@@ -33,7 +33,7 @@ from tiny_models import tiny_model
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
 from xtok._lib.shards import shards
-from xtok.building.counting.texts import TextColumns, find_texts, read_batches
+from xtok.building.counting.texts import find_texts, read_batches
 from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
@@ -149,12 +149,12 @@ def read_map(content: bytes, name: str = "map.safetensors", **options: Any) -> P
     return ProjectionMap.load(file(name, content), **options)
 
 
-def read_text(name: str, content: str | bytes, **columns: str) -> object:
-    return batches(Path(file(name, content)), **columns)
+def read_text(name: str, content: str | bytes) -> object:
+    return batches(Path(file(name, content)))
 
 
-def batches(path: Path, field: str = "text", group_by: str = "") -> object:
-    return list(read_batches(shards(path), TextColumns(field, group_by)))
+def batches(path: Path, field: str = "text") -> object:
+    return list(read_batches(shards(path), field))
 
 
 def parquet(**columns: object) -> Path:
@@ -522,17 +522,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
     (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …", LINES),
     (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: not a JSON object", LINES),
-    (lambda: read_text("a.txt", "x", group_by="lang"),
-     "a.txt is plain text, and has no field 'lang' to group by",
-     "group by files: give each group a file of its own, and no field"),
-    (lambda: read_text("a.jsonl", '{"text": "x"}', group_by="lang"),
-     "a.jsonl, line 1: no field 'lang' to group by, but: text",
-     "name one of its fields with group_by=; by default, each file is a group"),
     (lambda: batches(parquet(id=[1], body=["x"])),
      "a.parquet, row 0: no field 'text', but: id, body", LINES),
-    (lambda: batches(parquet(id=[1], body=["x"]), field="body", group_by="lang"),
-     "a.parquet, row 0: no field 'lang' to group by, but: id, body",
-     "name one of its fields with group_by=; by default, each file is a group"),
     (lambda: batches(parquet(id=[1]), field="id"),
      "a.parquet, row 0: the field 'id' is a number, not a string", LINES),
     (lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
