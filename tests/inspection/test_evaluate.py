@@ -336,7 +336,7 @@ def test_evaluate_on_the_command_line(
     [verdict] = judged["verdicts"]
     level = {"good": "good", "care": "usable", "bad": "bad"}[verdict["level"]]
     shown = " ".join(works(cli(*line)).stdout.split())
-    assert shown.endswith(f"a.safetensors is {level}: {verdict['reason']}")
+    assert shown.endswith(f"a.safetensors is {level}: {verdict['reason']} ({verdict['numbers']})")
     fails(cli("evaluate", "none.safetensors", *line[2:]), "none.safetensors")
 
 
