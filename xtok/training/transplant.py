@@ -20,7 +20,7 @@ from xtok import __version__
 from xtok._lib.io import atomic_folder, check_folder
 from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths, shards
-from xtok.building.counting.texts import TextColumns, find_texts, read_batches
+from xtok.building.counting.texts import find_texts, read_batches
 from xtok.building.embeddings.input_layer import (
     INDEX,
     Model,
@@ -477,7 +477,7 @@ def _write_json(path: Path, value: object) -> None:
 def _documents(texts: Paths, field: str) -> list[str]:
     """Return the start of some documents."""
     files = [shard for path in (find_texts(texts) if texts else ()) for shard in shards(path)]
-    batches = read_batches(files, TextColumns(field))
+    batches = read_batches(files, field)
     documents = (text[:_CHARACTERS] for batch in batches for text in batch.texts if text.strip())
     return list(islice(documents, _TEXTS))
 
