@@ -524,6 +524,22 @@ def test_a_glob_without_quotes_is_told(cli: Cli, tmp_path: Path) -> None:
     assert " ".join(done.stderr.split()).endswith(hint)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["align", "bytes", "bytes", "-5 boats"],
+        ["align", "bytes", "bytes", "-- boats"],
+        ["vocab", "bytes", "-5"],
+    ],
+)
+def test_a_text_that_begins_with_a_dash(cli: Cli, words: list[str]) -> None:
+    done = cli(*words)
+    assert done.returncode == 2
+    hint = f"hint: put -- before a text or token that begins with a dash; or run xtok {words[0]}"
+    assert hint in " ".join(done.stderr.split())
+    assert cli(*words[:-1], "--", words[-1]).returncode != 2
+
+
 def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Path) -> None:
     """Models and maps that are missing would be complained of first if they were loaded first."""
     (tmp_path / "a-file").touch()

@@ -258,3 +258,16 @@ def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
         path = write(tmp_path, name, b"")
         assert len(shards(path)) == 1
         assert read(path) == []
+
+
+def test_rows_of_every_format_are_equal(tmp_path: Path) -> None:
+    """A null text is no document, whatever the format."""
+    rows = [{"text": "a"}, {"text": None}, {"text": ""}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for path in (
+        write(tmp_path, "a.json", json.dumps(rows, indent=1)),
+        write(tmp_path, "b.json", lines),
+        write(tmp_path, "a.jsonl", lines),
+        write_parquet(tmp_path / "a.parquet", {"text": ["a", None, ""]}),
+    ):
+        assert read(path) == ["a", ""]
