@@ -9,17 +9,15 @@ from transformers import Trainer, TrainingArguments
 
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.objective import (
-    AnyMap,
+from xtok.training.objective import AnyMap, Loss, make_objective
+from xtok.training.topk_collator import TopKCollator
+from xtok.training.trainers.distillation import (
     DistillationMixin,
-    Loss,
     keep_batches,
-    make_objective,
     on_device,
     require_one_device,
     require_own_loss,
 )
-from xtok.training.topk_collator import TopKCollator
 
 
 class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]

@@ -20,11 +20,9 @@ from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_named
-from xtok.training.objective import (
-    AnyMap,
+from xtok.training.objective import AnyMap, Loss, make_objective
+from xtok.training.trainers.distillation import (
     DistillationMixin,
-    Loss,
-    make_objective,
     require_one_device,
     require_own_loss,
 )
