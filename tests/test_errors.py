@@ -364,7 +364,7 @@ OF_TEACHERS = (
     "give a text, or a list with one for each teacher, null for one that reads the student's"
 )
 SAME_ANSWERS = "give both sides the same answers, in one order; everything else may differ"
-COLLATE = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
+COLLATE = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
 
 NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
@@ -1043,14 +1043,14 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "event-kl needs an event map", EACH),
     (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
     (lambda: make_objective([xtok.pair("bytes", "small/small-digits")], "same-tokenizer"),
-     "same-tokenizer needs one tokenizer, and those of bytes and small-digits differ",
-     "use event-kl, which takes what `xtok events STUDENT TEACHER` writes"),
+     "same-tokenizer needs one tokenizer, but those of bytes and small-digits differ",
+     "use event-kl, with the output of `xtok events STUDENT TEACHER`"),
     (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions",
      COLLATE),
     (lambda: make_objective([bytes_pair()], "p-kl", ProjectionModule(of_bytes(), learnable=True)),
-     "the map is learnable, and a trainer optimizes only its model",
-     "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
-     "`to_map` returns"),
+     "the map is learnable, but a trainer optimizes only its model",
+     "train the map in your own loop, as scripts/examples/distill.py does, then pass the map "
+     "that `to_map` returns"),
     (lambda: collated(messages=TURNS, tools="f"),
      "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
     (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",

@@ -1,4 +1,4 @@
-"""What a trainer minimizes: distillation from each teacher, plus the student's cross-entropy."""
+"""The objective of a trainer: distillation from each teacher, plus the student's cross-entropy."""
 
 from __future__ import annotations
 
@@ -32,35 +32,46 @@ AnyMap = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathL
 
 
 class LossTerms(NamedTuple):
-    """What an objective adds up, each a scalar; all but `loss` without a gradient."""
+    """Scalar terms of the objective. Only `loss` has a gradient."""
 
     loss: Tensor
-    cross_entropy: Tensor  # of the student alone; 0 if it does not count
-    distillation: Tensor  # the weighted sum over the teachers
-    coverage: Tensor  # the share of the targets that are in a chunk, a mean over the teachers
-    router: Tensor  # the loss of a mixture of experts' router, as its library weighs it; else 0
+    cross_entropy: Tensor  # of the student; 0 with weight 0
+    distillation: Tensor  # weighted sum over the teachers
+    coverage: Tensor  # share of the targets in a chunk, mean over the teachers
+    router: Tensor  # router loss of a mixture of experts, with its weight; else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A student's loss on a batch of `prepare`, exact over accumulated batches and processes."""
+    """The student's loss, exact over gradient accumulation and processes."""
 
     losses: Sequence[BatchLoss]  # one per teacher
     teacher_weights: Sequence[float] | None = None  # each is 1 if None
     combine: CombineConfig = field(default_factory=CombineConfig)
 
+    def __post_init__(self) -> None:
+        distils = self.combine.distillation_weight and any(
+            teacher_weights(self.teacher_weights, len(self.losses))
+        )
+        if not (distils or self.combine.cross_entropy_weight or self.combine.dynamic_scaling):
+            raise XtokError(
+                "the weights of distillation and cross-entropy are both 0, so nothing is trained",
+                hint="set cross_entropy_weight above 0, or distillation_weight with a teacher",
+            )
+
     @property
     def takes_hidden(self) -> list[bool]:
-        """Of whose logits `HiddenLogits` will do: the student's, then each teacher's."""
+        """Whether the losses support `HiddenLogits` of the student, then of each teacher."""
         of_teachers = [loss.takes_hidden for loss in self.losses]
         return [all(of_teachers), *of_teachers]
 
     def count(self, batch: Mapping[str, Any]) -> Tensor:
-        """Return the terms of each mean: of the cross-entropy, then of each teacher's loss.
+        """Count the terms of each mean: targets, then the chunks of each teacher's loss.
 
-        Add the counts of all batches of an optimizer's step, on all processes: `terms` takes the
-        sum as `totals`, and a batch's own as `batch["count"]`, if it is there.
-        int64 `[1 + teachers]`, on the batch's device.
+        `terms` takes the sum over all batches of an optimizer step, on all processes, as `totals`.
+
+        Returns:
+            int64 `[1 + teachers]`, on the batch's device.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
         num_targets = (batch["targets"] >= 0).sum()
@@ -78,17 +89,19 @@ class Objective:
         whole: tuple[Tensor, Tensor] | None = None,
         router: Tensor | None = None,
     ) -> LossTerms:
-        """Return the loss of a batch, or with `totals` its share of that of all, and its parts.
+        """Return the loss of a batch and its parts, or with `totals` its share of the step's loss.
 
-        The shares of batches sum to what one batch of all rows gives, and so do their gradients;
-        with `dynamic_scaling`, if all of them are given `whole`, the sums of their distillation
-        and of their cross-entropy. One choice is made per batch and not over all: the columns of a
-        P-KL with `top_k`.
+        The shares of all batches add up to the loss of one batch with all rows, and so do their
+        gradients. Exception: P-KL with `top_k` chooses its columns per batch.
 
-        `router` is the student's `heads.router_loss`, which is added, weighed by the batch's
-        targets. Logits may be `HiddenLogits` where `takes_hidden` is true. Each block of the
-        student's is made once, for the cross-entropy and the losses of all teachers; with
-        `dynamic_scaling` and without `whole` twice, as the factor is not known before.
+        Args:
+            student_logits: `[B, T_s, V_s]`, also as `HiddenLogits` if `takes_hidden` is True.
+            teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
+            batch: a batch of `prepare`, optionally with its own `count`.
+            totals: the counts of all batches of the step.
+            whole: for `dynamic_scaling`, the distillation and cross-entropy of the whole step;
+                without it, the scale is the batch's own.
+            router: the student's `router_loss`, weighted by the batch's targets.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
         shares = count / (count if totals is None else totals.to(count)).clamp(min=1)
@@ -114,10 +127,10 @@ class Objective:
         shares: Tensor,
         weights: tuple[Tensor | float, Tensor | float],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weighted sum, and detached its parts: distillation and cross-entropy."""
+        """Return the weighted sum, the distillation and the cross-entropy (both detached)."""
         of_distillation, of_cross_entropy = weights
         of_teachers = teacher_weights(self.teacher_weights, len(sides))
-        losses: list[tuple[Plan, Tensor, Tensor | float]] = []  # each with its share and weight
+        losses: list[tuple[Plan, Tensor, Tensor | float]] = []  # share and weight of each
         if of_cross_entropy:
             plan = plan_cross_entropy(student_logits, batch["targets"])
             losses.append((plan, shares[0], of_cross_entropy))
@@ -136,7 +149,6 @@ class Objective:
 
 
 def _covered(side: Mapping[str, Any]) -> Tensor:
-    """Return which of the student's positions predict what the loss compares, bool `[B, T]`."""
     if "stored" in side:
         return torch.nn.functional.pad(side["stored"].valid[:, 1:], (0, 1))
     chunks = chunks_in(side, (False, False))
@@ -153,74 +165,78 @@ def make_objective(
     combine: CombineConfig | None = None,
     device: torch.device | str = "cpu",
 ) -> Objective:
-    """Return the objective of a student and its teachers.
+    """Build the objective of a student and its teachers.
 
     Args:
-        pairs: for each teacher, the pair of the student and this teacher, which its map must be
-            of; None for stored predictions. A collator has them as `pairs`.
+        pairs: the `pairs` of a collator, one for each teacher; None for stored predictions.
         losses: a name or a `BatchLoss`, for all teachers or one for each.
-        map: a map, its file or its module, for all teachers or one for each; for `event-kl` an
-            event map or its file, for `csd` a spelling map or its file; None for losses without a
-            map.
-        config: the options of losses given by name, for all teachers or one for each, as
-            `make_loss` takes them.
-        teacher_weights: of the teachers' losses; each is 1 if None.
-        combine: the defaults if None.
-        device: where the maps go.
+        map: the map of the loss, its file or its module, for all teachers or one for each.
+        config: options of losses given by name, as in `make_loss`; for all teachers or one for
+            each.
+        teacher_weights: weights of the teachers' losses, each 1 by default.
+        combine: weights of distillation and cross-entropy.
+        device: device of the maps.
 
     Raises:
-        XtokError: if a loss needs a map and there is none, a map is of other tokenizers, its sides
-            are swapped, or a loss of stored predictions has a model for a teacher.
-        ValueError: if numbers of losses, maps and teachers do not fit.
+        XtokError: if a map is missing, belongs to other tokenizers or has its sides swapped, if
+            stored predictions and losses do not match, or if all weights are 0.
+        ValueError: if the numbers of losses, maps and teachers differ.
     """
     names = _one_each("losses", losses, len(pairs))
     maps = _one_each("maps", map, len(pairs))
     configs = _one_each("configs", config, len(pairs))
     of_teachers = []
-    for pair, loss, given, options in zip(pairs, names, maps, configs, strict=True):
+    for pair, loss, of_loss, options in zip(pairs, names, maps, configs, strict=True):
         if not isinstance(loss, BatchLoss):
-            loss = make_loss(loss, map=_bound(loss, given, pair, device), config=options)
+            _check_sides(loss, pair)
+            loss = make_loss(loss, map=_bound(loss, of_loss, pair, device), config=options)
         of_teachers.append(loss)
     return Objective(
         losses=of_teachers, teacher_weights=teacher_weights, combine=combine or CombineConfig()
     )
 
 
-def _one_each(what: str, values: Any, count: int) -> list[Any]:
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    if not count:
+        return []
     one_each = list(values) if isinstance(values, list | tuple) else [values] * count
     if len(one_each) != count:
-        raise ValueError(f"{len(one_each)} {what} for {count} teachers")
+        raise ValueError(f"{len(one_each)} {name} for {count} teachers")
     return one_each
 
 
-def _bound(
-    name: LossName, given: Any, pair: Pair | None, device: torch.device | str
-) -> ProjectionModule | EventIndex | SpellingIndex | None:
-    """Return the map that a loss takes, on its device, if it is of these tokenizers."""
-    row = loss_named(name)
-    if row.is_stored is not (pair is None):
-        what = "stored predictions" if row.is_stored else "a model as its teacher"
-        hint = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
-        raise XtokError(f"{name} needs {what}", hint=hint)
+def _check_sides(name: LossName, pair: Pair | None) -> None:
+    is_stored = loss_named(name).is_stored
+    if is_stored is not (pair is None):
+        need = "stored predictions" if is_stored else "a model as its teacher"
+        hint = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
+        raise XtokError(f"{name} needs {need}", hint=hint)
     if pair is not None and name == "same-tokenizer" and not pair.is_same:
         student, teacher = pair.student.model_id, pair.teacher.model_id
         raise XtokError(
-            f"same-tokenizer needs one tokenizer, and those of {student} and {teacher} differ",
-            hint="use event-kl, which takes what `xtok events STUDENT TEACHER` writes",
+            f"same-tokenizer needs one tokenizer, but those of {student} and {teacher} differ",
+            hint="use event-kl, with the output of `xtok events STUDENT TEACHER`",
         )
-    if row.map is None or pair is None:
+
+
+def _bound(
+    name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str
+) -> ProjectionModule | EventIndex | SpellingIndex | None:
+    """Return the map of a loss on its device; None if it is missing or of another kind."""
+    kind = loss_named(name).map
+    if kind is None or pair is None:
         return None
-    if isinstance(given, ProjectionModule) and given.learnable:
+    if isinstance(any_map, ProjectionModule) and any_map.learnable:
         raise XtokError(
-            "the map is learnable, and a trainer optimizes only its model",
-            hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
-            "map that `to_map` returns",
+            "the map is learnable, but a trainer optimizes only its model",
+            hint="train the map in your own loop, as scripts/examples/distill.py does, then pass "
+            "the map that `to_map` returns",
         )
-    if isinstance(given, str | PathLike):
-        given = row.map.of_file.load(given)
-    any_map = given.map if isinstance(given, ProjectionModule) else given
-    if not isinstance(any_map, row.map.of_file):
+    if isinstance(any_map, str | PathLike):
+        any_map = kind.of_file.load(any_map)
+    of_file = any_map.map if isinstance(any_map, ProjectionModule) else any_map
+    if not isinstance(of_file, kind.of_file):
         return None
-    bind_map(any_map, pair)
-    on_device: ProjectionModule | EventIndex | SpellingIndex = row.map.on_device(given).to(device)
+    bind_map(of_file, pair)
+    on_device: ProjectionModule | EventIndex | SpellingIndex = kind.on_device(any_map).to(device)
     return on_device
