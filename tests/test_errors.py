@@ -33,7 +33,7 @@ from tiny_models import tiny_model
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
 from xtok._lib.shards import shards
-from xtok.building.counting.texts import find_texts, read_batches
+from xtok.building.counting.texts import TextColumns, find_texts, read_batches
 from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
@@ -149,12 +149,12 @@ def read_map(content: bytes, name: str = "map.safetensors", **options: Any) -> P
     return ProjectionMap.load(file(name, content), **options)
 
 
-def read_text(name: str, content: str | bytes) -> object:
-    return batches(Path(file(name, content)))
+def read_text(name: str, content: str | bytes, **columns: str) -> object:
+    return batches(Path(file(name, content)), **columns)
 
 
-def batches(path: Path, field: str = "text") -> object:
-    return list(read_batches(shards(path), field))
+def batches(path: Path, field: str = "text", group_by: str = "") -> object:
+    return list(read_batches(shards(path), TextColumns(field, group_by)))
 
 
 def parquet(**columns: object) -> Path:
@@ -309,17 +309,17 @@ def sglang(owns: list[object], tops: list[object]) -> object:
     return {"meta_info": {"input_token_logprobs": owns, "input_top_logprobs": tops}}
 
 
-WHOSE = "give the model that made these ids"
+WHOSE = "pass the model that made these ids"
 TRUE = "store natural log-probabilities at temperature 1"
-NO_LOGITS = f"{TRUE}, not logits, and leave out what has none"
-REST = f"{TRUE}; the rest is log(1 - their sum)"
-ROW_0 = "give rows that predict token i from the tokens before it; row 0 is empty"
-REMAKE = "make the cache again, or fetch it again"
-AS_GIVEN = "store rows as the server gave them, with the ids that it was asked for"
-FOOTER = "correct the footer, or remove it"
-VERSION = "write it as this version of xtok does"
-CONFIG = "make the cache again, or fetch it again with its compression_config.yaml"
-FIRST = "it has a prediction, and nothing predicts a first token: row i is of token i, not of the"
+NO_LOGITS = f"{TRUE}, not logits, and omit unknown values"
+REST = f"{TRUE}; the rest is log(1 - sum of the probabilities)"
+ROW_0 = "store the prediction of token i, from the tokens before it, in row i"
+REMAKE = "create or download the cache again"
+AS_GIVEN = "store the rows as the server returned them, with the ids of the request"
+FOOTER = "correct or remove the footer"
+VERSION = "write the cache as this version of xtok does"
+CONFIG = "create or download the cache again, with its compression_config.yaml"
+FIRST = "the first token has a prediction, but row 0 must be empty: row i predicts token i, not"
 CACHES = (
     "give Parquet with the columns input_ids, topk_ids, topk_logprobs, or DistillKit's (input_ids, "
     "token_ids, top_values), or lines of vLLM's answers (prompt_logprobs) or SGLang's (meta_info)"
@@ -364,7 +364,7 @@ OF_TEACHERS = (
     "give a text, or a list with one for each teacher, null for one that reads the student's"
 )
 SAME_ANSWERS = "give both sides the same answers, in one order; everything else may differ"
-COLLATE = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
+COLLATE = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
 
 NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
@@ -522,8 +522,17 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
     (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …", LINES),
     (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: not a JSON object", LINES),
+    (lambda: read_text("a.txt", "x", group_by="lang"),
+     "a.txt is plain text, and has no field 'lang' to group by",
+     "group by files: give each group a file of its own, and no field"),
+    (lambda: read_text("a.jsonl", '{"text": "x"}', group_by="lang"),
+     "a.jsonl, line 1: no field 'lang' to group by, but: text",
+     "name one of its fields with group_by=; by default, each file is a group"),
     (lambda: batches(parquet(id=[1], body=["x"])),
      "a.parquet, row 0: no field 'text', but: id, body", LINES),
+    (lambda: batches(parquet(id=[1], body=["x"]), field="body", group_by="lang"),
+     "a.parquet, row 0: no field 'lang' to group by, but: id, body",
+     "name one of its fields with group_by=; by default, each file is a group"),
     (lambda: batches(parquet(id=[1]), field="id"),
      "a.parquet, row 0: the field 'id' is a number, not a string", LINES),
     (lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
@@ -879,8 +888,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the folder of the output, new, is a file", "give a path in a folder"),
     # Alignment
     (lambda: xtok.project_logprobs(xtok.TokenAligner(bytes_pair()), [*b"12"], [*b"7"], [-1.0]),
-     'the texts part at byte 0, after "": the student has "12", the teacher "7"',
-     "score the text that the student wrote, or give partial=True to leave out what differs"),
+     'the texts differ at byte 0, after "": the student has "12", the teacher "7"',
+     "score the text that the student wrote, or skip differences with partial=True"),
     (lambda: xtok.Retokenizer(xtok.pair("bytes", "null:5"))([[*b"The keeper"]]),
      "null:5 cannot spell 'The keeper', which the student has written",
      "use a teacher whose tokenizer has byte tokens or is byte-level"),
@@ -888,71 +897,73 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: cache_of(input_ids=[97, 999, 99]),
      "a.parquet, row 0, position 1: the id 999 is outside the vocabulary of bytes, 0..255", WHOSE),
     (lambda: cache_of(topk_logprobs=[[], [0.5], [-1, -2.0]]),
-     "a.parquet, row 0, position 1: the log-probability 0.5 of a candidate is of a probability "
-     "above 1", NO_LOGITS),
+     "a.parquet, row 0, position 1: the log-probability of a candidate is 0.5, expected a number "
+     "of at most 0", NO_LOGITS),
     (lambda: cache_of(topk_logprobs=[[], [-0.5], [-0.1, -0.2]]),
-     "a.parquet, row 0, position 2: its probabilities sum to 1.724", REST),
+     "a.parquet, row 0, position 2: its probabilities sum to 1.724, expected at most 1", REST),
     (lambda: cache_of(rest_logprob=[None, -0.1, None]),
-     "a.parquet, row 0, position 1: its probabilities and the rest sum to 1.511", REST),
+     "a.parquet, row 0, position 1: its probabilities and the rest sum to 1.511, expected 1", REST),
     (lambda: cache_of(rest_logprob=[None, -50.0, None]),
-     "a.parquet, row 0, position 1: its probabilities and the rest sum to 0.6065", REST),
+     "a.parquet, row 0, position 1: its probabilities and the rest sum to 0.6065, expected 1",
+     REST),
     (lambda: cache_of(rest_logprob=[None, 3.0, None]),
-     "a.parquet, row 0, position 1: the log-probability 3 of the rest is of a probability above 1",
-     NO_LOGITS),
+     "a.parquet, row 0, position 1: the log-probability of the rest is 3, expected a number of at "
+     "most 0", NO_LOGITS),
     (lambda: cache_of(rest_logprob=[None, math.inf, None]),
-     "a.parquet, row 0, position 1: inf is not a log-probability of the rest", NO_LOGITS),
+     "a.parquet, row 0, position 1: the log-probability of the rest is inf, expected a number of "
+     "at most 0", NO_LOGITS),
     (lambda: cache_of(realized_logprob=[None, 3.0, None]),
-     "a.parquet, row 0, position 1: the log-probability 3 of its own token is of a probability "
-     "above 1", NO_LOGITS),
+     "a.parquet, row 0, position 1: the log-probability of the realized token is 3, expected a "
+     "number of at most 0", NO_LOGITS),
     (lambda: cache_of(realized_logprob=[None, math.inf, None]),
-     "a.parquet, row 0, position 1: inf is not a log-probability of its own token", NO_LOGITS),
+     "a.parquet, row 0, position 1: the log-probability of the realized token is inf, expected a "
+     "number of at most 0", NO_LOGITS),
     (lambda: cache_of(topk_ids=[[], [98], [99, 99]]),
      "a.parquet, row 0, position 2: the candidate 99 occurs twice", "store each candidate once"),
     (lambda: cache_of(topk_ids=[[], [7], [99, 98]], realized_logprob=[None, -0.1, -1.0]),
-     "a.parquet, row 0, position 1: its candidates and its own token, which is none, sum to 1.511",
-     TRUE),
+     "a.parquet, row 0, position 1: its candidates and its realized token sum to 1.511, expected "
+     "at most 1", TRUE),
     (lambda: cache_of(topk_ids=[[97], [98], []], topk_logprobs=[[-1.0], [-0.5], []]),
-     f"a.parquet, row 0, position 0: {FIRST} next", ROW_0),
+     f"a.parquet, row 0, position 0: {FIRST} token i + 1", ROW_0),
     (lambda: cache_of(realized_logprob=[-1.0, None, None]),
-     f"a.parquet, row 0, position 0: {FIRST} next", ROW_0),
+     f"a.parquet, row 0, position 0: {FIRST} token i + 1", ROW_0),
     (lambda: cache_of(
         input_ids=[97, *b"abcdefgh" * 5], topk_ids=[[], *([i] for i in b"bcdefgha" * 5)],
         topk_logprobs=[[], *[[-0.5]] * 40]),
-     "a.parquet, row 0: its rows are shifted by one: 98% hold the next token, and 0% their own",
-     ROW_0),
+     "a.parquet, row 0: its rows are shifted by one: 98% of them list the next token, but only 0% "
+     "their own token", ROW_0),
     (lambda: cache_of(topk_logprobs=[[], [-0.5], [-1.0]]),
-     "a.parquet, row 0, position 2: 2 topk_ids, and 1 topk_logprobs", REMAKE),
+     "a.parquet, row 0, position 2: 2 topk_ids, but 1 topk_logprobs", REMAKE),
     (lambda: cache_of(topk_ids=[[], [98]], topk_logprobs=[[], [-0.5]]),
-     "a.parquet, row 0: 3 tokens, and 2 topk_ids", REMAKE),
+     "a.parquet, row 0: 3 tokens, but 2 topk_ids", REMAKE),
     (lambda: cache_of(input_ids=[97, None, 99]),
-     "a.parquet, row 0, position 1: a null is among its input_ids", REMAKE),
+     "a.parquet, row 0, position 1: input_ids contains null", REMAKE),
     (lambda: cache_of(input_ids=[97, 2**40, 99]),
-     "a.parquet, row 0, position 1: 1099511627776 among its input_ids is outside "
+     "a.parquet, row 0, position 1: input_ids contains 1099511627776, expected "
      "-2147483648..2147483647", REMAKE),
     (lambda: cache_of(input_ids=[97, 1.5, 99]),
-     "a.parquet, row 0: its input_ids are double, not integers", REMAKE),
+     "a.parquet, row 0: input_ids has the type double, expected integers", REMAKE),
     (lambda: cache_of(topk_ids=[[], [2**32 + 98], [99, 98]]),
-     "a.parquet, row 0, position 1: 4294967394 among its topk_ids is outside "
+     "a.parquet, row 0, position 1: topk_ids contains 4294967394, expected "
      "-2147483648..2147483647", REMAKE),
     (lambda: cache_of({"k": "1"}),
-     "a.parquet, row 0, position 2: a row has 2 candidates, and the footer has k=1", FOOTER),
-    (lambda: cache_of({"k": "x"}), "a.parquet: its footer has k=x, which is not a number", FOOTER),
+     "a.parquet, row 0, position 2: a row has 2 candidates, but the footer has k=1", FOOTER),
+    (lambda: cache_of({"k": "x"}), "a.parquet: its footer has k=x, expected a number", FOOTER),
     (lambda: cache_of({"vocab_size": "98"}),
-     "a.parquet, row 0, position 1: it has the id 98, and the footer has vocab_size=98", FOOTER),
+     "a.parquet, row 0, position 1: it has the id 98, but the footer has vocab_size=98", FOOTER),
     (lambda: cache_of({"normalized": "topk"}),
-     "a.parquet, row 0, position 1: its probabilities sum to 0.6065, and the footer has "
+     "a.parquet, row 0, position 1: its probabilities sum to 0.6065, but the footer has "
      "normalized=topk", FOOTER),
-    (lambda: cache_of({"log_base": "2"}), "a.parquet: its footer has log_base=2, and e is read",
+    (lambda: cache_of({"log_base": "2"}), "a.parquet: its footer has log_base=2, expected e",
      VERSION),
-    (lambda: cache_of({"convention": "N"}), "a.parquet: its footer has convention=N, and T is read",
+    (lambda: cache_of({"convention": "N"}), "a.parquet: its footer has convention=N, expected T",
      VERSION),
     (lambda: cache_of({"format_version": "99"}),
-     "a.parquet: its footer has format_version=99, and 1 is read", VERSION),
+     "a.parquet: its footer has format_version=99, expected 1", VERSION),
     (lambda: compressed("d: 512\n"),
-     "compression_config.yaml: not a config of DistillKit's: it does not tell d, k and exact_k",
-     CONFIG),
+     "compression_config.yaml: invalid config: d, k or exact_k is missing", CONFIG),
     (lambda: compressed(None),
-     "a.parquet: its rows are compressed, and there is no compression_config.yaml", CONFIG),
+     "a.parquet: its rows are compressed, but compression_config.yaml is missing", CONFIG),
     (lambda: checked(file("a.parquet")), "a.parquet: the file is empty",
      "give a cache that has rows"),
     (lambda: checked(file("a.parquet", b"PAR1")), "the cache a.parquet cannot be read: …",
@@ -964,26 +975,28 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: open_cache(Path(file("a.jsonl", '{"prompt_logprobs": []}\n')), "neutral"),
      "a.jsonl: the file is not Parquet, so it is not a neutral cache", CACHES),
     (lambda: open_cache(parquet(input_ids=[[97]], logprobs=[[0.5]])),
-     "a.parquet: not a cache of a known format; its columns are: input_ids, logprobs", CACHES),
+     "a.parquet: the format is unknown; the columns are: input_ids, logprobs", CACHES),
     (lambda: answers({"text": "a"}),
      "a.jsonl: neither Parquet nor answers with prompt_logprobs or meta_info; line 1 has: text",
      CACHES),
     (lambda: answers(vllm(None, {"x": 1})),
      "a.jsonl, line 1, position 1: its prompt_logprobs are not vLLM's", VLLM),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}, f"{10**20}": {"logprob": -2}})),
-     f"a.jsonl, line 1: its candidates are not all integers of 64 bits: {10**20}", REMAKE),
+     f"a.jsonl, line 1: candidates contains {10**20}, expected integers of at most 64 bits",
+     REMAKE),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=[97, -(10**20)])),
-     f"a.jsonl, line 1: its prompt_token_ids are not all integers of 64 bits: -{10**20}", REMAKE),
+     f"a.jsonl, line 1: prompt_token_ids contains -{10**20}, expected integers of at most 64 bits",
+     REMAKE),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=None)),
      "a.jsonl, line 1: no prompt_token_ids for 2 rows", VLLM),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}}, {"7": {"logprob": -1}}, ids=b"abc")),
-     "a.jsonl, line 1, position 2: the log-probability of its own token, 99, is not the "
-     "candidate's, or missing", AS_GIVEN),
+     "a.jsonl, line 1, position 2: the realized token 99 is missing or has a different "
+     "log-probability among the candidates", AS_GIVEN),
     (lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-1.0, 98], [-20.0, 98]]])),
      "a.jsonl, line 1, position 1: the candidate 98 occurs twice", "store each candidate once"),
     (lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
-     "a.jsonl, line 1, position 1: the log-probability of its own token, 98, is not the "
-     "candidate's, or missing", AS_GIVEN),
+     "a.jsonl, line 1, position 1: the realized token 98 is missing or has a different "
+     "log-probability among the candidates", AS_GIVEN),
     (lambda: answers({"meta_info": {
         "input_token_logprobs": [[None, 98]], "input_top_logprobs": [None], "prompt_tokens": 3}}),
      "a.jsonl, line 1: it has the last 1 of 3 prompt tokens", SGLANG),
@@ -999,12 +1012,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "ask the server for this text again, or leave out the line"),
     (lambda: projected(text="abd"),
      "a.parquet, row 0: its ids do not spell its text: they differ from byte 2 on",
-     "give the teacher that made these ids, or leave out its text and messages: then the ids tell "
-     "the text"),
+     "pass the teacher that made these ids, or remove its text and messages, so that the text is "
+     "decoded from the ids"),
     (lambda: projected(messages=[ASK], template="plain"),
-     "a.parquet, row 0: its ids are not those of its messages by the teacher's template",
-     "give the teacher that made these ids, or leave out its text and messages: then the ids tell "
-     "the text"),
+     "a.parquet, row 0: its ids differ from those of its messages in the teacher's template",
+     "pass the teacher and the template that made these ids, or remove its text and messages, so "
+     "that the text is decoded from the ids"),
     (lambda: projected(xtok.ProjectConfig(source="vllm")),
      "a.parquet: the file is Parquet, so it is not a vllm cache", CACHES),
     (lambda: to_bytes(there("pipe.jsonl", os.mkfifo), "out.parquet"),
@@ -1014,7 +1027,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.parquet needs the package pyarrow, which is not installed",
      "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
     (lambda: to_bytes(file("a.parquet"), "a.parquet"),
-     "the output a.parquet is an input", PATHS),
+     "the output a.parquet is an input", "choose a different path"),
     (lambda: to_bytes(str(empty_cache()), "out.parquet"),
      "the files contain no rows", "pass a cache with at least one row"),
     (lambda: (cache_of(when=b"\xff"), to_bytes(
@@ -1043,14 +1056,14 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "event-kl needs an event map", EACH),
     (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
     (lambda: make_objective([xtok.pair("bytes", "small/small-digits")], "same-tokenizer"),
-     "same-tokenizer needs one tokenizer, but those of bytes and small-digits differ",
-     "use event-kl, with the output of `xtok events STUDENT TEACHER`"),
+     "same-tokenizer needs one tokenizer, and those of bytes and small-digits differ",
+     "use event-kl, which takes what `xtok events STUDENT TEACHER` writes"),
     (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions",
      COLLATE),
     (lambda: make_objective([bytes_pair()], "p-kl", ProjectionModule(of_bytes(), learnable=True)),
-     "the map is learnable, but a trainer optimizes only its model",
-     "train the map in your own loop, as scripts/examples/distill.py does, then pass the map "
-     "that `to_map` returns"),
+     "the map is learnable, and a trainer optimizes only its model",
+     "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
+     "`to_map` returns"),
     (lambda: collated(messages=TURNS, tools="f"),
      "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
     (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",

@@ -45,6 +45,8 @@ from .maps.events import EventMap as EventMap
 from .maps.projection_map import ProjectionMap as ProjectionMap
 from .maps.spellings import SpellingMap as SpellingMap
 from .predictions.topk import TopK as TopK
+from .teachers.logprobs import PrefixCredit as PrefixCredit
+from .teachers.logprobs import StudentCredit as StudentCredit
 from .teachers.logprobs import project_logprobs as project_logprobs
 from .teachers.project import project as project
 from .teachers.serving import serve as serve

@@ -70,6 +70,11 @@ class MapFileError(XtokError):
     """A file that is not a projection map, or not a valid one."""
 
 
+MALFORMED = (
+    ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
+)  # fmt: skip
+"""Exceptions that parsing a damaged file can raise."""
+
 MAP_HINT = "make the map again, or give another file"
 """What to do about a map that is damaged or none."""
 

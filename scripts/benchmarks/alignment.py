@@ -61,7 +61,7 @@ def project(options: Namespace) -> Iterator[Row]:
             masks = [pad([np.ones(len(r)) for r in row], 0, padding_side="right") for row in rows]
             ours = partial(
                 project_logprobs, aligner, *batch,
-                student_attention_mask=masks[0], teacher_attention_mask=masks[1],
+                attention_masks=(masks[0], masks[1]),
             )  # fmt: skip
             plain, values = walks(aligner, s, t), [row.tolist() for row in rows[2]]
 

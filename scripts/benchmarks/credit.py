@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import xtok
 from benchmarks.harness import Pair, Row, chosen, documents, tokenizer
 from benchmarks.ngrams import KINDS, ORDER, NGrams
+from xtok.teachers.logprobs import Credit
 from xtok.tokenizers import Tokenizer
 
 PAIRS: tuple[Pair, ...] = (
@@ -131,13 +132,17 @@ def errors(pair: xtok.Pair, train: list[str], valid: list[str], most: int) -> Ro
         with np.errstate(divide="ignore"):
             topk = ids, np.log(p)
         for name in names:
-            k = int(name.rpartition(" ")[2]) if name.startswith("prefix") else 0
+            credits: dict[str, Credit] = {
+                "uniform": "uniform",
+                "student": xtok.StudentCredit(np.log(np.maximum(UNREAD, surprise))),
+                **{
+                    f"prefix, K = {k}": xtok.PrefixCredit(*(x[:, :k] for x in topk))
+                    for k in CANDIDATES
+                },
+            }
             shares = xtok.project_logprobs(
-                aligner, ours, theirs, np.log(scored),
-                student_logprobs=np.log(np.maximum(UNREAD, surprise)),
-                teacher_topk=(topk[0][:, :k], topk[1][:, :k]),
-                credit="prefix" if k else "student" if name == "student" else "uniform",
-            ).logprobs  # fmt: skip
+                aligner, ours, theirs, np.log(scored), credit=credits[name]
+            ).logprobs
             distances[name].append(np.abs(shares - truth))
         if len(distances["uniform"]) == most:
             break

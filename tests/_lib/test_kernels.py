@@ -55,7 +55,7 @@ aligner = xtok.TokenAligner(xtok.pair(student, teacher))
 aligner.python_tokens_left = 0
 aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
 given = aligner, [*b"bc"], [256], [-1.0]
-xtok.project_logprobs(*given, credit="prefix", teacher_topk=([[256]], [[-1.0]]))
+xtok.project_logprobs(*given, credit=xtok.PrefixCredit([[256]], [[-1.0]]))
 found = xtok.build(student, teacher, texts=sys.argv[3])
 xtok.evaluate(xtok.pair(student, teacher), found, sys.argv[3])
 xtok.generate(xtok.pair(student, teacher), "spelling")

@@ -279,7 +279,9 @@ def test_projected_log_probabilities_leave_out_what_nobody_said(
     ours, theirs = (side.segment(TEXT.encode()) for side in (digits, byte_level))
     values = [-1.0] * len(theirs)
     candidates = [[i] for i in theirs], [[v] for v in values]
-    given = {"credit": credit, "teacher_topk": candidates if credit == "prefix" else None}
+    given: dict[str, Any] = {
+        "credit": xtok.PrefixCredit(*candidates) if credit == "prefix" else credit
+    }
     plain = xtok.project_logprobs(aligner, ours, theirs, values, **given)
     assert plain.valid.all()
     for place, value in ((len(theirs) - 1, -9999.0), (0, 0.0), (0, -9999.0)):

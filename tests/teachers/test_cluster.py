@@ -24,7 +24,7 @@ import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers import checkpoint, cluster
-from xtok.teachers.cluster import Cluster, TokenizerSource
+from xtok.teachers.cluster import Cluster
 from xtok.tokenizers.pairs import Pair
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
@@ -53,7 +53,7 @@ def nodes() -> Iterator[Any]:
 @pytest.fixture
 def there(models: list[str]) -> Cluster:
     """The cluster of this process, and the tokenizers for its nodes."""
-    student, teacher = (TokenizerSource(model=model) for model in models)
+    student, teacher = models
     return Cluster(student=student, teacher=teacher)
 
 
@@ -100,7 +100,7 @@ def test_a_users_mistake_comes_back_as_one(
     with pytest.raises(XtokError, match=f"^{path}, row 5: "):
         run(cluster=there)
     with pytest.raises(XtokError, match="different tokenizer"):
-        run(cluster=replace(there, student=there.teacher))
+        run(cluster=replace(there, teacher=there.student))
     monkeypatch.setattr(Path, "absolute", lambda path: path.with_name("elsewhere.parquet"))
     with pytest.raises(XtokError, match=r"elsewhere\.parquet"):
         run(cluster=there)

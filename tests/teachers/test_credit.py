@@ -17,7 +17,7 @@ from test_project import flat
 
 import xtok
 from xtok.alignment.aligner import TokenAligner
-from xtok.teachers.logprobs import ProjectedLogprobs
+from xtok.teachers.logprobs import PrefixCredit, ProjectedLogprobs
 from xtok.teachers.projector import Projector
 from xtok.tokenizers import Tokenizer
 
@@ -35,7 +35,7 @@ def sides() -> tuple[Tokenizer, Tokenizer]:
 
 @pytest.fixture
 def credit(sides: tuple[Tokenizer, Tokenizer]) -> Credit:
-    return partial(xtok.project_logprobs, TokenAligner(xtok.pair(*sides)), credit="prefix")
+    return partial(xtok.project_logprobs, TokenAligner(xtok.pair(*sides)))
 
 
 def padded(rows: Sequence[dict[int, float]]) -> tuple[Any, Any]:
@@ -48,7 +48,7 @@ def padded(rows: Sequence[dict[int, float]]) -> tuple[Any, Any]:
 def test_a_token_has_what_the_teacher_says_of_its_bytes(credit: Credit, sides: Any) -> None:
     """`2` begins with three candidates of 0.95 together: equal shares would be 0.548 twice."""
     row = {4: 0.5, 5: 0.3, 3: 0.15}
-    found = credit([3, 4], [5], np.log([0.3]), teacher_topk=padded([row]))
+    found = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*padded([row])))
     # Of 0.05, the two other tokens, `0` and `1`, have all.
     assert np.exp(found.logprobs) == pytest.approx([0.95, 0.3 / 0.95], abs=1e-6)
     assert found.logprobs.astype(np.float64).sum() == np.float32(np.log(0.3))
@@ -62,7 +62,7 @@ def test_a_token_has_what_the_teacher_says_of_its_bytes(credit: Credit, sides: A
 def test_the_rest_is_shared_by_all_other_tokens(credit: Credit) -> None:
     """0.2 for `0`, `1`, `2` and `20`, two of which begin with `2`; the token is no candidate."""
     topk = [[1, -1]], [[math.log(0.5), -math.inf]]
-    found = credit([3, 4], [5], np.log([0.3]), teacher_topk=topk)
+    found = credit([3, 4], [5], np.log([0.3]), credit=PrefixCredit(*topk))
     assert np.exp(found.logprobs[0]) == pytest.approx(0.3 + 0.2 * 2 / 3, abs=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_without_candidates_shares_are_equal(credit: Credit) -> None:
     none = np.zeros((3, 0), np.int64), np.zeros((3, 0))
     padding = np.zeros((3, 2), np.int64), np.full((3, 2), -9999.0)
     for topk in (none, padding):
-        found = credit([1, 3, 4, 2], [1, 5, 2], [-1.0, -4.0, -2.0], teacher_topk=topk)
+        found = credit([1, 3, 4, 2], [1, 5, 2], [-1.0, -4.0, -2.0], credit=PrefixCredit(*topk))
         assert found.logprobs.tolist() == [-1, -2, -2, -2]
 
 
@@ -78,7 +78,7 @@ def test_what_is_impossible_is_finite_where_the_sum_is(credit: Credit) -> None:
     """A token that hardly can be, and one that cannot: all that is left of nothing."""
     topk = padded([{3: 0.5, 1: 0.5}])
     for logprob, expected in ((-900.0, [math.log(0.5), -900 - math.log(0.5)]), (-math.inf, None)):
-        found = credit([3, 4], [5], [logprob], teacher_topk=topk)
+        found = credit([3, 4], [5], [logprob], credit=PrefixCredit(*topk))
         assert found.logprobs.tolist() == pytest.approx(expected or [-math.inf] * 2, abs=1e-3)
 
 
@@ -103,7 +103,7 @@ def test_shares_are_those_of_the_plain_twin(
         rows.append({k: float(p[k]) for k in best.tolist() if p[k]})
     aligner = TokenAligner(xtok.pair(student, teacher))
     topk = padded(rows)
-    found = xtok.project_logprobs(aligner, s, t, own, credit="prefix", teacher_topk=topk)
+    found = xtok.project_logprobs(aligner, s, t, own, credit=PrefixCredit(*topk))
     assert found.valid.all()
     assert np.isfinite(found.logprobs).all()
     assert (found.logprobs <= 0).all()
@@ -127,7 +127,7 @@ def test_equal_tokenizers_keep_what_they_have(byte_level: Tokenizer) -> None:
     logprobs = -np.random.default_rng(0).exponential(3, len(ids)).astype(np.float32)
     topk = np.array(ids)[:, None], logprobs[:, None]
     aligner = TokenAligner(xtok.pair(byte_level, byte_level))
-    found = xtok.project_logprobs(aligner, ids, ids, logprobs, credit="prefix", teacher_topk=topk)
+    found = xtok.project_logprobs(aligner, ids, ids, logprobs, credit=PrefixCredit(*topk))
     assert found.logprobs.tolist() == logprobs.tolist()
 
 
@@ -137,24 +137,23 @@ def test_forms_and_what_does_not_fit(credit: Credit) -> None:
     expected = [math.log(0.95), math.log(0.3 / 0.95), math.log(0.3)]
     own = np.log([0.3, 0.3])
     topk: Any = [ids, ids[1:]], [logprobs, logprobs[1:]]
-    rows = credit([[3, 4, 2], [2]], [[5, 2], [2]], [own, own[1:]], teacher_topk=topk)
+    rows = credit([[3, 4, 2], [2]], [[5, 2], [2]], [own, own[1:]], credit=PrefixCredit(*topk))
     assert rows.logprobs[0].tolist() == pytest.approx(expected)
     batch = credit(
         np.array([[3, 4, 2], [2, 0, 0]]), np.array([[5, 2], [2, 0]]), np.stack([own, own[::-1]]),
-        teacher_topk=(np.array([ids, ids[::-1]]), np.stack([logprobs, logprobs[::-1]])),
-        student_attention_mask=[[1, 1, 1], [1, 0, 0]], teacher_attention_mask=[[1, 1], [1, 0]],
+        credit=PrefixCredit(np.array([ids, ids[::-1]]), np.stack([logprobs, logprobs[::-1]])),
+        attention_masks=([[1, 1, 1], [1, 0, 0]], [[1, 1], [1, 0]]),
     )  # fmt: skip
     assert batch.logprobs[0].tolist() == pytest.approx(expected)
     assert batch.logprobs[1].tolist() == pytest.approx([math.log(0.3), 0, 0])
     for topk, message in (
-        (None, "credit='prefix' needs teacher_topk"),
-        (([4, 5], [-1, -1]), r"teacher_topk are of shape \[2\], teacher_ids of \[2\]"),
-        ((ids, logprobs[:, :2]), r"\(2, 3\) ids, \(2, 2\) log-probabilities"),
+        (([4, 5], [-1, -1]), r"candidates are of shape \[2\], teacher_ids of \[2\]"),
+        ((ids, logprobs[:, :2]), r"shape \(2, 3\), log-probabilities \(2, 2\)"),
         (
             ([[4, 6], [1, 2]], [[-1, -1]] * 2),
             r"at \[0\]: the id 6 is outside the vocabulary, 0\.\.5",
         ),
-        (([[4, 5], [1, 2]], [[-1, -1], [-1, 0.5]]), r"teacher_topk have 0.5 at \[1\]"),
+        (([[4, 5], [1, 2]], [[-1, -1], [-1, 0.5]]), r"candidates: 0.5 at \[1\]"),
         (
             ([[5, 4, 5], [1, 2, 3]], [[-1.2, -2, -1.2]] * 2),
             r"at \[0\]: the candidate 5 occurs twice",
@@ -165,7 +164,7 @@ def test_forms_and_what_does_not_fit(credit: Credit) -> None:
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            credit([3, 4, 2], [5, 2], own, teacher_topk=topk)
+            credit([3, 4, 2], [5, 2], own, credit=PrefixCredit(*topk))
 
 
 @pytest.mark.real

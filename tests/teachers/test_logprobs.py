@@ -21,7 +21,7 @@ from make import byte_ranks, run_python
 import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.errors import XtokError
-from xtok.teachers.logprobs import Credit, ProjectedLogprobs
+from xtok.teachers.logprobs import ProjectedLogprobs, StudentCredit
 from xtok.tokenizers import Tokenizer
 
 LOGPROBS = st.floats(-50, 0, width=32) | st.sampled_from([0.0, -0.0, -1e-30, -1e3, -math.inf])
@@ -83,18 +83,18 @@ def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
      ("uniform", [-1, 0], [-2, -2])],
 )  # fmt: skip
 def test_credit_goes_to_the_tokens_that_surprised_the_student(
-    project: Project, credit: Credit, ours: list[float], expected: list[float]
+    project: Project, credit: str, ours: list[float], expected: list[float]
 ) -> None:
     given = [256, *b"c"], [*b"a", 256], [-1, -3]
-    found = project(*given, student_logprobs=ours, credit=credit)
+    found = project(*given, credit=StudentCredit(ours) if credit == "student" else "uniform")
     assert shares(found) == (expected, [True, True])
 
 
 @pytest.mark.parametrize("credit", ["uniform", "student"])
-def test_impossible_tokens_stay_impossible(project: Project, credit: Credit) -> None:
+def test_impossible_tokens_stay_impossible(project: Project, credit: str) -> None:
     found = project(
         ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
-        student_logprobs=[0, -1, -1], credit=credit,
+        credit=StudentCredit([0, -1, -1]) if credit == "student" else "uniform",
     )  # fmt: skip
     assert shares(found) == ([-math.inf, -math.inf, -1], [True] * 3)
 
@@ -116,9 +116,9 @@ def test_sums_are_preserved_exactly(
     if theirs[:1] == [0.0]:
         theirs[0] = -0.5  # what is said of a first token is not believed to be certain
     ours = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
-    credit: Credit = data.draw(st.sampled_from(["uniform", "student"]))
+    is_student = data.draw(st.booleans())
     found = xtok.project_logprobs(
-        aligners[pair], s, t, theirs, student_logprobs=ours, credit=credit
+        aligners[pair], s, t, theirs, credit=StudentCredit(ours) if is_student else "uniform"
     )
     rows, columns = (tokenizers[name].table for name in pair)
     chunks = naive.common_boundaries([rows[i] for i in s], [columns[j] for j in t])
@@ -131,9 +131,7 @@ def test_sums_are_preserved_exactly(
     assert not found.logprobs[~found.valid].any()
     assert (found.logprobs <= 0).all()
     if all(map(math.isfinite, theirs)):
-        expected = naive.projected_logprobs(
-            chunks, len(s), theirs, ours if credit == "student" else None
-        )
+        expected = naive.projected_logprobs(chunks, len(s), theirs, ours if is_student else None)
         assert shares(found) == expected
 
 
@@ -174,7 +172,7 @@ def test_padded_batches_with_masks(project: Project, padding: str) -> None:
     s, t, logprobs = padded(0, 999), padded(1, -5), padded(2, math.nan)
     found = project(
         s, t, logprobs,
-        student_attention_mask=s != 999, teacher_attention_mask=t != -5,
+        attention_masks=(s != 999, t != -5),
     )  # fmt: skip
     right = [[-2, -2, -5, 0], [-7, 0, 0, 0]]
     left = [[0, -2, -2, -5], [0, 0, 0, -7]]
@@ -208,7 +206,7 @@ def test_the_first_token_need_not_be_scored(project: Project, missing: Any) -> N
     assert shares(found) == ([0, -1, -2], [False, True, True])
     found = project([256, *b"x"], ids("abx"), [missing, -1.0, -2.0])
     assert shares(found) == ([0, -2], [False, True])
-    with pytest.raises(ValueError, match=r"teacher_logprobs have nan at \[1\]; only a first token"):
+    with pytest.raises(ValueError, match=r"teacher_logprobs: nan at \[1\], but only a first token"):
         project(ids("abx"), ids("abx"), [-1.0, missing, -2.0])
 
 
@@ -250,7 +248,7 @@ def test_texts_that_part_are_an_error_with_the_place(project: Project) -> None:
         project(ids("é: 12"), ids("é: 7"), [-1.0] * 5)
     assert error.value.parameter == "partial"
     rows = [ids("a"), ids("one\x1b[31m" + "x" * 60)]
-    with pytest.raises(XtokError, match="row 1 part at byte 0") as error:
+    with pytest.raises(XtokError, match="row 1 differ at byte 0") as error:
         project(rows, [ids("a"), ids("two")], [[-1.0], [-1.0] * 3])
     assert "\x1b" not in str(error.value)
     assert "x" * 30 not in str(error.value)
@@ -269,14 +267,15 @@ def test_texts_that_look_the_same_are_told_by_code_points(project: Project) -> N
 
 
 def test_what_is_no_log_probability_is_refused(project: Project) -> None:
-    with pytest.raises(ValueError, match=r"teacher_logprobs have 0.25 at \[1\]: no log-prob"):
+    with pytest.raises(ValueError, match=r"teacher_logprobs: 0.25 at \[1\]"):
         project(ids("ab"), ids("ab"), [-1.0, 0.25])
-    with pytest.raises(ValueError, match=r"student_logprobs have inf at \[1, 0\]: no log-prob"):
-        project([[97], [97]], [[97], [97]], [[-1], [-1]], student_logprobs=[[-1], [math.inf]])
-    with pytest.raises(ValueError, match=r"student_logprobs have -inf at \[1\]"):
+    ours = StudentCredit([[-1], [math.inf]])
+    with pytest.raises(ValueError, match=r"student_logprobs: inf at \[1, 0\]"):
+        project([[97], [97]], [[97], [97]], [[-1], [-1]], credit=ours)
+    with pytest.raises(ValueError, match=r"student_logprobs: -inf at \[1\]"):
         project(
             ids("ab"), ids("ab"), [-1, -1],
-            student_logprobs=[-1, -math.inf], credit="student",
+            credit=StudentCredit([-1, -math.inf]),
         )  # fmt: skip
     rounded = project(ids("a"), ids("a"), [1e-6])
     assert rounded.logprobs[0] == np.float32(1e-6)
@@ -285,8 +284,8 @@ def test_what_is_no_log_probability_is_refused(project: Project) -> None:
 def test_an_error_names_the_place_in_the_padded_batch(project: Project) -> None:
     t = np.array([[0, 0, 97], [0, 97, 98]])
     logprobs = np.array([[5, 5, -1], [5, -1, math.nan]])
-    with pytest.raises(ValueError, match=r"have nan at \[1, 2\]"):
-        project(t, t, logprobs, student_attention_mask=t > 0, teacher_attention_mask=t > 0)
+    with pytest.raises(ValueError, match=r"nan at \[1, 2\]"):
+        project(t, t, logprobs, attention_masks=(t > 0, t > 0))
 
 
 @pytest.mark.parametrize(
@@ -298,11 +297,10 @@ def test_an_error_names_the_place_in_the_padded_batch(project: Project) -> None:
         ([[97], [97]], [[97], [97]], [[-1], [-1, -1]], {}, r"\[\[1\], \[2\]\], teacher_ids of"),
         ([[97], [97]], [97], [-1], {}, "2 student sequences, 1"),
         ([97.5], [97], [-1], {}, "student_ids are float64"),
-        ([[97]], [97], [-1], {"student_attention_mask": [[1]]}, "student_attention_mask"),
-        ([97], [97], [-1], {"student_attention_mask": [1, 1]}, r"\[2\], student_ids of \[1\]"),
+        ([[97]], [97], [-1], {"attention_masks": ([[1]], None)}, "student_attention_mask"),
+        ([97], [97], [-1], {"attention_masks": ([1, 1], None)}, r"\[2\], student_ids of \[1\]"),
         ([97], [97], [-1], {"response_mask": [1, 1]}, r"response_mask .* \[2\]"),
         ([97], [97], [-1], {"credit": "teacher"}, "credit is 'teacher'"),
-        ([97], [97], [-1], {"credit": "student"}, "student_logprobs"),
     ],
 )
 def test_what_does_not_fit_is_named(

@@ -29,8 +29,7 @@ def inspect(
     map_path: Path = MAP,
     tokens: list[str] = option(
         [],
-        "Student tokens to explain, spaces included: ' the'. Put -- before a token that begins "
-        "with a dash.",
+        "Student tokens to explain, spaces included: ' the'.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(

@@ -23,9 +23,9 @@ def project(
     *,
     teacher_topk: str = option(
         ...,
-        "The teacher's log-probabilities, a file or quoted glob: a neutral cache (Parquet), "
-        "DistillKit's Parquet, or JSON lines of vLLM's prompt_logprobs or of SGLang's answers, "
-        "also as .gz or .zst.",
+        "File or quoted glob of the teacher's log-probabilities: a neutral cache (Parquet), "
+        "DistillKit's Parquet, or JSON lines with the responses of vLLM (prompt_logprobs) or "
+        "SGLang, also as .gz or .zst.",
         argument="TEACHER_TOPK",
         parser=expanded,
     ),
@@ -38,12 +38,12 @@ def project(
     widths: Widths,
     engine: Literal["local", "ray"] = option(
         "local",
-        "Run on this machine, or on a Ray cluster, which survives lost nodes.",
+        "Run on this machine or on a Ray cluster, which tolerates the loss of nodes.",
         panel="Cluster",
     ),
     address: str = option(
         "auto",
-        "HOST:PORT of the Ray cluster, or auto for the one that this machine is part of.",
+        "Address of the Ray cluster (HOST:PORT). auto connects to the cluster of this machine.",
         needs={"engine": "ray"},
         panel="Cluster",
     ),
@@ -52,14 +52,14 @@ def project(
         "targets, mean_rest, teacher_bits_per_byte, teacher_is_bound, notes"
     ),
 ) -> None:
-    """Turn a teacher's stored log-probabilities into a student's.
+    """Convert a teacher's stored log-probabilities to the student's tokens.
 
-    Conversations (messages) and texts (text) that come with the rows are tokenized again for the
-    student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
+    The student's tokenizer encodes the columns messages and text, if they exist; otherwise it
+    encodes the text of the teacher's ids. An interrupted run resumes where it stopped.
 
     Example: xtok project teacher.parquet STUDENT TEACHER -o student.parquet
     """
-    from xtok.teachers.cluster import Cluster, TokenizerSource
+    from xtok.teachers.cluster import Cluster
     from xtok.teachers.formats.caches import find_caches
     from xtok.teachers.project import open_caches
 
@@ -69,11 +69,11 @@ def project(
         open_caches(paths, pair, config)
     cluster = None
     if engine == "ray":
-        student, teacher = (
-            TokenizerSource(model=name, vocab_size=n, trust_remote_code=models.trust_remote_code)
-            for name, n in zip(models.both(), pair.shape, strict=True)
+        student, teacher = models.both()
+        trust = models.trust_remote_code
+        cluster = Cluster(
+            student=student, teacher=teacher, address=address, trust_remote_code=trust
         )
-        cluster = Cluster(student=student, teacher=teacher, address=address)
     try:
         projected = xtok.project(
             teacher_topk,

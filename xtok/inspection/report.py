@@ -120,8 +120,7 @@ def examine(
         spelled = spellings(pair, progress=progress)
     facts = pair_facts(pair, text, of_pair, spelled)
     examined = [
-        _examine(m, name, pair, facts, evaluation, text)
-        for m, name in zip(loaded, names, strict=True)
+        _examine(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
     ]
     reports, of_maps = zip(*examined, strict=True)
     comparison = None
@@ -143,7 +142,6 @@ def examine(
 def _examine(
     m: ProjectionMap,
     name: str,
-    pair: Pair,
     facts: PairFacts,
     evaluation: Evaluation | None,
     text: PairText | None,
@@ -151,7 +149,7 @@ def _examine(
     """Return the results for one map, and its findings."""
     verdicts = () if evaluation is None else evaluation.verdicts
     verdict = next((one for one in verdicts if one.name == name), None)
-    description, verification = describe(m, classes=True, pair=pair), verify(m)
+    description, verification = describe(m, classes=True), verify(m)
     report = MapReport(
         name=name,
         sha256=mapfile.sha256(m),

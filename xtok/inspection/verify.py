@@ -9,12 +9,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from xtok.errors import MALFORMED
 from xtok.inspection import Check, Level
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
 from xtok.maps.map_arguments import CLASSES, AnyMap, AnyMapLike, can_grow, is_swapped, read_map
-from xtok.maps.opening import MALFORMED, read_parts
+from xtok.maps.opening import read_parts
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer

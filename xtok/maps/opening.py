@@ -19,14 +19,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from xtok._lib.parsing import parse_json
-from xtok.errors import MAP_HINT, MapFileError
+from xtok.errors import MALFORMED, MAP_HINT, MapFileError
 from xtok.maps.records import InvariantError
 from xtok.maps.tensors import require_valid
-
-MALFORMED = (
-    ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
-)  # fmt: skip
-"""What reading a damaged file can raise."""
 
 _NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 

@@ -1,1 +1,1 @@
-"""A teacher's predictions as arrays, and the rules that they must obey."""
+"""A teacher's predictions as arrays, and their validation."""

@@ -1,4 +1,4 @@
-"""A teacher's predictions as arrays, for many documents, and what is chosen and joined of them."""
+"""Predictions as flat arrays, for many documents, and functions to select and join them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from xtok._lib.ragged import offsets_of
 
 
 class TopK(NamedTuple):
-    """Predictions for documents that are laid one after another; row i is of token i.
+    """Predictions for concatenated documents. Row i predicts token i from the tokens before it.
 
-    Row i is what is predicted for token i from the tokens before it. Log-probabilities are natural,
-    and true ones: not normalized over the candidates.
+    Log-probabilities are natural, and not renormalized over the candidates.
     """
 
-    token_ids: NDArray[np.int32]  # [N], the documents' tokens
+    token_ids: NDArray[np.int32]  # [N]
     bounds: NDArray[np.int64]  # [documents + 1]; document d is token_ids[bounds[d]:bounds[d + 1]]
-    # [N + 1]; candidates of row i are ids[starts[i]:starts[i + 1]], none where nothing is predicted
+    # [N + 1]; row i has the candidates ids[starts[i]:starts[i + 1]], none if there is no prediction
     starts: NDArray[np.int64]
-    ids: NDArray[np.int32]  # [nnz], the best first in a row, ties by the lower id; none twice
+    ids: NDArray[np.int32]  # [nnz], unique in a row, best first, ties by the lower id
     logprobs: NDArray[np.float32]  # [nnz]
-    rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf for none; NaN
-    # where it is not known: the source renormalized the candidates, or there is no prediction
-    realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN where not known
+    rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf if they sum to 1;
+    # NaN if unknown: the source renormalized the candidates, or there is no prediction
+    realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN if unknown
 
     @property
     def valid(self) -> NDArray[np.bool_]:
-        """Which rows have a prediction, bool `[N]`."""
+        """Mask of rows with a prediction, bool `[N]`."""
         return np.diff(self.starts) > 0
 
 
@@ -43,7 +42,7 @@ def rows_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 def candidates_of(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the starts of chosen rows, −1 for an empty one, and where their candidates are."""
+    """Return the starts of selected rows (−1: an empty row) and the indices of their candidates."""
     sizes = np.append(np.diff(starts), 0)[rows]
     chosen = offsets_of(sizes)
     return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
@@ -52,7 +51,7 @@ def candidates_of(
 def chosen_rows(
     topk: TopK, rows: NDArray[np.int64], token_ids: NDArray[np.int32], bounds: NDArray[np.int64]
 ) -> TopK:
-    """Return predictions for other documents, whose tokens have these rows; −1 for none."""
+    """Return predictions for other documents, built from these rows (−1: no prediction)."""
     starts, kept = candidates_of(topk.starts, rows)
     rest, realized = (
         np.append(values, np.float32(np.nan))[rows]
@@ -62,18 +61,18 @@ def chosen_rows(
 
 
 def with_candidates(topk: TopK, kept: NDArray[np.bool_]) -> TopK:
-    """Return predictions of which these candidates are kept."""
+    """Keep only the candidates of this mask."""
     starts = offsets_of(kept)[topk.starts]
     return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
 
 
 def firsts_of(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the documents' first tokens are; documents without tokens have none."""
+    """Return the index of each document's first token, without empty documents."""
     return bounds[:-1][np.diff(bounds) > 0]
 
 
 def within(topk: TopK, width: int) -> TopK:
-    """Return predictions without candidates of ids beyond a width, which are in the rest."""
+    """Move the candidates with ids beyond a width to the rest."""
     kept = topk.ids < width
     if kept.all():
         return topk
@@ -84,14 +83,14 @@ def within(topk: TopK, width: int) -> TopK:
 
 
 def masses(topk: TopK) -> NDArray[np.float64]:
-    """Return the probability of each row's candidates together."""
+    """Return the sum of each row's probabilities, without the rest."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
     sums = np.bincount(rows_of(topk.starts), probabilities, len(topk.token_ids))
-    return sums.astype(np.float64)  # of no rows they are integers
+    return sums.astype(np.float64)  # without rows, bincount returns integers
 
 
 def joined(topks: Sequence[TopK]) -> TopK:
-    """Return the documents of several predictions as those of one."""
+    """Concatenate predictions."""
     sizes = zip(*((np.diff(topk.bounds), np.diff(topk.starts)) for topk in topks), strict=True)
     bounds, starts = (offsets_of(np.concatenate(of_all)) for of_all in sizes)
     columns = [np.concatenate(column) for column in zip(*topks, strict=True)]
@@ -99,7 +98,7 @@ def joined(topks: Sequence[TopK]) -> TopK:
 
 
 def split(topk: TopK) -> Iterator[TopK]:
-    """Yield the predictions of each document alone."""
+    """Yield the predictions of each document."""
     for begin, end in pairwise(topk.bounds.tolist()):
         of_row, of_candidate = slice(begin, end), slice(topk.starts[begin], topk.starts[end])
         yield TopK(

@@ -1,6 +1,6 @@
-"""A teacher's predictions in a student's tokens.
+"""Projection of a teacher's predictions to the tokens of a student.
 
-Predictions are a `TopK`: arrays of many documents. What is stored is `Documents`, a `TopK` with the
-rows' other columns; what a server answers is a `RankedTopK`, that of one sequence with the ranks of
-its tokens. A `SharedText` is a text in both sides' tokens, without predictions.
+Predictions are a `TopK`: arrays of many documents. A cache yields `Documents`, a `TopK` with the
+other columns of its rows. A server yields a `RankedTopK`, one sequence with ranks of its tokens.
+A `SharedText` is a text in the tokens of both sides, without predictions.
 """

@@ -45,7 +45,7 @@ from xtok.tokenizers.table import TokenTable
 _TOTALS = b"xtok.totals"
 _PLAN = "job.json"
 _PART = b"xtok part\n"
-"""Header of a part. Files without it are not deleted or replaced, whatever their name."""
+"""Header of a part. Files without it are never deleted or replaced."""
 _TEMPORARY = r"\.(job\.json|\d{6}\.part)\.[0-9a-f]{12}\.tmp"
 _LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
@@ -56,8 +56,8 @@ class Totals:
 
     documents: int = 0
     teacher_tokens: int = 0
-    positions: int = 0  # student tokens
-    firsts: int = 0  # student tokens at the start of a text
+    student_tokens: int = 0
+    first_tokens: int = 0  # student tokens at the start of a text
     targets: int = 0  # student tokens with a prediction
     rests: int = 0  # predictions with a known rest
     rest: float = 0.0  # sum of these rests
@@ -151,13 +151,13 @@ def _as_json(recipe: Recipe) -> bytes:
 
 @contextmanager
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
-    """Allow one run at a time to make the parts of an output.
+    """Allow one run at a time to make the parts of an output, and delete them at the end.
 
-    At the end of the block the parts are deleted, after an error they are kept.
+    After an error, the parts are kept.
 
     Raises:
         XtokError: if another run makes the same output, or the folder contains parts of a different
-            job, or a file that would be replaced although xtok did not write it.
+            job, or a file of another program with the name of a part.
     """
     busy = OutputError(
         f"another run is writing {target}", hint="wait until it ends, or choose a different output"
@@ -202,7 +202,6 @@ def _require_own_files(job: ProjectJob) -> Recipe | None:
 
 
 def _parts_in(folder: Path) -> list[Path]:
-    """Return the parts in a folder, which are recognized by their header."""
     return [path for path in folder.glob(f"{'[0-9]' * 6}.part") if _is_part(path)]
 
 
@@ -215,7 +214,6 @@ def _is_part(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint, but no file of another program."""
     names = [_PLAN, *(path.name for path in _parts_in(folder))]
     remove(folder, [*map(re.escape, names), _TEMPORARY])
 
@@ -327,7 +325,7 @@ def one_schema(schemas: Sequence[Any]) -> Any:
 def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
     """Count predictions, and the text's bits according to the teacher.
 
-    The rest is the upper bound for the probability of a token that is not a candidate.
+    The rest bounds the probability of a token that is not a candidate.
     """
     lengths = table.lengths[teacher.token_ids]
     is_known = teacher.valid & (lengths > 0) & np.isfinite(teacher.realized_logprob)
@@ -339,8 +337,8 @@ def _totals(teacher: TopK, made: TopK, table: TokenTable) -> Totals:
     return Totals(
         documents=len(teacher.bounds) - 1,
         teacher_tokens=len(teacher.token_ids),
-        positions=len(made.token_ids),
-        firsts=int((~made.valid[starts]).sum()),
+        student_tokens=len(made.token_ids),
+        first_tokens=int((~made.valid[starts]).sum()),
         targets=int(made.valid.sum()),
         rests=int((~np.isnan(rests)).sum()),
         rest=float(np.nansum(rests)),

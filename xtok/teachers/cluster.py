@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 from xtok._lib.progress import Progress
 from xtok.errors import XtokError, install_hint
@@ -28,49 +28,43 @@ CONNECT_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerSource:
-    """Arguments of `load_tokenizer`, with which a worker loads a tokenizer.
+class Cluster:
+    """A Ray cluster, and the tokenizers that its nodes load.
 
-    `model` is a repo id, or a folder or file that every node has under this path.
+    A tokenizer is a repo id, or a folder or file that every node has under this path.
     """
 
-    model: str
-    vocab_size: int | None = None
+    student: str
+    teacher: str
+    address: str | None = "auto"  # as `ray.init` takes it
     offline: bool = False
     trust_remote_code: bool = False
 
-    def load(self) -> Tokenizer:
-        """Load the tokenizer."""
-        options = {name: value for name, value in vars(self).items() if name != "model"}
-        return load_tokenizer(self.model, **options)
+    def absolute(self) -> Cluster:
+        """Make the paths of existing files absolute: workers run in a different folder."""
+        return replace(self, student=absolute(self.student), teacher=absolute(self.teacher))
 
-    def absolute(self) -> TokenizerSource:
-        """Make the path of an existing file absolute: workers run in a different folder."""
-        return replace(self, model=absolute(self.model))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """A Ray cluster, and the tokenizers that its nodes load."""
-
-    student: TokenizerSource
-    teacher: TokenizerSource
-    address: str | None = "auto"  # as `ray.init` takes it
-
-    @property
-    def sources(self) -> tuple[TokenizerSource, TokenizerSource]:
-        """Both tokenizers, with absolute paths."""
-        return self.student.absolute(), self.teacher.absolute()
+    def load(self, widths: Sequence[int]) -> list[Tokenizer]:
+        """Load both tokenizers with these widths."""
+        return [
+            load_tokenizer(
+                model,
+                vocab_size=width,
+                offline=self.offline,
+                trust_remote_code=self.trust_remote_code,
+            )
+            for model, width in zip((self.student, self.teacher), widths, strict=True)
+        ]
 
 
 def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> list[PartSummary]:
     """Make all parts of a job on a cluster; return their summaries.
 
-    All nodes read the files and the tokenizers, and write the parts, under the same paths.
+    All nodes read the files and write the parts under the same paths.
 
     Raises:
-        XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has
-            different packages or tokenizers, or work is lost; and for the errors of projecting.
+        XtokError: if Ray or the cluster is missing, a node lacks a file or has different packages
+            or tokenizers, or work is lost; and for the errors of projecting.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
@@ -78,17 +72,15 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
         # Ray retries only after the loss of a node or process. User errors are return values.
         task = task_for(job.recipe["version"], job.recipe["libraries"])
         remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(task)
-        shared = [ray.put((job.absolute(), cluster.sources))]
+        shared = [ray.put((job.absolute(), cluster.absolute()))]
         most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
         while len(parts) < len(job.shards):
             waiting |= {remote.remote(shared, n): n for n in islice(rest, most - len(waiting))}
             [done], _ = ray.wait(list(waiting), num_returns=1)
             value = result_of(ray, done)
             if isinstance(value, str):
-                raise XtokError(
-                    f"{value}, expected the same version as here",
-                    hint="install the same versions of xtok and its packages on all nodes",
-                )
+                hint = "install the same versions of xtok and its packages on all nodes"
+                raise XtokError(value, hint=hint)
             if isinstance(value, XtokError):
                 raise value
             number = waiting.pop(done)
@@ -100,8 +92,8 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
 def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any], int], Any]:
     """Return the function that a node runs: `_make_part`, if its packages are the same as here.
 
-    Ray pickles a nested function by value, so it also runs on a node without xtok. It takes the job
-    as a reference within a list, which Ray does not unpickle before the versions are compared.
+    Ray pickles a nested function by value, so it also runs on a node without xtok. The job is a
+    reference within a list, which Ray does not unpickle before the versions are compared.
     """
 
     def checked_part(shared: list[Any], shard: int) -> Any:
@@ -166,10 +158,6 @@ def connect(ray: Any, address: str | None) -> None:
         ) from error
 
 
-Task: TypeAlias = tuple[ProjectJob, tuple[TokenizerSource, TokenizerSource]]
-"""The job and the tokenizers, which all tasks share."""
-
-
 def result_of(ray: Any, reference: Any) -> Any:
     """Return the value of a task; raise an error of the node's system, or of the cluster."""
     try:
@@ -189,7 +177,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _make_part(task: Task, shard: int) -> tuple[int, PartSummary] | XtokError:
+def _make_part(task: tuple[ProjectJob, Cluster], shard: int) -> tuple[int, PartSummary] | XtokError:
     """Make a part on a node; return the number of student tokens, or a user error."""
     job, tokens = task[0], list[int]()
     path = job.shards[shard][1].path
@@ -205,20 +193,21 @@ def _make_part(task: Task, shard: int) -> tuple[int, PartSummary] | XtokError:
     return sum(tokens), part
 
 
-_translators: dict[tuple[str, tuple[TokenizerSource, ...]], Translator] = {}
+_translators: dict[tuple[str, Cluster], Translator] = {}
 
 
-def _translator(job: ProjectJob, sources: tuple[TokenizerSource, ...]) -> Translator:
+def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
     """Load the tokenizers once per worker process and job, and compare them with the job's."""
-    key = job.digest, sources
+    key = job.digest, cluster
     if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
         _translators.clear()
-        loaded = [source.load() for source in sources]
-        for tokenizer, source, digest in zip(loaded, sources, job.recipe["models"], strict=True):
+        loaded = cluster.load(job.back_map.shape[::-1])
+        for tokenizer, digest in zip(loaded, job.recipe["models"], strict=True):
             if tokenizer.definition_sha256 != digest:
+                name = tokenizer.vocabulary.model_id
                 raise XtokError(
-                    f"{source.model} is a different tokenizer on the node {socket.gethostname()}",
+                    f"{name} is a different tokenizer on the node {socket.gethostname()}",
                     hint="use the same files on all nodes, or pin a commit: REPO@REVISION",
                 )
         _translators[key] = Translator(

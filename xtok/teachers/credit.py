@@ -1,4 +1,4 @@
-"""How the student's tokens of a chunk share the log-probability of the teacher's."""
+"""Credit: the shares of student tokens in the log-probability of a chunk."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
 
 
-@np.errstate(all="ignore")  # of tokens without a log-probability
+@np.errstate(all="ignore")  # tokens without a log-probability are NaN
 def chunk_sums(number: NDArray[np.int64], logprobs: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Return the sum of each chunk's log-probabilities `[size]`, rounded to float32."""
+    """Return the sum of log-probabilities per chunk `[size]`, rounded to float32."""
     return np.bincount(number, logprobs, size).astype(np.float32).astype(np.float64)
 
 
@@ -33,27 +33,25 @@ def prefix_weights(
     predictions: TopK,
     sums: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Weigh the student's tokens of each chunk by what the teacher predicts of their bytes.
+    """Weight the student tokens of each chunk by the teacher's predictions of their bytes.
 
-    Let C(b) be the probability that the teacher goes on with the bytes b (the byte-token lemma,
-    arXiv 2410.09303). Token j of a chunk has C(s_1…s_j) / C(s_1…s_(j-1)), and the last what is left
-    of the sum; all have the same, where a row that C needs has no candidates.
-
-    C counts the candidates that begin with the bytes, along the tokens that the teacher itself has
-    for them, and shares the rest equally among all other tokens. That the teacher may write the
-    same bytes in other tokens is left out: it hardly ever does. How far the shares are off then:
-    `scripts/benchmark.py credit`.
+    Let C(b) be the probability that the teacher continues with the bytes b (byte-token lemma, arXiv
+    2410.09303). Token j of a chunk gets C(s_1…s_j) / C(s_1…s_(j-1)), and the last token gets the
+    remainder of the sum. C adds up the candidates that start with these bytes, and spreads the rest
+    evenly over all other tokens. It ignores other tokenizations of the same bytes, which models
+    rarely write (`scripts/benchmark.py credit` measures the error). If a row has no candidates, all
+    weights of its chunk are equal.
 
     Args:
-        aligner: of both.
-        student: its tokens.
-        teacher: its tokens.
-        numbers: for both, the chunk of each token; the last chunk is for tokens that are in none.
-        predictions: of the teacher's tokens.
-        sums: `[chunks + 1]`, the log-probability of each chunk's teacher tokens.
+        aligner: of both tokenizers.
+        student: the student's tokens.
+        teacher: the teacher's tokens.
+        numbers: for both sides, the chunk of each token. The last chunk number stands for no chunk.
+        predictions: predictions of the teacher's tokens.
+        sums: `[chunks + 1]`, the log-probability of each chunk.
 
     Returns:
-        float64 `[student tokens]`, −log of what each token has; 1 for tokens that share nothing.
+        float64 `[student tokens]`, negative log-probabilities; 1 for tokens alone in their chunk.
     """
     is_shared = np.bincount(numbers[0], minlength=len(sums)) > 1
     is_shared[-1] = False
@@ -74,32 +72,32 @@ def prefix_weights(
     return weights
 
 
-@np.errstate(all="ignore")  # of chunks without a sum
+@np.errstate(all="ignore")  # chunks without a sum are NaN
 def shares(
     sums: NDArray[np.float64],
     number: NDArray[np.int64],
     tokens: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float32]:
-    """Share each chunk's sum among its tokens by weight; equally, if all weights are 0.
+    """Divide each chunk's sum among its tokens by weight; equally, if all weights are 0.
 
-    A share is a multiple of the last bit of the float32 sum, between two roundings of the shares so
-    far: so the shares are exact in float32, and so is their sum. Equal shares differ in that bit.
+    A share is the difference of two rounded cumulative shares, in units of the last bit of the
+    float32 sum. The shares are thus exact in float32 and add up to the sum.
 
     Args:
         sums: `[chunks + 1]`, float32 values.
-        number: `[all tokens]`, the chunk of each.
-        tokens: those that get a share, rising; a chunk's tokens all do, or none.
-        weights: `[all tokens]`, 0 or above.
+        number: `[all tokens]`, the chunk of each token.
+        tokens: the tokens that get a share, in ascending order; all tokens of a chunk, or none.
+        weights: `[all tokens]`, at least 0.
     """
     share_of = np.zeros(len(number), np.float32)
     total = np.bincount(number, weights, len(sums))
     weights = np.where(total[number] == 0, 1.0, weights)
     total = np.bincount(number, weights, len(sums))
     last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
-    whole = (sums == 0) | ~np.isfinite(sums)  # each token takes all of it
+    whole = (sums == 0) | ~np.isfinite(sums)  # every token gets the whole sum
     so_far, done = np.zeros_like(sums), np.zeros_like(sums)
-    place = ranks(number[tokens])  # within its chunk
+    place = ranks(number[tokens])  # position within the chunk
     in_turn = tokens[np.argsort(place, kind="stable")]
     for turn in np.split(in_turn, np.cumsum(np.bincount(place))[:-1]):
         chunk = number[turn]

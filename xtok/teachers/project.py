@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,26 +112,24 @@ def project(
 ) -> Projected:
     """Convert stored predictions of a teacher into predictions for a student, on the same text.
 
-    Memory does not depend on the size of the files. Parts are kept in `OUTPUT.checkpoint` until the
-    output is written. After an interruption, the same call resumes from them and writes the same
-    bytes.
+    Memory does not depend on the size of the files. Parts are kept in `OUTPUT.checkpoint`; after an
+    interruption, the same call resumes from them and writes the same bytes.
 
     Args:
         teacher_topk: a path or glob, or several: Parquet or JSON lines, also compressed.
-        pair: the student and the teacher, with their tokenizers. The ids in the files are the
-            teacher's.
+        pair: the student and the teacher (the model of the ids), with their tokenizers.
         output: path ending in `.parquet`, or in `.jsonl` for the format `vllm`.
         config: the options; defaults if None.
-        back_map: a map from the teacher (rows) to the student (columns), or its path. `get_map`
-            with `xtok.config.BACK_MAP` builds the recommended map.
+        back_map: a map from the teacher (rows) to the student (columns), or its path; see
+            `xtok.config.BACK_MAP`.
         cluster: a Ray cluster that does the work; this process if None.
         progress: called for the files.
         note: called with a sentence on assumptions and on resumed work.
 
     Raises:
         XtokError: if a file is unreadable, belongs to a different tokenizer or contains invalid
-            predictions; if the map belongs to a different pair; if the output cannot be written,
-            or another run is writing it.
+            predictions; if the map belongs to a different pair; if the output cannot be written, or
+            another run is writing it.
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
@@ -171,8 +169,9 @@ def _make_parts(
 
 def _report(target: Path, pair: Pair, parts: Sequence[PartSummary]) -> Projected:
     totals = Totals.sum_of(part.totals for part in parts)
+    counts = [field.name for field in fields(Totals)[:5]]
     notes = []
-    if totals.bounded and totals.targets < totals.positions - totals.firsts:
+    if totals.bounded and totals.targets < totals.student_tokens - totals.first_tokens:
         notes.append(
             f"{totals.bounded:,} tokens of the text are not among their candidates, and the cache "
             "has no realized_logprob for them; student tokens that start inside them have no target"
@@ -183,11 +182,7 @@ def _report(target: Path, pair: Pair, parts: Sequence[PartSummary]) -> Projected
         paths=(os.fspath(target),),
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
-        documents=totals.documents,
-        teacher_tokens=totals.teacher_tokens,
-        student_tokens=totals.positions,
-        first_tokens=totals.firsts,
-        targets=totals.targets,
+        **{name: getattr(totals, name) for name in counts},
         mean_rest=totals.rest / totals.rests if totals.rests else None,
         teacher_bits_per_byte=totals.bits / totals.num_bytes if totals.num_bytes else None,
         teacher_is_bound=totals.bounded > 0,
@@ -196,7 +191,6 @@ def _report(target: Path, pair: Pair, parts: Sequence[PartSummary]) -> Projected
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Return the size and modification time of each file."""
     stats = {path: path.stat() for path in paths}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
@@ -235,7 +229,6 @@ def open_caches(
 
 
 def _check_tokenizer(cache: Cache, pair: Pair) -> None:
-    """Compare the tokenizer digest in the cache, if any, with the teacher's."""
     digest, (student, teacher) = cache.about.get("tokenizer_sha256"), pair.tables
     if digest in (None, teacher.sha256()):
         return
@@ -243,8 +236,8 @@ def _check_tokenizer(cache: Cache, pair: Pair) -> None:
         raise _swapped(cache.path, pair)
     raise cache_error(
         cache.path,
-        f"its ids belong to {cache.about.get('tokenizer', 'another tokenizer')}, whose tokens "
-        f"differ from those of {pair.teacher.model_id}",
+        f"its ids belong to {cache.about.get('tokenizer', 'another tokenizer')}, which has other "
+        f"tokens than {pair.teacher.model_id}",
         "pass the model that made these predictions as the teacher",
     )
 
@@ -276,7 +269,6 @@ def _has_ids(tokenizer: Tokenizer, rows: Documents) -> bool:
 
 
 def _spells(tokenizer: Tokenizer, rows: Documents) -> bool:
-    """Return whether this tokenizer decodes the first row's ids to its text."""
     [text, *_] = rows.values("text")
     if text is None or not _has_ids(tokenizer, rows):
         return False
@@ -312,12 +304,11 @@ def _is_json(kind: Any) -> bool:
         return all(_is_json(field.type) for field in kind)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _is_json(kind.value_type)
-    plain = types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string
-    return any(is_of(kind) for is_of in (*plain, types.is_large_string))
+    scalars = types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string
+    return any(is_scalar(kind) for is_scalar in (*scalars, types.is_large_string))
 
 
 def _write(job: ProjectJob, target: Path, pair: Pair, schema: Any) -> None:
-    """Convert all parts to the output format, with the columns of this schema."""
     meaningless, to = slot_candidates(pair.tables[0]), job.config.to
     student = Target(
         model=pair.student.model_id,
@@ -370,10 +361,9 @@ def _footer(job: ProjectJob, pair: Pair) -> dict[str, str]:
 def _compression_config(
     target: Path, pair: Pair, config: ProjectConfig, note: Note
 ) -> Iterator[None]:
-    """Write DistillKit's config, which all outputs of a folder share, for the time of a run.
+    """Write DistillKit's config, which all outputs of a folder share, at the start of a run.
 
-    It is written at the start, so that no other run writes a different one meanwhile. A run that
-    fails removes it, and another run that needs it writes it again at its end.
+    A run that fails removes its config; another run that needs it writes it again at its end.
 
     Raises:
         XtokError: if the folder contains the config of other predictions.
@@ -405,7 +395,6 @@ def _compression_config(
 
 
 def _bounded(table: Any, width: int) -> Iterator[Documents]:
-    """Split rows into groups that take bounded memory when padded to one width."""
     [batch] = table.combine_chunks().to_batches()
     sizes = batch.column("input_ids").value_lengths().to_numpy(zero_copy_only=False)
     if sizes.max(initial=0) * width > MAX_LIST_LENGTH:

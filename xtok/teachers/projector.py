@@ -1,4 +1,4 @@
-"""A teacher's predictions over its own tokens, as predictions over a student's."""
+"""Projection of a teacher's predictions from its own tokens to the student's tokens."""
 
 from __future__ import annotations
 
@@ -33,52 +33,48 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable, TokenType, utf8_runs
 
 _ROWS_AT_ONCE = 1 << 16
-_CANDIDATES_AT_ONCE = 1 << 22  # 34 MB of them
+_CANDIDATES_AT_ONCE = 1 << 22  # 34 MB
 _LEAST_ROOM = 1 << 18
 _MAX_STEMS = 1 << 23
-"""Beyond this many byte strings, 300 MB, they are forgotten and recomputed."""
+"""Maximum size of the cache of byte strings (300 MB). A full cache is cleared."""
 
 
 class Projector:
-    """Turns predictions of a teacher into predictions of a student, for a pair and a map.
+    """Projects predictions for a pair of tokenizers with a map from the teacher to the student.
 
-    Where both sides begin a token at one byte, the teacher's candidates go through the map. The one
-    that the text really has goes along the path: its bytes and each candidate at the next place are
-    spelled by the student, and so on while a token of the student's may still grow over them. Where
-    the student's token begins inside the teacher's, the candidates that go on as the text did count
-    by what is left of them, spelled as after the bytes before it; hardly those that the student
-    would not split there. What is not known is spread evenly over the teacher's other tokens, and
-    counts by how many of those go on as the text did.
+    - If a student token and a teacher token start at the same byte, the map converts the teacher's
+      candidates. The realized teacher token follows the path of the text instead: the student
+      spells its bytes with each candidate of the next row, as long as a longer student token can
+      match.
+    - If a student token starts inside a teacher token, only candidates with the text's bytes up to
+      there count. Each contributes its remaining bytes, as the student spells them in this
+      position. The rest is spread evenly over the teacher's other tokens.
 
-    The same text, once with longer tokens of the teacher's, once with longer ones of the student's.
-    `place` is the teacher's token in which a student's begins, `inside` how many bytes in:
+    Example: the same text, with longer teacher tokens (left) and longer student tokens (right).
+    `place` is the teacher token in which a student token starts, `inside` the offset in bytes:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
         place      0 0  1              0    2
         inside     0 1  0              0    0
 
-    Left, at `01`: of the teacher's candidates for `201`, those count that begin with `2`: `201` as
-    `01`, `20` as `0`; what follows `2` alone is not known. Right, at `201`: the candidate `3` goes
-    through the map, and `2` along the path: `2` and each candidate for `01`.
+    Left, at `01`: the candidates for `201` count if they start with `2`. `201` adds `01`, `20` adds
+    `0`, and the continuation of `2` is unknown. Right, at `201`: the map converts the candidate
+    `3`; `2` follows the path, with each candidate for `01`.
 
-    Everything unknown goes to the rest: cut candidates, unspellable ones, and continuations nobody
-    asked for. Of two equal tokenizers, predictions stay what they are.
-
-    What the student makes of the bytes that teacher tokens spell is kept: a projector gets faster
-    with what it has seen. One call at a time; it uses several threads itself.
+    Cut candidates, unspellable candidates and unknown continuations belong to the rest. For two
+    equal tokenizers, predictions do not change. A projector caches spellings, so it becomes faster
+    with use. It allows one call at a time, which uses several threads.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        back_map: from the teacher (rows) to the student (columns), without scale slots; `build`
-            makes it of the teacher and the student, in this order, with
-            `BuildConfig.for_loss("p-kl", target="start", top_k=32)`.
+        back_map: from the teacher (rows) to the student (columns), without scale slots. `build`
+            with `xtok.config.BACK_MAP` makes it; the teacher is its first model.
         num_threads: one per available core if None. The result does not depend on it.
-        along_path: if False, the token that the text really has goes through the map as well, and
-            what follows it is not used.
+        along_path: if False, the map also converts the realized token, without the rows after it.
 
     Raises:
-        ValueError: if the map is not of these two widths, or has scale slots.
+        ValueError: if the map has other widths than the pair, or scale slots.
     """
 
     def __init__(
@@ -92,8 +88,8 @@ class Projector:
         ours, theirs = pair.tables
         if back_map.shape != (len(theirs), len(ours)) or back_map.enable_scale_trick:
             raise ValueError(
-                f"the map is {back_map.shape}, and must be {(len(theirs), len(ours))}, "
-                "from the teacher to the student, without scale slots"
+                f"the map has shape {back_map.shape}, expected {(len(theirs), len(ours))} (teacher "
+                "× student) without scale slots"
             )
         self.student, _ = pair.tokenizers
         self.is_same = pair.is_same
@@ -117,20 +113,18 @@ class Projector:
     ) -> TopK:
         """Project predictions onto the student's tokens of the same documents.
 
-        A row is valid where the student's token begins at a byte that both sides spell alike, and
-        the teacher's token at that byte has a prediction. `realized_logprob` shares what the
-        teacher's tokens of a chunk have together among the student's, by byte prefixes: see
-        `prefix_weights`. The sums are the teacher's, and each token of a chunk has its share, but
-        where the teacher's tokens have none, as a document's first; there it is the row's own.
+        A row is valid if the student token starts within a chunk of equal bytes, and the teacher
+        token at its first byte has a prediction. `realized_logprob` is the token's share of its
+        chunk, see `prefix_weights`, or the candidate's value if the chunk has no log-probability.
 
         Args:
-            teacher: its predictions; not checked.
+            teacher: checked predictions.
             student_ids: int32 `[tokens]`, the student's tokens of these documents.
             student_bounds: int64 `[documents + 1]`.
-            top_k: the most candidates of a row; what is cut away is part of the rest.
+            top_k: maximum number of candidates per row. Cut candidates belong to the rest.
 
         Raises:
-            ValueError: for ids that a vocabulary does not have, and other numbers of documents.
+            ValueError: if an id is outside its vocabulary, or the numbers of documents differ.
         """
         student = self.aligner.student.flat(student_ids, student_bounds)
         texts = self.aligner.teacher.flat(teacher.token_ids, teacher.bounds)
@@ -138,7 +132,7 @@ class Projector:
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
         ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
-        given = teacher._replace(token_ids=texts.ids)
+        predictions = teacher._replace(token_ids=texts.ids)
         count = np.zeros(len(place), np.int64)
         rest, own = np.full((2, len(place)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
@@ -151,7 +145,7 @@ class Projector:
                 *np.empty((1, len(some), top_k), np.float32),
                 *np.full((2, len(some)), np.nan, np.float32),
             )  # fmt: skip
-            self._fill(rows, given, top_k)
+            self._fill(rows, predictions, top_k)
             kept = np.arange(top_k) < rows.size[:, None]
             ids.append(rows.ids[kept])
             logprobs.append(rows.logprobs[kept])
@@ -163,20 +157,21 @@ class Projector:
         )  # fmt: skip
 
     def _places(
-        self, student: FlatIds, teacher: FlatIds, given: TopK
+        self, student: FlatIds, teacher: FlatIds, predictions: TopK
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.float32]]:
-        """Return where the student's tokens begin in the teacher's, and their log-probabilities.
+        """Locate the student's tokens in the teacher's tokens, and share log-probabilities.
 
-        For each of the student's tokens: the teacher's at its first byte, or −1; how many bytes of
-        it are before that; whether one of the student's begins at the first of these; its share of
-        what the chunk's teacher tokens have, NaN if there is none.
+        Returns:
+            Arrays `[student tokens]`: the teacher token at the first byte, or −1; the offset of
+            this byte; whether a student token also starts at the start of this teacher token; the
+            share of the chunk's log-probability, or NaN.
         """
         alignment = self.aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         shared = np.append(alignment.is_correct, False)
         s_shared = shared[ours_in]
         s, t = np.flatnonzero(s_shared), np.flatnonzero(shared[theirs_in])
-        # Both sides have the same symbols in these chunks, so one count of them holds for both.
+        # Both sides have the same symbols in these chunks, so their positions are comparable.
         s_lengths = np.diff(self.aligner.student.offsets)[student.ids[s]]
         t_lengths = np.diff(self.aligner.teacher.offsets)[teacher.ids[t]]
         begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
@@ -185,21 +180,21 @@ class Projector:
         place[s], inside[s] = t[at], begins - t_begins[at]
         is_aligned = np.zeros(len(student.ids), np.bool_)
         is_aligned[s] = np.isin(t_begins, begins)[at]
-        sums = chunk_sums(theirs_in, given.realized_logprob, len(shared))
+        sums = chunk_sums(theirs_in, predictions.realized_logprob, len(shared))
         numbers = np.where(s_shared, ours_in, len(sums) - 1), theirs_in
-        weights = prefix_weights(self.aligner, student, teacher, numbers, given, sums)
+        weights = prefix_weights(self.aligner, student, teacher, numbers, predictions, sums)
         credit = shares(sums, ours_in, s, weights)
         return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
 
-    def _fill(self, rows: RowBlock, given: TopK, top_k: int) -> None:
-        """Project rows, and work out what the student makes of bytes that are new."""
-        room = max(_LEAST_ROOM, 2 * int(np.diff(given.starts).max()) + 2)
+    def _fill(self, rows: RowBlock, predictions: TopK, top_k: int) -> None:
+        """Project rows, and add the stems that they lack, until all rows are done."""
+        room = max(_LEAST_ROOM, 2 * int(np.diff(predictions.starts).max()) + 2)
         num_students = len(self.student.table)
 
         def run(todo: NDArray[np.int64]) -> NDArray[np.int64]:
             missing = np.empty(room, np.int64)
             misses = project_rows(
-                self._teacher, given, self.prefixes, rows, todo, self.is_same, top_k,
+                self._teacher, predictions, self.prefixes, rows, todo, self.is_same, top_k,
                 np.zeros(num_students), np.empty(num_students + 1, np.int32), missing,
             )  # fmt: skip
             return missing[:misses]
@@ -222,9 +217,9 @@ class Projector:
     def learn(self, keys: NDArray[np.int64]) -> None:
         """Add stems; see `PrefixTable`.
 
-        A token after a stem changes the stem's first token only if one of the student's reaches
-        over the seam, or if the stem may be split in another way: only then are both spelled, as
-        the student does after the bytes of the teacher's token that are before the stem.
+        A token after a stem changes the stem's first student token only if a student token can span
+        the seam, or if the pre-tokenizer can split the stem differently. Only then are both
+        spelled.
         """
         size = self._size + len(keys)
         self._make_room(size)
@@ -235,7 +230,7 @@ class Projector:
         token = keys & (1 << ID_BITS) - 1
         other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
         left = other[is_root]
-        # The stem of each key: what is left of a token and nothing more, or one with a token more.
+        # The stem before each key's token: empty (-1) for a root key, or an earlier stem.
         numbers, stem_of = np.unique(np.where(is_root, -1, other), return_inverse=True)
         spelled = [self._spelled(e - 1) if e > 0 else (b"", b"") for e in numbers.tolist()]
         stem_of[is_root] = len(spelled) + np.arange(len(left))
@@ -258,16 +253,16 @@ class Projector:
         may_grow[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
         is_spelled |= np.array([*map(may_split, wholes)])[stem_of]
-        asked = np.flatnonzero(is_spelled)
+        todo = np.flatnonzero(is_spelled)
         texts = [
             (spelled[stem][0], stems[stem] + data[begin:end].tobytes())
             for stem, begin, end in zip(
-                stem_of[asked].tolist(), begins[asked].tolist(), offsets[token[asked] + 1].tolist(),
+                stem_of[todo].tolist(), begins[todo].tolist(), offsets[token[todo] + 1].tolist(),
                 strict=True,
             )
         ]  # fmt: skip
         first[new], is_boundary[new] = first[other - 1], is_boundary[other - 1]
-        first[new][asked], is_boundary[new][asked] = self._first_tokens(texts)
+        first[new][todo], is_boundary[new][todo] = self._first_tokens(texts)
         whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
         whole = np.where(left == 0, token[is_root], whole)
         has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
@@ -280,7 +275,6 @@ class Projector:
         self._size = size
 
     def _make_room(self, size: int) -> None:
-        """Make the table larger, if it has no room for so many stems."""
         old = self.prefixes
         if size <= len(old.keys):
             return
@@ -291,8 +285,8 @@ class Projector:
         add_stems(self.prefixes.slots, self.prefixes.keys[: self._size], 0)
 
     def _spelled(self, stem: int) -> tuple[bytes, bytes]:
-        """Return the bytes of the teacher's token that are before a stem, and those of the stem."""
-        parts: list[bytes] = []  # the last token first
+        """Return the bytes before a stem in its teacher token, and the bytes of the stem."""
+        parts: list[bytes] = []  # in reverse order
         while True:
             key = int(self.prefixes.keys[stem])
             token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
@@ -303,18 +297,18 @@ class Projector:
             stem = other - 1
 
     def _num_alike(self, prefix: bytes) -> int:
-        """Return how many of the teacher's tokens begin with these bytes."""
         first = bisect_left(self._in_order, prefix)
         return bisect_right(self._in_order, prefix, first, key=lambda x: x[: len(prefix)]) - first
 
     def _first_tokens(self, texts: Sequence[tuple[bytes, bytes]]) -> tuple[list[int], list[bool]]:
-        r"""Return the student's first token of each text after what is before it; −1 for none.
+        r"""Return the student's first token of each text, given the bytes before it.
 
-        What is before may change it: of `(a`, many tokenizers have `(a` in one, but `(` behind a
-        `\`. Where no token begins with the text, it is spelled as if nothing were before it.
+        The bytes before can change it: many tokenizers have a token `(a`, but split it after a `\`.
+        If no token starts at the text, it is spelled without these bytes.
 
         Returns:
-            the tokens, and whether one begins with the text, or nothing can be said.
+            Token ids (−1: unspellable), and whether a token starts at the text or it is
+            unspellable.
         """
         whole = self.student.segment_batch([before + text for before, text in texts])
         first = [
@@ -328,7 +322,7 @@ class Projector:
         return first, is_boundary
 
     def _begins_at(self, byte: int, ids: Sequence[int] | None) -> int:
-        """Return the token that begins at a byte of a spelling; −1 if none does."""
+        """Return the token of a spelling that starts at this byte, or −1."""
         begin = 0
         for token in ids or ():
             if begin >= byte:
@@ -338,7 +332,6 @@ class Projector:
 
 
 def _no_prefixes(room: int) -> PrefixTable:
-    """Return an empty table, with room for so many."""
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
     first, token_or_row, num_same_start = np.empty((3, room), np.int32)
     may_grow, is_boundary = np.empty((2, room), np.bool_)
@@ -348,7 +341,6 @@ def _no_prefixes(room: int) -> PrefixTable:
 
 
 def _spellings(student: TokenTable) -> tuple[NDArray[Any], ...]:
-    """Return a student's tokens as `find_seams` takes them."""
     known = student.canonical_ids()
     order = np.array([known[token] for token in sorted(known)], np.int32)
     hashes = np.zeros(1 << (2 * len(order)).bit_length(), np.uint64)
@@ -357,11 +349,7 @@ def _spellings(student: TokenTable) -> tuple[NDArray[Any], ...]:
 
 
 def may_split(stem: bytes) -> bool:
-    """Whether what follows bytes may change how a tokenizer splits them into words.
-
-    Spaces look ahead; an apostrophe begins a contraction, or not; a capital may be the last of a
-    word, or its first.
-    """
+    """Return whether the following bytes can change how a pre-tokenizer splits this stem."""
     [text, *more] = utf8_runs(stem)
     return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
 
@@ -384,19 +372,20 @@ def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -
 
 
 def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return where what follows a teacher token may change the student's tokens of it.
+    """Find the teacher tokens with a student spelling that can depend on the next token.
 
-    That is after some tokens, bool `[V_teacher]`, and between some bytes, bool `[256, 256]`. Else a
-    token of the student's ends there whatever follows, and it is not worked out pair by pair.
+    Returns:
+        These tokens, bool `[V_teacher]`; and pairs of bytes (last, first) across which a student
+        token can continue, bool `[256, 256]`.
     """
     joined = np.zeros((256, 256), np.bool_)
     within = np.ones(len(student.data), np.bool_)
-    # A token's first byte, which has no neighbour before it; those behind the end are the first's.
+    # First bytes of tokens have no preceding byte. Empty last tokens point past the end, hence %.
     within[student.offsets[1:-1] % max(1, len(student.data))] = False
     joined[student.data[:-1][within[1:]], student.data[1:][within[1:]]] = True
-    # A letter, or a part of one, may change what is a word, and so where a tokenizer splits.
+    # A letter, or a part of one, can extend a word and so change the split.
     letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
     joined[:, letters] = True
     texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]
-    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)  # a look ahead
+    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)  # lookahead
     return is_open, joined

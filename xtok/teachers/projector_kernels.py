@@ -1,6 +1,6 @@
-"""Numba kernels on flat arrays: one prediction over teacher tokens after another.
+"""Numba kernels that project predictions, row by row, on flat arrays.
 
-All kernels are serial, release the GIL, and check nothing.
+The kernels are serial, release the GIL, and do not check their arguments.
 """
 
 from __future__ import annotations
@@ -12,77 +12,80 @@ from numpy.typing import NDArray
 
 from xtok._lib.kernels import inner_kernel, kernel
 
-ROOT = 62  # the bit that marks what is left of a token, in a key of `PrefixTable`
-ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
-NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
+ROOT = 62  # bit of a root key in `PrefixTable`: the remainder of one token
+ID_BITS = 24  # bits of an id in a key, at least those of `MAX_WIDTH`
+NEGLIGIBLE = 2.0**-24  # smaller parts of a map row belong to the rest: half a float32 step at 1
 
 RESPLIT_RATE = 0.01
-"""How often, in text, a student splits a token where it does not split it alone.
+"""Rate at which a student splits a token in a text at a place where it does not split it alone.
 
-Gemma 3's tokens in manual pages in four languages and in Python: SmolLM2, Llama 3 and Qwen split at
-0.4 to 3 % of such places.
+Measured: SmolLM2, Llama 3 and Qwen split 0.4 to 3 % of such places in Gemma 3's tokens, in manual
+pages in four languages and in Python.
 """
 CLOSE_RATIO = 1 + 2.0**-9
-"""Probabilities that differ more have other float32 logarithms, up to 2**13."""
+"""Probabilities with a larger ratio differ in their float32 logarithms, for up to 2**13 nats."""
 _HASH = np.uint64(0xCBF29CE484222325)
-BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
+BUCKETS = 1024  # of probabilities; the lowest bucket holds all below 2**-64
 
 
 class TeacherTokens(NamedTuple):
-    """A teacher's tokens, the map's rows of them, and what they say of the student's."""
+    """A teacher's tokens, the rows of the map, and the seams where student tokens can continue."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_teacher + 1]
-    is_text: NDArray[np.bool_]  # [V_teacher], whether the text goes on with the token's bytes
-    ends_text: NDArray[np.bool_]  # [V_teacher], a control token: a student's token ends before it
-    is_open: NDArray[np.bool_]  # [V_teacher], what follows may change where it is split
-    row_bounds: NDArray[np.int64]  # [V_teacher + 1], the map's rows, in its order
+    is_text: NDArray[np.bool_]  # [V_teacher], the token has bytes
+    ends_text: NDArray[np.bool_]  # [V_teacher], control token: a student token ends before it
+    is_open: NDArray[np.bool_]  # [V_teacher], the following token can change the student's split
+    row_bounds: NDArray[np.int64]  # [V_teacher + 1], rows of the map
     columns: NDArray[np.int32]  # [2 * nnz], the student id of entry k at 2 * k
-    weights: NDArray[np.float32]  # [2 * nnz], the same memory, its weight at 2 * k + 1
-    joined: NDArray[np.bool_]  # [256, 256], whether two bytes are neighbours in a student token
-    num_texts: int  # tokens that stand for bytes
+    weights: NDArray[np.float32]  # [2 * nnz], the same memory, the weight of entry k at 2 * k + 1
+    joined: NDArray[np.bool_]  # [256, 256], pairs of bytes that a student token can span
+    num_texts: int  # number of tokens with bytes
 
 
 class PrefixTable(NamedTuple):
-    """Byte strings that teacher tokens spell, and what the student makes of each.
+    """Stems: byte strings of one or more teacher tokens, with the student's spelling of each.
 
-    The key of what is left of token t after u bytes is `1 << ROOT | u << ID_BITS | t`; that of stem
-    e with token t after it `(e + 1) << ID_BITS | t`. With the teacher's tokens 7, `20`, and 5, `1`:
+    The remainder of token t after u bytes has the key `1 << ROOT | u << ID_BITS | t`. Stem e with
+    token t appended has the key `(e + 1) << ID_BITS | t`. With the teacher tokens 7 (`20`), 5
+    (`1`):
 
         stem   bytes   key
-        0      20      1 << ROOT | 0 << ID_BITS | 7    all of token 7
+        0      20      1 << ROOT | 0 << ID_BITS | 7    token 7
         1      201     (0 + 1) << ID_BITS | 5          stem 0, then token 5
-        2      0       1 << ROOT | 1 << ID_BITS | 7    token 7 after its first byte; before it: 2
+        2      0       1 << ROOT | 1 << ID_BITS | 7    token 7 without its first byte
     """
 
-    slots: NDArray[np.int32]  # [2**n], an open-addressed table of stems by key, −1 where free
+    slots: NDArray[np.int32]  # [2**n], hash table (open addressing): key → stem, −1 if free
     keys: NDArray[np.int64]  # [stems]
-    first: NDArray[np.int32]  # [stems], the student's first token, or −1 if it cannot spell it
-    # [stems], if nothing is known but its bytes: that token, or `-2 - t` for the map's row of t
+    first: NDArray[
+        np.int32
+    ]  # [stems], the student's first token, or −1 if it cannot spell the stem
+    # [stems], destination if the following token is unknown: a token, or `-2 - t` for map row t
     token_or_row: NDArray[np.int32]
-    may_grow: NDArray[np.bool_]  # [stems], whether a student token begins with it and is longer
-    is_boundary: NDArray[np.bool_]  # [stems], whether a student token begins there, in its token
-    num_same_start: NDArray[np.int32]  # [stems], how many teacher tokens begin with what is before
+    may_grow: NDArray[np.bool_]  # [stems], a longer student token starts with the stem
+    is_boundary: NDArray[np.bool_]  # [stems], a student token starts at the stem in its token
+    num_same_start: NDArray[np.int32]  # [stems], teacher tokens that start with the bytes before it
 
 
 class RowBlock(NamedTuple):
-    """Some rows of the student: where each begins, and its projection, `top_k` candidates."""
+    """A block of student rows: their positions, and up to `top_k` projected candidates of each."""
 
-    place: NDArray[np.int64]  # [rows], the teacher's token at the byte where the student's begins
-    inside: NDArray[np.int64]  # [rows], how many bytes of it are before that
-    is_aligned: NDArray[np.bool_]  # [rows], whether a student's token begins at its first byte, too
-    last: NDArray[np.int64]  # [rows], the end of the teacher's document
-    realized: NDArray[np.int32]  # [rows], the student's token itself
-    size: NDArray[np.int64]  # [rows], the candidates found; −1 where the row is not done
+    place: NDArray[np.int64]  # [rows], the teacher token at the first byte of the student token
+    inside: NDArray[np.int64]  # [rows], the offset of this byte in the teacher token
+    is_aligned: NDArray[np.bool_]  # [rows], a student token starts where this teacher token starts
+    last: NDArray[np.int64]  # [rows], end of the teacher's document
+    realized: NDArray[np.int32]  # [rows], the student token
+    size: NDArray[np.int64]  # [rows], number of candidates; −1 if the row is not done
     ids: NDArray[np.int32]  # [rows, top_k]
     logprobs: NDArray[np.float32]  # [rows, top_k]
-    rest: NDArray[np.float32]  # [rows], a log-probability
-    own: NDArray[np.float32]  # [rows], that of the student's token; NaN if it has no part
+    rest: NDArray[np.float32]  # [rows], log-probability of the rest
+    own: NDArray[np.float32]  # [rows], log-probability of the student token, or NaN
 
 
 @inner_kernel
 def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
-    """Return where a key is in the table, or where there is room for it."""
+    """Return the slot of a key, or the free slot where it belongs."""
     mask = np.int64(len(slots) - 1)
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     slot = np.int64(mixed >> np.uint64(32)) & mask
@@ -93,7 +96,7 @@ def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _looked_up(slots, keys, key, missing, misses):  # type: ignore[no-untyped-def]
-    """Return a key's stem; −1 if it is missing, and noted. And how many keys are missing now."""
+    """Return a key's stem and the number of missing keys; −1 for a missing key, which is added."""
     e = slots[_slot(slots, keys, key)]
     if e < 0:
         missing[misses] = key
@@ -103,23 +106,22 @@ def _looked_up(slots, keys, key, missing, misses):  # type: ignore[no-untyped-de
 
 @kernel
 def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
-    """Enter the keys from `start` on, none of which is there, into the table."""
+    """Insert the keys from `start` on, which must be new."""
     for e in range(start, len(keys)):
         slots[_slot(slots, keys, keys[e])] = e
 
 
 @kernel
 def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untyped-def]
-    """Tell what byte strings, and a token after each, are to the student.
+    """Find the pairs of a stem and a following token that a student token can span.
 
     Args:
-        student: its tokens and their offsets; their ids in the order of their bytes, none twice;
-            and the hashes of their bytes, uint64 `[2**n]`, 0 where the table is free.
-        stems: bytes, each after those that are before it; their offsets; where in its bytes each
-            begins; and which one each pair begins with, int64 `[pairs]`.
-        more: the teacher's tokens, and where the other of each pair begins and ends there.
-        joins: bool `[pairs]`, is filled: whether a student token reaches over the seam.
-        may_grow: bool `[pairs]`, is filled: whether one begins with both, and is longer.
+        student: token bytes; offsets; unique ids in byte order; hashes, uint64 `[2**n]`, 0 if free.
+        stems: bytes, including the bytes before each stem; offsets; start of each stem within its
+            bytes; the stem of each pair, int64 `[pairs]`.
+        more: the teacher's bytes; start and end of the second part of each pair.
+        joins: bool `[pairs]`, output: a student token spans the seam.
+        may_grow: bool `[pairs]`, output: a student token starts with the pair and is longer.
     """
     data, offsets, order, hashes = student
     stem_data, stem_offsets, stem_begins, stem_of = stems
@@ -148,7 +150,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
         text = both[stem_begins[stem_of[n]] : size]
         size = len(text)
         low, high = 0, len(order)
-        while low < high:  # the first token behind these bytes
+        while low < high:  # find the first token after these bytes
             middle = (low + high) // 2
             a, b = offsets[order[middle]], offsets[order[middle] + 1]
             same = _shared(data, a, b, text)
@@ -164,7 +166,7 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
 
 @inner_kernel
 def _shared(data, start, end, other):  # type: ignore[no-untyped-def]
-    """Return how many bytes a token and another string begin with alike."""
+    """Return the length of the common prefix of a token and another string."""
     same = 0
     while same < len(other) and start + same < end and data[start + same] == other[same]:
         same += 1
@@ -173,13 +175,13 @@ def _shared(data, start, end, other):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _hashed(key, byte):  # type: ignore[no-untyped-def]
-    """Return the FNV-1a hash of one byte more; 0 is for what is free."""
+    """Add a byte to an FNV-1a hash. The result is never 0, which marks free slots."""
     return max(np.uint64(1), (key ^ np.uint64(byte)) * np.uint64(0x100000001B3))
 
 
 @kernel
 def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
-    """Enter the hashes of byte strings into a table, which has room for them."""
+    """Insert the hashes of byte strings into a table with enough free slots."""
     mask = np.uint64(len(hashes) - 1)
     for n in range(len(offsets) - 1):
         key = _HASH
@@ -193,56 +195,55 @@ def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
 
 @kernel
 def project_rows(  # type: ignore[no-untyped-def]
-    teacher, given, stems, rows, todo, is_same, top_k, mass, touched, missing
+    teacher, predictions, stems, rows, todo, is_same, top_k, mass, touched, missing
 ):
-    """Project the rows `todo`, until there is no more room for the keys of stems that are missing.
+    """Project rows until `missing` is full. A row that lacks a stem is left undone.
 
-    A row of K = 64 takes 7 to 10 µs, of which the map's rows take most. To spell new stems takes as
-    long again (`scripts/benchmark.py serving` says tokens per second).
+    A row with K = 64 takes 7 to 10 µs, mostly for the rows of the map. Spelling new stems takes the
+    same time again (`scripts/benchmark.py serving`).
 
     Args:
-        teacher: a `TeacherTokens`.
-        given: a `TopK`.
+        teacher: `TeacherTokens`.
+        predictions: `TopK`, the teacher's predictions.
         stems: `PrefixTable`.
-        rows: `RowBlock`; what is found is written there, where no stem is missing.
-        todo: int64, which rows, none of which is done.
-        is_same: whether both have one tokenizer.
-        top_k: the most candidates of a row.
-        mass: float64 `[V_student]`, zeros; they are left as such.
-        touched: int32 `[V_student]`.
-        missing: int64, is filled with keys, some of them several times.
+        rows: `RowBlock`, receives the results.
+        todo: int64, the indices of the rows to project.
+        is_same: whether both sides have the same tokenizer.
+        top_k: maximum number of candidates per row.
+        mass: float64 `[V_student]`, scratch; zeros before and after.
+        touched: int32 `[V_student + 1]`, scratch.
+        missing: int64, output: keys of missing stems, possibly repeated.
 
     Returns:
-        How many keys are missing.
+        The number of missing keys.
     """
     misses = np.int64(0)
     kept, order = np.empty_like(touched), np.empty_like(touched)
     values = np.empty(len(touched))
     places = np.zeros(BUCKETS, np.int64)
-    goes_to = np.empty(
-        1024, np.int32
-    )  # parts: a student's token, or a row, as `token_or_row` has it
+    # Each part of the probability goes to a student token (s), map row t (-2 - t) or the rest (-1).
+    goes_to = np.empty(1024, np.int32)
     part = np.empty(1024, np.float64)
     for x in todo:
         j, u = rows.place[x], rows.inside[x]
-        most = given.starts[j + 1] - given.starts[j] + 2
+        most = predictions.starts[j + 1] - predictions.starts[j] + 2
         if misses + most > len(missing):
             break
         if is_same and u == 0:
-            _copy(given, j, rows, x, top_k, len(touched))
+            _copy(predictions, j, rows, x, top_k, len(touched))
             continue
         before = misses
         goes_to, part = _room(goes_to, part, np.int64(0), most)
         count, on_path, rest, misses = _part_candidates(
-            teacher, given, stems, j, u, rows.is_aligned[x], goes_to, part, missing, misses
+            teacher, predictions, stems, j, u, rows.is_aligned[x], goes_to, part, missing, misses
         )
         goes_to, part, count, is_known, is_full, misses = _part_path(
-            teacher, given, stems, rows, x, on_path, goes_to, part, count, missing, misses
+            teacher, predictions, stems, rows, x, on_path, goes_to, part, count, missing, misses
         )
         if is_full or misses > before:
             continue
         scale = 1.0
-        if u > 0:  # what does not go on as the text did is not possible
+        if u > 0:  # condition on the bytes of the text before this row
             total = rest + part[:count].sum()
             scale = 1.0 / total if total > 0.0 else 0.0
             rest *= scale
@@ -253,32 +254,35 @@ def project_rows(  # type: ignore[no-untyped-def]
             values[n] = mass[touched[n]]
             mass[touched[n]] = 0.0
         size = _keep_best(values, touched, count, top_k, places, kept, order)
-        is_known &= not np.isnan(given.rest_logprob[j])
+        is_known &= not np.isnan(predictions.rest_logprob[j])
         _write(rows, x, size, values, touched, count, order, rest, is_known)
     return misses
 
 
 @inner_kernel
 def _part_candidates(  # type: ignore[no-untyped-def]
-    teacher, given, stems, j, u, is_aligned, goes_to, part, missing, misses
+    teacher, predictions, stems, j, u, is_aligned, goes_to, part, missing, misses
 ):
-    """Say where the candidates of a row go, but for the one that the text has: it is on the path.
+    """Assign the candidates of a row to destinations, except the realized token.
 
-    A candidate costs an exponential and, inside a token, a comparison of the bytes before, and a
-    look at the table of stems for those that begin with them. What is not known is spread evenly
-    over the teacher's tokens that are not candidates; inside, those count that begin as the text.
+    A candidate costs an exponential, and inside a token a comparison and a lookup. The rest is
+    spread evenly over the tokens that are not candidates; inside a token, those that start like the
+    text count.
 
     Returns:
-        how many parts there are; the probability of the one on the path; the rest; and how many
-        keys are missing now.
+        The number of parts, the probability of the realized token, the rest, and the number of
+        missing keys.
     """
-    # Arrays of their own: those of a tuple are counted references, in loops as well.
+    # Local variables: access through the tuple would count references within loops.
     data, offsets, is_text = teacher.data, teacher.offsets, teacher.is_text
-    ids, logprobs, slots, keys = given.ids, given.logprobs, stems.slots, stems.keys
-    token_or_row, is_boundary, t = stems.token_or_row, stems.is_boundary, given.token_ids[j]
+    ids, logprobs, slots, keys = predictions.ids, predictions.logprobs, stems.slots, stems.keys
+    token_or_row, is_boundary, t = stems.token_or_row, stems.is_boundary, predictions.token_ids[j]
     so_far = data[offsets[t] : offsets[t] + u]
-    start, end = given.starts[j], given.starts[j + 1]
-    rest, realized = np.exp(np.float64(given.rest_logprob[j])), given.realized_logprob[j]
+    start, end = predictions.starts[j], predictions.starts[j + 1]
+    rest, realized = (
+        np.exp(np.float64(predictions.rest_logprob[j])),
+        predictions.realized_logprob[j],
+    )
     if np.isnan(rest):
         rest = 0.0
     count = listed = fitting = np.int64(0)
@@ -304,7 +308,7 @@ def _part_candidates(  # type: ignore[no-untyped-def]
             continue
         goes_to[count] = -2 - c
         if u > 0:
-            goes_to[count] = -1  # a token that ends here: what follows is not known
+            goes_to[count] = -1  # the candidate ends here: its continuation is unknown
             if offsets[c + 1] - offsets[c] > u:
                 key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
                 e, misses = _looked_up(slots, keys, key, missing, misses)
@@ -323,25 +327,24 @@ def _part_candidates(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
-    """Return how likely the student splits before a stem, as it did; 1 if that is unknown."""
+    """Return the probability that the student splits before a stem as it did in the text."""
     return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
 
 
 @inner_kernel
 def _part_path(  # type: ignore[no-untyped-def]
-    teacher, given, stems, rows, x, on_path, goes_to, part, count, missing, misses
+    teacher, predictions, stems, rows, x, on_path, goes_to, part, count, missing, misses
 ):
-    """Follow what the text really has, with the prediction at each next place.
+    """Follow the realized tokens, and add the parts of each next row, until no token can grow.
 
-    A place costs a look at the table of stems, and one more for each candidate whose seam a
-    student's token may reach over.
+    A step costs one lookup, and another for each candidate with a seam that a student token spans.
 
     Returns:
-        the parts, with room for more, and how many there are; whether all rests are known; whether
-        keys would have no more room; and how many keys are missing now.
+        The enlarged parts, their number, whether all rests are known, whether `missing` is full,
+        and the number of missing keys.
     """
     data, offsets, is_text, ends_text, is_open, _, _, _, joined, _ = teacher
-    token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = given
+    token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = predictions
     slots, keys, stem_first, token_or_row, may_grow, is_boundary, _ = stems
     j, u, last, is_aligned = rows.place[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
     is_known, t = True, token_ids[j]
@@ -401,12 +404,9 @@ def _part_path(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore[no-untyped-def]
-    """Add parts up by the student's token; return how many tokens have some, and the rest.
-
-    A part goes to a token, by a row of the map, or to the rest; `touched` are the tokens.
-    """
+    """Add up parts per student token; return the number of tokens in `touched`, and the rest."""
     row_bounds, columns, weights = teacher.row_bounds, teacher.columns, teacher.weights
-    count = np.uint64(0)  # an unsigned index is not checked for counting from the end
+    count = np.uint64(0)  # unsigned, so Numba generates no code for negative indices
     for n in range(len(goes_to)):
         s, p = goes_to[n], part[n] * scale
         if s >= 0:
@@ -425,7 +425,7 @@ def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore
                 p -= q
                 column = np.uint32(columns[k + k])
                 before = mass[column]
-                touched[count] = column  # without a branch, which would be guessed wrong
+                touched[count] = column  # branchless, because the branch is unpredictable
                 count += np.uint64(before == 0.0)
                 mass[column] = before + q
             rest += p
@@ -436,7 +436,7 @@ def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore
 def _write(  # type: ignore[no-untyped-def]
     rows, x, size, values, touched, count, order, rest, known
 ):
-    """Write the best of a row; what is cut away is rest. Takes `values`."""
+    """Write the best candidates of a row, and add the others to the rest. Overwrites `values`."""
     for n in range(size):
         rows.ids[x, n] = touched[order[n]]
         rows.logprobs[x, n] = _rounded(values[order[n]])
@@ -449,7 +449,7 @@ def _write(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _room(goes_to, part, count, more):  # type: ignore[no-untyped-def]
-    """Return the parts, `count` of them, with room for some more."""
+    """Return the arrays of parts, enlarged to hold `more` parts after the first `count`."""
     size = count + more
     if size <= len(part):
         return goes_to, part
@@ -460,29 +460,29 @@ def _room(goes_to, part, count, more):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _copy(given, j, rows, x, top_k, width):  # type: ignore[no-untyped-def]
-    """Write a prediction as it is, but for what is cut, or is beyond the student's width."""
-    start, end = given.starts[j], given.starts[j + 1]
+def _copy(predictions, j, rows, x, top_k, width):  # type: ignore[no-untyped-def]
+    """Copy a prediction. Cut candidates and ids beyond the student's width belong to the rest."""
+    start, end = predictions.starts[j], predictions.starts[j + 1]
     size, cut = np.int64(0), 0.0
     for k in range(start, end):
-        if size < top_k and given.ids[k] < width:
-            rows.ids[x, size], rows.logprobs[x, size] = given.ids[k], given.logprobs[k]
+        if size < top_k and predictions.ids[k] < width:
+            rows.ids[x, size], rows.logprobs[x, size] = predictions.ids[k], predictions.logprobs[k]
             size += 1
         else:
-            cut += np.exp(np.float64(given.logprobs[k]))
-    rows.rest[x] = given.rest_logprob[j]
+            cut += np.exp(np.float64(predictions.logprobs[k]))
+    rows.rest[x] = predictions.rest_logprob[j]
     if start + size < end:
-        rows.rest[x] = np.log(np.exp(np.float64(given.rest_logprob[j])) + cut)
-    rows.own[x] = given.realized_logprob[j]
+        rows.rest[x] = np.log(np.exp(np.float64(predictions.rest_logprob[j])) + cut)
+    rows.own[x] = predictions.realized_logprob[j]
     rows.size[x] = size
 
 
 @inner_kernel
 def _keep_best(values, tokens, count, top_k, places, kept, order):  # type: ignore[no-untyped-def]
-    """Put where the heaviest tokens are first, ties by the lower id; return how many.
+    """Sort the `top_k` heaviest tokens into `order`, ties by the lower id; return their number.
 
-    By buckets of 16 to an octave, so that few are left to be compared: about 1 µs for 64 of 64 to
-    800, where a heap takes 3 to 11 and a sort 2 to 38. Takes `places`, zeros.
+    A bucket sort (16 buckets per octave) takes 1 µs for the best 64 of 64 to 800 tokens, a heap 3
+    to 11 µs, a full sort 2 to 38 µs. `places` holds zeros before and after.
     """
     bits = values.view(np.int64)
     lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
@@ -495,7 +495,7 @@ def _keep_best(values, tokens, count, top_k, places, kept, order):  # type: igno
             above = middle
         else:
             lowest = middle
-    lowest = max(np.int64(0), lowest - 1)  # what is equal after rounding may be below an edge
+    lowest = max(np.int64(0), lowest - 1)  # values that round to the same float32 may be below
     edge, size = _edge(lowest) if lowest else np.int64(0), np.uint64(0)
     for n in range(count):
         kept[size] = n
@@ -521,7 +521,7 @@ def _keep_best(values, tokens, count, top_k, places, kept, order):  # type: igno
             order[m] = order[m - 1]
             m -= 1
         order[m] = new
-    for n in range(1, size):  # what is equal after rounding goes by id, at the cut too
+    for n in range(1, size):  # break ties after rounding by id, also at the cut
         new = order[n]
         most = CLOSE_RATIO * values[new]
         m = n
@@ -539,17 +539,16 @@ def _keep_best(values, tokens, count, top_k, places, kept, order):  # type: igno
 
 @inner_kernel
 def _rounded(p):  # type: ignore[no-untyped-def]
-    """Return the log-probability of a probability as it is stored."""
     return np.float32(min(0.0, np.log(p)))
 
 
 @inner_kernel
 def _bucket(bits):  # type: ignore[no-untyped-def]
-    """Return the bucket of a probability, of its exponent and first four bits; 1 has the last."""
+    """Return the bucket of a probability, from its exponent and the first four bits."""
     return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
 
 
 @inner_kernel
 def _edge(bucket):  # type: ignore[no-untyped-def]
-    """Return the bits of the least probability of a bucket, but for the first."""
+    """Return the bits of the smallest probability of a bucket, except the lowest bucket."""
     return (bucket + (1023 << 4) - BUCKETS + 1) << 48

@@ -1,11 +1,11 @@
-"""A teacher's stored rows: their texts in the student's tokens, and predictions of these."""
+"""Rows of a cache: their texts in the student's tokens, and the projected predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,17 @@ from xtok.tokenizers.pairs import Pair
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner
 
-_MOST_CHATS = 100  # whose notes are given before all are projected
-_OTHER_TEXT_HINT = "leave out its text and messages: then the ids tell the text"
+_MOST_CHATS = 100  # rendered in advance, for their notes
+_WITHOUT_TEXT_HINT = "remove its text and messages, so that the text is decoded from the ids"
 
 
 def project_documents(translator: Translator, rows: Documents, top_k: int) -> Documents:
-    """Turn a teacher's rows, which are checked, into the student's.
+    """Convert checked rows of a teacher into rows of the student.
 
-    A row's `messages` are rendered by the student's own template, its `text` is encoded by the
-    student's own library. Where the student does not read all of this, `student_messages` and
-    `student_text` are what it reads: the same answers, and the end of the text. Of a row without
-    either, the ids are read back as a conversation, if both have a template; else they are bytes.
+    The student's template renders `messages`, the student's library encodes `text`. If the student
+    reads less than the teacher, `student_messages` or `student_text` contain its input: the same
+    answers, or the end of the text. Rows without messages and text are decoded from their ids, as
+    conversations if both models have a template, or as bytes.
 
     Raises:
         XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
@@ -56,27 +56,15 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
 
 
 def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
-    """Return each row's text in the student's tokens."""
-    topk, texts, chats = rows.topk, rows.values("text"), _chats(rows)
-    student_texts: list[Any] = _student_texts(rows)
-    ids = [topk.token_ids[a:b] for a, b in pairwise(topk.bounds.tolist())]
-    spans = {
-        i: _text_in(translator, ids[i], text, rows.places[i])
-        for i, text in enumerate(texts)
-        if chats[i] is None and text is not None
-    }
-    by_text = {i: span for i, span in spans.items() if span is not None}
-    for i, text in enumerate(student_texts):
-        if text is not None and i not in by_text:
-            what = "messages, too" if chats[i] is not None else "control tokens in its text"
-            raise cache_error(
-                rows.places[i], f"it has student_text, and {what}", "leave out student_text"
-            )
-    by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
-    ours: list[str] = [texts[i] if student_texts[i] is None else student_texts[i] for i in by_text]
-    encoded = translator.student.encode_batch(ours)
+    bounds, chats = rows.topk.bounds.tolist(), _chats(rows)
+    ids = [rows.topk.token_ids[a:b] for a, b in pairwise(bounds)]
+    spans = _text_spans(translator, rows, ids, chats)
+    by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in spans]
     shared = dict(zip(by_ids, translator.of_teacher([ids[i] for i in by_ids]), strict=True))
-    for (i, span), text, student_ids in zip(by_text.items(), ours, encoded, strict=True):
+    texts, parts = rows.values("text"), rows.values("student_text")
+    student_texts = [texts[i] if parts[i] is None else parts[i] for i in spans]
+    encoded = translator.student.encode_batch(student_texts)
+    for (i, span), text, student_ids in zip(spans.items(), student_texts, encoded, strict=True):
         before = len(texts[i].encode()) - len(text.encode())
         shared[i] = _of_text(translator.pair, ids[i], student_ids, span, before)
     for i, chat in enumerate(chats):
@@ -85,59 +73,86 @@ def _texts_of(translator: Translator, rows: Documents) -> list[SharedText]:
     return [shared[i] for i in range(len(ids))]
 
 
+def _text_spans(
+    translator: Translator,
+    rows: Documents,
+    ids: Sequence[NDArray[np.int32]],
+    chats: Sequence[Sides | None],
+) -> dict[int, slice]:
+    spans = {}
+    for i, text in enumerate(rows.values("text")):
+        if chats[i] is None and text is not None:
+            span = _text_in(translator, ids[i], text, rows.places[i])
+            if span is not None:
+                spans[i] = span
+    for i, part in enumerate(_student_texts(rows)):
+        if part is not None and i not in spans:
+            other = "messages" if chats[i] is not None else "control tokens in its text"
+            problem = f"student_text is not supported together with {other}"
+            raise cache_error(rows.places[i], problem, "remove student_text")
+    return spans
+
+
 def _text_in(
     translator: Translator, ids: NDArray[np.int32], text: str, place: object
 ) -> slice | None:
-    """Return which ids are the text, control tokens around it aside.
-
-    None if it has control tokens, by their names: then the ids tell more than the text.
+    """Return the ids of the text, without control tokens around it; None if it contains some.
 
     Raises:
-        XtokError: if the ids do not spell the text, and the teacher's library gives others.
+        XtokError: if the ids do not spell the text, and the teacher's library encodes it otherwise.
     """
     spelled_as, is_control = translator.teacher_spelled, translator.is_control[ids]
     data, spelled = text.encode(), [spelled_as[i] for i in ids.tolist()]
     ends, whole = offsets_of([*map(len, spelled)]), b"".join(spelled)
-    of_text = np.flatnonzero(~is_control)  # without the control tokens around them
+    of_text = np.flatnonzero(~is_control)
     inner = slice(int(of_text[0]), int(of_text[-1]) + 1) if len(of_text) else slice(len(ids), 0)
     for begin, start in enumerate(ends[: inner.start + 1].tolist()):
-        for space in (0, 1):  # some libraries put one before a text
+        for space in (0, 1):  # some libraries put a space before the text
             stop = start + space + len(data)
             if whole[start:stop] == b" " * space + data:
                 end = int(np.searchsorted(ends, stop))
                 if ends[end] == stop and end >= inner.stop:
                     has_control = is_control[begin:end].any()
                     return None if has_control else slice(begin, end)
-    [encoded] = translator.teacher.encode_batch([text])  # by a library that changes the text
+    [encoded] = translator.teacher.encode_batch([text])  # the library may change the text
     for begin in range(inner.start + 1):
         span = slice(begin, begin + len(encoded))
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
             return span
     text_of_ids = b"".join(spelled[inner])
-    both = enumerate(zip(text_of_ids, data, strict=False))
-    differs = next((i for i, (a, b) in both if a != b), min(len(text_of_ids), len(data)))
     raise cache_error(
         place,
-        f"its ids do not spell its text: they differ from byte {differs} on",
-        f"give the teacher that made these ids, or {_OTHER_TEXT_HINT}",
+        f"its ids do not spell its text: they differ from byte {_same_bytes(text_of_ids, data)} on",
+        f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}",
+    )
+
+
+def _same_bytes(a: bytes, b: bytes) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
 def _of_text(
     pair: Pair, ids: NDArray[np.int32], student_ids: Sequence[int], span: slice, before: int
 ) -> SharedText:
-    """Put the counterparts of the control tokens around a text around the student's ids.
+    """Align a text, and surround it with the counterparts of the teacher's control tokens.
 
-    Where only the teacher reads its first bytes, or one side's library puts a space before the
-    text, both go on from the first byte of the text at which tokens of both begin.
+    If only the teacher reads the first bytes, or one library puts a space before the text,
+    alignment starts at the first byte where tokens of both sides start.
+
+    Args:
+        pair: the student and the teacher.
+        ids: the teacher's ids of the row.
+        student_ids: the student's ids of its text.
+        span: the teacher's ids of its text.
+        before: number of bytes that only the teacher reads.
     """
     roles = pair.reversed.equal_roles
     begin, end = (
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
-    bos = pair.tables[0].roles.get("bos", ())  # once, however often the teacher has read it
-    begin = [i for n, i in enumerate(begin) if i not in bos or i not in begin[:n]]
     ours = np.array([*begin, *student_ids, *end], np.int32)
     student, teacher = (
         [table[i] for i in part]
@@ -147,9 +162,9 @@ def _of_text(
     if not before and own not in (b" " + other, other[1:] * (other[:1] == b" ")):
         return SharedText.of(ours, ids)
     our_bounds, their_bounds = (offsets_of([*map(len, tokens)]) for tokens in (student, teacher))
-    more = len(other) - len(own)  # on the teacher's side
+    more = len(other) - len(own)  # additional bytes of the teacher
     if not other.endswith(own.removeprefix(b" ")) and not own.endswith(other):
-        more = before  # a library changes the text
+        more = before  # a library changed the text
     starts = our_bounds if other.endswith(own) else our_bounds[our_bounds > 0]
     shared = np.intersect1d(starts, their_bounds - more)
     if not len(shared):
@@ -163,15 +178,11 @@ def _of_text(
 
 
 def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> SharedText:
-    """Render a conversation on both sides; the teacher's ids may be cut off."""
     ours, theirs = _rendered(sides, translator.pair, translator.templates)
     if not np.array_equal(ids, theirs.ids[: len(ids)]):
-        hints = [f"give the teacher that made these ids, or {_OTHER_TEXT_HINT}", *_on_date(theirs)]
-        raise cache_error(
-            sides[1].chat.place,
-            "its ids are not those of its messages by the teacher's template",
-            "; ".join(hints),
-        )
+        hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
+        problem = "its ids differ from those of its messages in the teacher's template"
+        raise cache_error(sides[1].chat.place, problem, "; ".join([hint, *_notes_of(theirs)]))
     theirs = replace(
         theirs,
         ids=ids,
@@ -185,10 +196,9 @@ def _of_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
 def _narrowed(
     aligner: TokenAligner, one: SharedText, mask: NDArray[np.bool_], of_teacher: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return a mask without the tokens that begin where the teacher's mask leaves one out.
+    """Remove the student tokens from a mask that start at a token outside the teacher's mask.
 
-    In a conversation, what only the student's template writes goes with the words before it in its
-    turn, or with the first ones.
+    Tokens that only the student's template writes follow the preceding shared token of their turn.
     """
     if one.mask is None:
         return of_teacher[_places_in(aligner, one.teacher_ids, one.ids)]
@@ -208,11 +218,10 @@ def _narrowed(
 def _places_in(
     aligner: TokenAligner, teacher_ids: NDArray[np.int32], student_ids: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Return in which of the teacher's tokens each of the student's begins.
+    """Return the teacher token at the first byte of each student token.
 
-    Bytes are counted from the last chunk that both sides spell alike: a library may put a space
-    before a text, or change it. A control token that the teacher lacks begins where the next token
-    does.
+    Bytes are counted from the last equal chunk, because a library may change the text. A control
+    token that the teacher lacks starts where the next token starts.
     """
     if not len(student_ids):
         return np.zeros(0, np.int64)
@@ -239,61 +248,45 @@ def _places_in(
 
 
 def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]:
-    """Say what to know of rows before all are projected; they are checked, and of the teacher.
-
-    That is texts without the BOS token that the teacher's library begins them with, and what
-    `render` says of the first conversations, the teacher's ends of turns aside.
-    """
+    """Yield notes on the first rows: missing BOS tokens, and notes on rendered conversations."""
     teacher, topk = pair.tokenizers[1], rows.topk
     firsts = topk.token_ids[firsts_of(topk.bounds)]
     without = int((firsts != teacher.bos_id).sum())
     if teacher.bos_id is not None and without:
         name = teacher.special_token_names["bos_token"]
         yield (
-            f"{without:,} of the first {len(firsts):,} rows do not begin with {name} (id "
-            f"{teacher.bos_id}), as texts do by {pair.teacher.model_id}'s library: many models "
-            "predict badly without it"
-        )
-    starts = firsts_of(topk.bounds)
-    second = topk.token_ids[(starts + 1).clip(max=len(topk.token_ids) - 1)]
-    if twice := int(((firsts == teacher.bos_id) & (second == teacher.bos_id)).sum()):
-        yield (
-            f"{twice:,} of the first {len(firsts):,} rows begin with the bos token twice: send the "
-            "teacher texts without it, or ids with it once"
+            f"{without:,} of the first {len(firsts):,} rows do not start with {name} (id "
+            f"{teacher.bos_id}), which the library of {pair.teacher.model_id} adds to texts; many "
+            "models predict badly without it"
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
     rendered = (_rendered(sides, pair, templates) for sides in chats)
-    notes = ([*ours.notes, *_on_date(theirs)] for ours, theirs in rendered)
+    notes = ([*ours.notes, *_notes_of(theirs)] for ours, theirs in rendered)
     yield from dict.fromkeys(chain.from_iterable(notes))
 
 
 Sides = tuple[SideChat, SideChat]
-"""A conversation as the student reads it, and as the teacher did."""
+"""A conversation in the versions of the student and the teacher."""
 
 
 def _student_texts(rows: Documents) -> list[str | None]:
-    """Return what the student reads of each row's text, None for all of it."""
-    given = rows.values("student_text")
-    for place, own, text in zip(rows.places, given, rows.values("text"), strict=True):
-        if own is not None and (text is None or not text.endswith(own)):
-            at = "there is no text" if text is None else _differs_at(own.encode(), text.encode())
+    """Return the column `student_text`, with None where the student reads the whole text."""
+    parts = rows.values("student_text")
+    for place, part, text in zip(rows.places, parts, rows.values("text"), strict=True):
+        if part is not None and (text is None or not text.endswith(part)):
+            reason = "there is no text"
+            if text is not None:
+                own, whole = part.encode()[::-1], text.encode()[::-1]
+                reason = f"byte {len(own) - 1 - _same_bytes(own, whole)} differs"
             raise cache_error(
                 place,
-                f"its text does not end with its student_text: {at}",
-                "give the end of the text that the teacher has read",
+                f"its student_text is not the end of its text: {reason}",
+                "store the end of the teacher's text as student_text",
             )
-    return given
-
-
-def _differs_at(own: bytes, whole: bytes) -> str:
-    """Say which byte of a text is the last that is not at the end of another."""
-    pairs = enumerate(zip(own[::-1], whole[::-1], strict=False))
-    last = len(own) - 1 - next((i for i, (a, b) in pairs if a != b), min(len(own), len(whole)))
-    return f"byte {last} of that differs"
+    return parts
 
 
 def _chats(rows: Documents) -> list[Sides | None]:
-    """Return the rows' conversations, None for those without."""
     names = "messages", "tools", "documents", "system", "chat_template_kwargs"
     columns = zip(*map(rows.values, names), strict=True)
     chats: list[Sides | None] = []
@@ -302,8 +295,8 @@ def _chats(rows: Documents) -> list[Sides | None]:
     ):
         if fields[0] is None:
             if own is not None:
-                problem = "it has student_messages, and no messages that the teacher has read"
-                raise cache_error(place, problem, "give messages, or leave out student_messages")
+                problem = "it has student_messages, but no messages for the teacher"
+                raise cache_error(place, problem, "add messages, or remove student_messages")
             chats.append(None)
             continue
         chat = chat_record(without_nulls(dict(zip(names, fields, strict=True))), place)
@@ -316,7 +309,6 @@ def _chats(rows: Documents) -> list[Sides | None]:
 
 
 def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversation]:
-    """Render a conversation on both sides."""
     try:
         return [
             side.render(
@@ -331,5 +323,5 @@ def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversati
         raise
 
 
-def _on_date(chat: Conversation) -> list[str]:
+def _notes_of(chat: Conversation) -> list[str]:
     return [note for note in chat.notes if note != NO_END_OF_TURN]

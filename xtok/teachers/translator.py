@@ -1,7 +1,6 @@
-"""A text in the tokens of both sides, and what the teacher says of it on the student's tokens.
+"""Texts in the tokens of both sides, and the teacher's predictions on the student's tokens.
 
-Files (`stored_texts.py`) and `serve` stand around this: they know where texts and predictions come
-from.
+`stored_texts.py` (files) and `serving/` (servers) provide the texts and predictions.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
 
 Templates = tuple[str | Path | None, str | Path | None]
-"""The student's and the teacher's, as `conversation.render` takes them."""
+"""Chat templates of the student and the teacher, as `conversation.render` takes them."""
 
 
 class SharedText(NamedTuple):
-    """A text in the student's tokens and in the teacher's."""
+    """A text in the student's tokens and in the teacher's tokens."""
 
-    ids: NDArray[np.int32]  # [S], the student's
-    plain: NDArray[np.int32]  # [P], the same with tokens that the teacher lacks as their text
-    begins: NDArray[np.int64]  # [S + 1], where each token's part of `plain` begins
+    ids: NDArray[np.int32]  # [S], the student's ids
+    spelled: NDArray[np.int32]  # [P], the same, with tokens that the teacher lacks as their names
+    begins: NDArray[np.int64]  # [S + 1], start of each token in `spelled`
     teacher_ids: NDArray[np.int32]  # [T]
-    spans: list[tuple[slice, slice]]  # of `plain` and of the teacher's ids, that spell the same
-    mask: NDArray[np.bool_] | None = None  # [S], what the assistant wrote; None: no conversation
-    alone: slice = slice(0, 0)  # of the teacher's ids: a system text that the student does not read
+    spans: list[tuple[slice, slice]]  # spans of equal bytes in `spelled` and `teacher_ids`
+    mask: NDArray[np.bool_] | None = None  # [S], the assistant's tokens; None: no conversation
+    alone: slice = slice(0, 0)  # span of `teacher_ids`: a system text that only the teacher reads
 
     @classmethod
     def of(
@@ -50,7 +49,7 @@ class SharedText(NamedTuple):
         spans: list[tuple[slice, slice]] | None = None,
         mask: NDArray[np.bool_] | None = None,
     ) -> Self:
-        """Return a text whose tokens the teacher reads as they are; without spans, all of it."""
+        """Return a text without renamed tokens. Without spans, all bytes are equal."""
         own = np.asarray(ids, np.int32)
         whole = slice(0, len(own)), slice(0, len(teacher_ids))
         begins = np.arange(len(own) + 1)
@@ -58,16 +57,16 @@ class SharedText(NamedTuple):
 
 
 class Translator:
-    """Turns texts in one side's tokens into both sides', and the teacher's predictions on them.
+    """Converts texts to the tokens of both sides, and projects the teacher's predictions on them.
 
-    What is known of a pair is kept: it gets faster with what it has seen. One call of `project` at
-    a time; it uses several threads itself.
+    Caches spellings, so it becomes faster with use. Allows one call of `project` at a time, which
+    uses several threads.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
         back_map: from the teacher (rows) to the student (columns), as `Projector` takes it.
-        templates: of both sides' conversations.
-        chat: read conversations back from ids, where both sides have a chat template.
+        templates: chat templates of both sides.
+        chat: recover conversations from ids if both sides have a chat template.
         num_threads: one per available core if None.
     """
 
@@ -106,23 +105,20 @@ class Translator:
 
     @functools.cached_property
     def is_control(self) -> NDArray[np.bool_]:
-        """Which of the teacher's tokens are control tokens, bool `[V_teacher]`."""
+        """Mask of the teacher's control tokens, bool `[V_teacher]`."""
         table = self.teacher.table
         return np.isin(np.arange(len(table)), list(table.control_names))
 
     @functools.cached_property
     def teacher_spelled(self) -> list[bytes]:
-        """The bytes of each of the teacher's tokens; of a control token, its name."""
+        """Bytes of each teacher token; the name of a control token."""
         table = self.teacher.table
         names = {i: name.encode() for i, name in table.control_names.items()}
         return [names.get(i, token) for i, token in enumerate(table.tokens())]
 
     @functools.cached_property
     def pieces_per_token(self) -> float:
-        """How many of the teacher's tokens spell one of the student's, on average.
-
-        Over the vocabulary, whose rare tokens have more than those of most texts.
-        """
+        """Average number of teacher tokens per student token, over the student's vocabulary."""
         tokens = [self.student.table[i] for i in self.student.table.text_ids.tolist()]
         sizes = [len(ids) for ids in self.teacher.segment_batch(tokens) if ids]
         return max(1.0, sum(sizes) / max(1, len(sizes)))
@@ -130,9 +126,9 @@ class Translator:
     # Texts
 
     def of_teacher(self, sequences: Sequence[NDArray[np.int32]]) -> list[SharedText]:
-        """Return the texts of the teacher's ids: conversations, if both have a template, or bytes.
+        """Return the texts of the teacher's ids, decoded as conversations or as bytes.
 
-        The student's text goes no further than the last words that both templates have.
+        The student's conversation ends with the last words that both templates write.
         """
         chats = {
             n: chat
@@ -151,17 +147,17 @@ class Translator:
     def of_student(self, ids: Sequence[int], teacher_system: str = "") -> SharedText:
         """Return the text of the student's ids, as the teacher reads it.
 
-        A conversation that the ids certainly are of is rendered by the teacher's own chat template.
-        Anything else is spelled byte for byte.
+        The teacher's chat template renders ids that are certainly a conversation. All other ids are
+        spelled byte for byte.
 
         Args:
-            ids: the student's.
-            teacher_system: what the teacher alone reads: the system text of a conversation, in
-                place of its own; before anything else, text.
+            ids: the student's ids.
+            teacher_system: text for the teacher alone. It replaces the system text of a
+                conversation, and precedes other texts.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
-            XtokError: if its template takes no system text.
+            XtokError: if the teacher's template does not support a system text.
         """
         if self.is_same and not teacher_system:
             return SharedText.of(ids, np.array(ids, np.int32))
@@ -169,62 +165,65 @@ class Translator:
         return chat or self._spelled(ids, teacher_system)
 
     def _conversation(
-        self, ids: Sequence[int], given: Literal[0, 1], *, ends_too: bool, system: str = ""
+        self, ids: Sequence[int], source: Literal[0, 1], *, ends_too: bool, system: str = ""
     ) -> SharedText | None:
-        """Return the conversation that one side's ids surely are of, as both templates have it.
+        """Return the conversation that the ids of one side encode, in both sides' templates.
 
-        None if they are of none, or the other side's template leaves out or changes what the
-        assistant wrote.
+        Returns None if the ids are not certainly a conversation, or if the other side's template
+        omits or changes words of the assistant.
 
         Args:
-            ids: of a side, perhaps broken off.
-            given: whose they are: 0 for the student's, 1 for the teacher's.
-            ends_too: whether the other side must have the ends of the assistant's turns as well.
-            system: the teacher's own system text.
+            ids: the ids of a side, possibly truncated.
+            source: the side of the ids: 0 for the student, 1 for the teacher.
+            ends_too: whether the other side must also write the ends of the assistant's turns.
+            system: a system text for the teacher alone.
         """
         if not self._reads_chats:
             return None
-        back = read_back(self.pair.tokenizers[given], ids, template=self.templates[given])
-        if back is None:
+        back = read_back(self.pair.tokenizers[source], ids, template=self.templates[source])
+        rendered = None if back is None else self._other_side(back, 1 - source, system)
+        if back is None or rendered is None:
             return None
-        this, tables = back.conversation, self.pair.tables
-        read = self._other_side(back, 1 - given, system)
-        if read is None:
-            return None
-        other, alone = read
-        ours, theirs = (this, other) if given == 0 else (other, this)
+        (other, alone), this = rendered, back.conversation
+        ours, theirs = (this, other) if source == 0 else (other, this)
         spans = written_alike(ours, theirs, self._roles)
+        if not self._same_bytes(ours, theirs, spans):
+            return None
         is_shared = np.zeros(len(this.ids), np.bool_)
         for both in spans:
-            is_shared[both[given]] = True
-            student, teacher = (
-                b"".join(table[i] for i in side.ids[span].tolist())
-                for table, side, span in zip(tables, (ours, theirs), both, strict=True)
-            )
-            if student != teacher:
-                return None
+            is_shared[both[source]] = True
         needed = this.assistant_mask
         if not ends_too:
-            needed = needed & (tables[given].lengths[this.ids] > 0)
+            needed = needed & (self.pair.tables[source].lengths[this.ids] > 0)
         if not spans or (needed & ~is_shared).any():
             return None
-        last = spans[-1]
+        our_last, their_last = spans[-1]
         our_end, their_end = len(ours.ids), len(theirs.ids)
-        if given == 0 and last[0].stop == our_end:  # the teacher is asked for no more
-            their_end = last[1].stop
-        if given == 1 and this.bounds[-1] < len(this.text.encode()):  # it breaks off
-            our_end = last[0].stop
+        if source == 0 and our_last.stop == our_end:  # the student needs no later predictions
+            their_end = their_last.stop
+        if source == 1 and this.bounds[-1] < len(this.text.encode()):  # truncated
+            our_end = our_last.stop
         mask = ours.assistant_mask[:our_end]
         text = SharedText.of(ours.ids[:our_end], theirs.ids[:their_end], spans, mask)
         return text._replace(alone=alone)
 
+    def _same_bytes(
+        self, ours: Conversation, theirs: Conversation, spans: Sequence[tuple[slice, slice]]
+    ) -> bool:
+        student, teacher = self.pair.tables
+        return all(
+            b"".join(student[i] for i in ours.ids[our_span].tolist())
+            == b"".join(teacher[i] for i in theirs.ids[their_span].tolist())
+            for our_span, their_span in spans
+        )
+
     def _other_side(
         self, back: ReadBack, side: int, system: str
     ) -> tuple[Conversation, slice] | None:
-        """Render what was read back by the other side's template, with its own system text.
+        """Render a recovered conversation with the other side's template and system text.
 
-        Return it with messages numbered as they were read, and the tokens of that text. None if the
-        template refuses a role, or tools.
+        Returns the conversation with the original message numbers, and the tokens of the system
+        text; None if the template does not support a role or tools.
         """
         own = bool(system) and back.messages[0]["role"] in ("system", "developer")
         if system:
@@ -243,15 +242,12 @@ class Translator:
         return renumbered(other, numbers), slice(*place.tokens) if place else slice(0, 0)
 
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
-        """Spell the student's ids byte for byte, behind a text that the teacher alone reads.
+        """Spell the student's ids byte for byte, after a context for the teacher alone.
 
-        A token without bytes and without a counterpart is spelled as its name, so that it has an
-        honest value. The teacher's sequence begins with its bos; for a student's bos where it has
-        none, with what ends its documents; else the first token is spelled by itself, so that the
-        teacher predicts all that follow.
-
-        Raises:
-            TokenizerError: if the teacher's vocabulary cannot spell the text.
+        A token without bytes and without a counterpart is spelled as its name. The teacher's
+        sequence starts with its bos token. Without one, its end-of-document token replaces the
+        student's bos token, or the first student token is spelled separately, so that all later
+        tokens are predicted.
         """
         parts = [self._as_text(i) for i in ids]
         begin: list[int] = []
@@ -260,19 +256,19 @@ class Translator:
             begin, parts[0] = self._begin, [] if self._begin else parts[0]
         elif self._bos:
             begin = self._begin
-        plain = [i for part in parts for i in part]
+        spelled = [i for part in parts for i in part]
         first = 0 if begin else len(parts[0])
         begin = [*begin, *self.teacher.encode(context).ids.tolist()]
-        stretches = self._to_teacher([plain[:first], plain[first:]], begins=[False, False])
+        stretches = self._to_teacher([spelled[:first], spelled[first:]], begins=[False, False])
         teacher_ids = [*begin, *stretches[0], *stretches[1]]
-        span = slice(0, len(plain)), slice(len(begin), len(teacher_ids))
+        span = slice(0, len(spelled)), slice(len(begin), len(teacher_ids))
         return SharedText(
-            np.array(ids, np.int32), np.array(plain, np.int32), offsets_of([*map(len, parts)]),
+            np.array(ids, np.int32), np.array(spelled, np.int32), offsets_of([*map(len, parts)]),
             np.array(teacher_ids, np.int32), [span],
         )  # fmt: skip
 
     def _as_text(self, token_id: int) -> list[int]:
-        """Return a token that the teacher reads as its bytes or role; of others, their name's."""
+        """Return the token itself if it has bytes or a role, otherwise the tokens of its name."""
         table = self.student.table
         if table.lengths[token_id] > 0 or token_id in self._roles:
             return [token_id]
@@ -291,49 +287,53 @@ class Translator:
         *,
         without_gaps: bool = False,
     ) -> TopK:
-        """Return predictions of the student's tokens, a document per text; first rows are empty.
+        """Return predictions of the student's tokens, one document per text. First rows are empty.
 
         Args:
-            texts: in both sides' tokens.
-            predictions: the teacher's, of the `teacher_ids` of each; checked.
-            top_k: the most candidates of a row.
-            without_gaps: give each token after the first a log-probability, also what only one
-                side's template writes, so that the sums of whole texts are the teacher's; and the
-                candidates of its row room for it.
+            texts: in the tokens of both sides.
+            predictions: the teacher's checked predictions of the `teacher_ids` of each text.
+            top_k: maximum number of candidates per row.
+            without_gaps: give each token after the first a log-probability, including tokens that
+                only one side's template writes, so that the sums over whole texts are the
+                teacher's.
         """
-        plain = _concatenated(text.plain for text in texts)
-        plain_bounds = offsets_of([len(text.plain) for text in texts])
-        spans = []  # the places of both sides' tokens in them, and where each begins
-        for side, begins in ((0, plain_bounds), (1, predictions.bounds)):
-            ranges = [
-                np.arange(begin + span[side].start, begin + span[side].stop)
-                for text, begin in zip(texts, begins.tolist(), strict=False)
-                for span in text.spans
-            ]
-            spans.append((_concatenated(ranges, np.int64), offsets_of([*map(len, ranges)])))
-        (ours, our_bounds), (theirs, their_bounds) = spans
-        given = chosen_rows(predictions, theirs, predictions.token_ids[theirs], their_bounds)
-        projected = self._projector.project(given, plain[ours], our_bounds, top_k)
-        row_of = np.full(len(plain), -1)
+        spelled = _concatenated(text.spelled for text in texts)
+        bounds_spelled = offsets_of([len(text.spelled) for text in texts])
+        ours, our_bounds = _span_places(texts, 0, bounds_spelled)
+        theirs, their_bounds = _span_places(texts, 1, predictions.bounds)
+        shared = chosen_rows(predictions, theirs, predictions.token_ids[theirs], their_bounds)
+        projected = self._projector.project(shared, spelled[ours], our_bounds, top_k)
+        row_of = np.full(len(spelled), -1)
         row_of[ours] = np.arange(len(ours))
-        of_plain = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
+        logprobs = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
+        if without_gaps:
+            _share_gaps(logprobs, bounds_spelled, texts, predictions)
         bounds = offsets_of([len(text.ids) for text in texts])
-        # Token i's parts in `plain` are `begins[i]:begins[i + 1]`; one spelled as nothing has none.
-        offsets = np.repeat(plain_bounds[:-1], np.diff(bounds))
-        begins = offsets + _concatenated((text.begins[:-1] for text in texts), np.int64)
+        # Token i has the parts `begins[i]:begins[i + 1]` of `spelled`, none if its name is empty.
+        begins = np.repeat(bounds_spelled[:-1], np.diff(bounds))
+        begins += _concatenated((text.begins[:-1] for text in texts), np.int64)
         sizes = _concatenated((np.diff(text.begins) for text in texts), np.int64)
         rows = np.where(sizes > 0, np.append(row_of, -1)[begins], -1)
-        rows[firsts_of(bounds)] = -1  # no student has logits before its first token
-        if without_gaps:
-            _share_gaps(of_plain, plain_bounds, texts, predictions)
-        realized = np.bincount(rows_of(offsets_of(sizes)), of_plain, len(sizes)).astype(np.float32)
+        rows[firsts_of(bounds)] = -1  # a student has no logits before its first token
+        realized = np.bincount(rows_of(offsets_of(sizes)), logprobs, len(sizes)).astype(np.float32)
         realized[firsts_of(bounds)] = np.nan
-        token_ids = _concatenated(text.ids for text in texts)
-        topk = chosen_rows(projected, rows, token_ids, bounds)
+        topk = chosen_rows(projected, rows, _concatenated(text.ids for text in texts), bounds)
         if not without_gaps:
             realized[rows < 0] = np.nan
         topk = topk._replace(realized_logprob=realized)
         return _at_most_one(topk) if without_gaps else topk
+
+
+def _span_places(
+    texts: Sequence[SharedText], side: Literal[0, 1], bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of all spans of a side, and the bounds of the spans within them."""
+    ranges = [
+        np.arange(begin + span[side].start, begin + span[side].stop)
+        for text, begin in zip(texts, bounds.tolist(), strict=False)
+        for span in text.spans
+    ]
+    return _concatenated(ranges, np.int64), offsets_of([*map(len, ranges)])
 
 
 def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDArray[Any]:
@@ -341,22 +341,27 @@ def _concatenated(arrays: Iterable[NDArray[Any]], dtype: type = np.int32) -> NDA
 
 
 def _share_gaps(
-    of_plain: NDArray[np.float32],
+    logprobs: NDArray[np.float32],
     bounds: NDArray[np.int64],
     texts: Sequence[SharedText],
     predictions: TopK,
 ) -> None:
-    """Share what the teacher gives to its own template among the student's tokens of its own.
+    """Divide the log-probability of teacher tokens between the spans equally, in place.
 
-    What only the student's template writes is certain.
+    Tokens that only the student's template writes get 0.
+
+    Args:
+        logprobs: of all tokens of `spelled`, text after text.
+        bounds: of the texts in `logprobs`.
+        texts: in the tokens of both sides.
+        predictions: the teacher's.
     """
     for text, begin, their_begin in zip(
         texts, bounds.tolist(), predictions.bounds.tolist(), strict=False
     ):
-        values = of_plain[begin : begin + len(text.plain)]
-        theirs = predictions.realized_logprob[
-            their_begin : their_begin + len(text.teacher_ids)
-        ].copy()
+        values = logprobs[begin : begin + len(text.spelled)]
+        their_end = their_begin + len(text.teacher_ids)
+        theirs = predictions.realized_logprob[their_begin:their_end].copy()
         theirs[text.alone] = np.nan
         ends = [(1, 0), *((ours.stop, other.stop) for ours, other in text.spans)]
         begins = [(ours.start, other.start) for ours, other in text.spans]
@@ -366,10 +371,7 @@ def _share_gaps(
 
 
 def _at_most_one(topk: TopK) -> TopK:
-    """Return predictions whose other candidates leave room for the token itself.
-
-    Of a chunk of several tokens, a row's own part of its token may be less than its value.
-    """
+    """Scale the other candidates so that each row sums to at most 1 with its own token."""
     row_of = rows_of(topk.starts)
     p = np.exp(topk.logprobs, dtype=np.float64) * (topk.ids == topk.token_ids[row_of])
     others = 1 - np.bincount(row_of, p, len(topk.token_ids))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xtok._lib.parsing import parse_json
-from xtok.errors import TokenizerError
+from xtok.errors import MALFORMED, TokenizerError
 from xtok.tokenizers._backend import damaged, json_flag
 from xtok.tokenizers._tiktoken import (
     TEKKEN_PATTERN,
@@ -28,9 +28,6 @@ _FIRST_SPECIAL_TOKENS = (
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
     "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
-_FAULTS = ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError
-"""What reading JSON raises that is not what it should be."""
-
 _ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
@@ -63,7 +60,7 @@ def load_tekken(path: Path) -> RankBackend:
         if len(ranks) < size - reserved:
             raise ValueError(f"its vocab has {len(ranks)} entries of {size - reserved}")
         return RankBackend("tekken", ranks, config["pattern"], special, _ROLES)
-    except _FAULTS as error:
+    except MALFORMED as error:
         raise damaged(f"{path} is not a tekken file: {error!r}") from error
 
 
@@ -135,7 +132,7 @@ def load_megatron(path: Path, pattern: str | None) -> RankBackend:
         vocab = parse_json(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]
         ranks = _ranks(vocab, _NUM_SPECIAL, path)
         added = _special_tokens(_numbered(_MEGATRON_SPECIAL), _NUM_SPECIAL)
-    except _FAULTS as error:
+    except MALFORMED as error:
         raise damaged(f"{path} is not a vocabulary of Megatron: {error!r}") from error
     try:
         return RankBackend(

@@ -1,4 +1,4 @@
-"""A sample as a row of ids for each side, and the alignment of these rows."""
+"""A sample as rows of ids, one for each side, and which of their tokens belong together."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from xtok.training.rows import columns_of, flags, read_ids
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 Part = tuple[list[int], bool]
-"""Neighbouring tokens, and whether they are targets."""
+"""Neighbouring tokens that are all targets, or all not."""
 
 
 class SampleRow(NamedTuple):
-    """One sample on one side: ids, targets, and its conversation or text.
+    """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
 
-    A row consists of `num_before` control tokens, the text's own bos token, `num_alone` tokens that
-    only the teacher reads, and the tokens that both sides read.
+    That is a conversation, or a text. Before what both sides read are `num_before` control tokens,
+    and behind these `num_alone` tokens that the teacher alone reads.
     """
 
-    ids: NDArray[np.int64]  # [T]
-    is_target: NDArray[np.bool_]  # [T]
+    ids: NDArray[np.int64]
+    is_target: NDArray[np.bool_]
     conversation: Conversation | None = None
     text: str | None = None
     num_before: int = 0
-    own_bos: int = 0  # 1 if the text itself begins with one
+    own_bos: int = 0  # of the text itself: 1 where it begins with one
     num_alone: int = 0
-    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # ends of the stretches of targets
+    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # of stretches of targets, where they matter
 
     @property
     def begin(self) -> int:
-        """Position of the tokens that only the teacher reads."""
+        """Where what the teacher alone reads stands: behind the beginning of the text."""
         return self.num_before + self.own_bos
 
     def behind(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
-        """Insert tokens that only the teacher reads."""
+        """Return the row with more that the teacher alone reads, behind its beginning."""
         at, size = self.begin, len(context)
         return self._replace(
             ids=np.insert(self.ids, at, context),
@@ -64,22 +64,21 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Count a declared bos token at the beginning in `num_before`."""
+        """Return the row that counts a declared bos, which it may begin with, as before it all."""
         return self._replace(
             num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
         )
 
     def without_prompt(self) -> SampleRow:
-        """Return a copy of this row in which only the teacher reads the prompt."""
+        """Return a row of whose prompt the student reads nothing."""
         places = np.flatnonzero(self.is_target)
         first = int(places[0]) if len(places) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
 
     def kept(self, end: int | None) -> NDArray[np.int64]:
-        """Return the positions of the tokens within a maximum length, int64.
+        """Return the places of the tokens that a maximum length keeps, int64.
 
-        The tokens that only the teacher reads are cut first, from the left, then the row from the
-        right.
+        What the teacher alone reads is cut first, from its left; then the row, from its right.
         """
         excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
         cut = slice(self.begin, self.begin + excess)
@@ -103,7 +102,7 @@ def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText 
 
 
 def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
-    """Return a teacher's row, and the log-probabilities of its tokens, NaN if unknown."""
+    """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
     ids = read_ids(row["input_ids"], "input_ids")
     columns = columns_of(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
@@ -114,7 +113,7 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
     realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
-        raise ValueError(f"realized_logprob begins with a value, and {PREDICTS_FIRST}")
+        raise ValueError(f"realized_logprob has a value for the first token, but {PREDICTS_FIRST}")
     if (wrong := realized > STORED_ROUNDING).any():
         raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
     is_target = flags(columns, "loss_mask", len(ids))
@@ -123,14 +122,14 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
 
 
 def parts_of(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
-    """Split a row where targets begin and end."""
+    """Return a row cut where targets begin and end."""
     cuts = np.flatnonzero(np.diff(is_target)) + 1
     flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
     return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
 
 
 def row_of(parts: Sequence[Part]) -> SampleRow:
-    """Join parts to a row."""
+    """Return the row of the parts, which knows where its stretches of targets end."""
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
     ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
@@ -147,7 +146,7 @@ def align_rows(
     rows: tuple[SampleRow, SampleRow],
     end: int | None,
 ) -> FlatAlignment:
-    """Align two whole rows, cut them at `end`, and keep the chunks that consist of targets."""
+    """Align two whole rows, and cut them at `end`; keep the chunks that are all targets."""
     ours, theirs = rows
     if ours.conversation is None or theirs.conversation is None:
         alone = theirs.begin + np.arange(theirs.num_alone)
@@ -163,7 +162,7 @@ def align_rows(
 def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: SampleRow, theirs: SampleRow
 ) -> FlatAlignment:
-    """Align two rows by their bytes, or by their places in the text if a side loses bytes of it."""
+    """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
     by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
     if ours.text is None or not (by_spans or aligner.is_lossy):
         return aligner.align_document(ours.ids, theirs.ids)
@@ -171,7 +170,7 @@ def _align_texts(
         inner = row.ids[row.num_before :]
         if tokenizer.table.lengths[inner].sum() < len(ours.text.encode()):
             name = tokenizer.vocabulary.model_id
-            note = f"{name} has no tokens for a part of the text, which is in no chunk"
+            note = f"{name} has no tokens for some of a text: what is there is in no chunk"
             warnings.warn(note, stacklevel=5)
     if not by_spans:
         return aligner.align_document(ours.ids, theirs.ids)
@@ -180,9 +179,9 @@ def _align_texts(
 
 
 def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the places of a row's tokens in the bytes of its text, and the end of the last.
+    """Return where the tokens of a text begin in its bytes, and the last one ends.
 
-    Control tokens before and after the text get places outside.
+    Control tokens around it have a place each, outside.
     """
     encoding = tokenizer.encode(row.text or "")
     before = np.arange(-row.num_before, 0)
@@ -194,9 +193,10 @@ def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 def align_targets(
     aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
 ) -> FlatAlignment:
-    """Align a row's targets, stretch by stretch; the teacher's row ends at `end`.
+    """Align a row's targets, each stretch of them alone; the teacher's row ends at `end`.
 
-    Unknown tokens, and ids beyond the tokenizer that a wider model can generate, are in no chunk.
+    Ids that stand for nothing, which a model wider than its tokenizer may write, and unknown tokens
+    are in no chunk.
     """
     rows, given = (ours, theirs), []
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
@@ -224,13 +224,14 @@ def _cut(
     rows: tuple[SampleRow, SampleRow],
     ends: tuple[int | None, int | None],
 ) -> FlatAlignment:
+    """Cut two whole rows that are aligned; keep the chunks that are all targets, and inside."""
     both = alignment.student_chunk_id, alignment.teacher_chunk_id
     sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]
     kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
     for row, chunk, places in sides:
         kept[chunk[~row.is_target]] = False
         kept[np.delete(chunk, places)] = False
-    kept[-1] = False  # for tokens in no chunk, −1
+    kept[-1] = False  # of the tokens that are in no chunk, −1
     number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
     chunks = [number[chunk[places]] for _, chunk, places in sides]
     return FlatAlignment(

@@ -172,7 +172,7 @@ def test_distillkits_approximation() -> None:
     assert found[0].tolist() == [[299, 0, 7, 256]]
     # −1.5, then deltas −0.5, −0.25 + 0.125, −0.75 − 0.25
     assert found[1].tolist() == [[-1.5, -2.0, -2.125, -3.125]]
-    with pytest.raises(XtokError, match=r"here: .*shorter"):
+    with pytest.raises(XtokError, match=r"here: .*too short"):
         decompressed_rows(both[0], both[1], config._replace(exact_k=4), "here")
 
 
@@ -361,7 +361,7 @@ def test_rows_of_the_whole_vocabulary_have_no_rest(
     path = write(tmp_path, kind, rows, width)
     notes: list[str] = []
     projected, _ = project(path, note=notes.append)
-    assert all("do not begin with" in note for note in notes)
+    assert all("do not start with" in note for note in notes)
     assert projected.mean_rest is not None
     for part in read(path, byte_level):
         assert np.isneginf(part.topk.rest_logprob[part.topk.valid]).all()
@@ -391,6 +391,28 @@ def test_other_tokenizers_are_refused(
     assert "belong to them" in refused(path, digits, byte_level).message
     teachers.write_neutral(path, rows)
     assert refused(path, byte_level, byte_level, back_map=back_map).parameter == "back_map"
+
+
+def test_a_cache_without_realized_logprob_loses_targets(
+    byte_level: Tokenizer, project: Project
+) -> None:
+    """And a note names the column. With it, the same rows lose none."""
+    ids = byte_level.segment(TEXTS[0].encode())
+    row: Row = {"id": "a", **predicted(byte_level, ids)}
+    owns: list[float | None] = [None] * len(ids)
+    outside = range(1, len(ids), 2)  # places of tokens that are not candidates
+    for i in outside:
+        at = row["topk_ids"][i].index(ids[i])
+        del row["topk_ids"][i][at]
+        owns[i] = row["topk_logprobs"][i].pop(at)
+    without, _ = project([row])
+    complete, _ = project([{**row, "realized_logprob": owns}])
+    assert without.targets < complete.targets
+    assert complete.notes == ()
+    assert without.notes == (
+        f"{len(outside)} tokens of the text are not among their candidates, and the cache has no "
+        "realized_logprob for them; student tokens that start inside them have no target",
+    )
 
 
 # The text of the rows
@@ -628,24 +650,8 @@ def test_a_teacher_without_its_bos_is_noted(byte_level: Tokenizer, project: Proj
     for rows, count in (([with_bos] * 2, 0), ([with_bos, without], 1)):
         notes: list[str] = []
         project(rows, note=notes.append)
-        words = f"1 of the first 2 rows do not begin with <|begin_of_text|> (id {bos})"
+        words = f"1 of the first 2 rows do not start with <|begin_of_text|> (id {bos})"
         assert [words in note for note in notes] == [True] * count
-
-
-@pytest.mark.parametrize("has_text", [True, False])
-def test_a_teacher_with_two_bos_is_noted(
-    byte_level: Tokenizer, digits: Tokenizer, project: Project, has_text: bool
-) -> None:
-    bos = byte_level.bos_id
-    assert bos is not None
-    row = predicted(byte_level, [bos, bos, *byte_level.encode_batch([TEXTS[0]])[0]])
-    notes: list[str] = []
-    _, [found] = project([{**row, **({"text": TEXTS[0]} if has_text else {})}], note=notes.append)
-    [note] = [note for note in notes if "bos token twice" in note]
-    assert "1 of the first 1 rows begin" in note
-    if has_text:
-        library = digits.library(TEXTS[0])["input_ids"]
-        assert found["input_ids"] == library
 
 
 def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project: Project) -> None:
@@ -847,10 +853,10 @@ DISTILLKIT: dict[str, tuple[bool, dict[str, Any], str]] = {
     "no ids": (False, {"input_ids": None}, "no input_ids"),
     "k of plain rows": (False, {"k": 4, "exact_k": 4}, "k: 4"),
     "d of plain rows": (False, {"d": 400}, "d=400"),
-    "fewer candidates": (True, {"k": 4, "exact_k": 4}, "longer"),
-    "smaller ids": (True, {"d": 448}, "longer"),
-    "other floats": (True, {"exact_dtype": "float16"}, "longer"),
-    "more candidates": (True, {"k": 9, "exact_k": 9}, "shorter"),
+    "fewer candidates": (True, {"k": 4, "exact_k": 4}, "too long"),
+    "smaller ids": (True, {"d": 448}, "too long"),
+    "other floats": (True, {"exact_dtype": "float16"}, "too long"),
+    "more candidates": (True, {"k": 9, "exact_k": 9}, "too short"),
 }
 
 

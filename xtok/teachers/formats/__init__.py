@@ -1,1 +1,1 @@
-"""A teacher's top-k at rest or on the wire, whoever wrote it; no second tokenizer is known here."""
+"""Formats of top-k predictions in files and responses, independent of the student."""

@@ -1,4 +1,4 @@
-"""axolotl's prepared columns, which are written: row i is of token i + 1."""
+"""axolotl's prepared columns, for output only: row i predicts token i + 1."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from xtok.teachers.formats.documents import Documents
 
 
 def table(documents: Documents, target: Target) -> Any:
-    """Return the columns of axolotl 0.19 as `DataCollatorForKD` reads them.
+    """Return the columns that `DataCollatorForKD` of axolotl 0.19 reads.
 
-    Renormalized over the candidates. Its loss counts padding in the student's normalizer, so the
-    padding is an id that a student gives next to nothing.
+    Values are renormalized over the candidates. Rows are padded with an id of negligible
+    probability, because axolotl's loss includes padding in the student's normalizer.
     """
     import pyarrow
 

@@ -1,4 +1,4 @@
-"""Caches of predictions as files: which format one is of, and what is read of it."""
+"""Caches of predictions: format detection, reading and validation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from xtok._lib.parquet import MAX_PAGE_BYTES, ParquetTable
 from xtok._lib.shards import Paths, Shard, find_files, shards
 from xtok.config import CacheFormat, CacheKind, ProjectConfig
 from xtok.errors import OutputError
+from xtok.predictions.checked import STORED_ROUNDING
 from xtok.predictions.topk import masses, rows_of
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.answers import FORMATS, kind_of_answers, read_answers
@@ -26,25 +27,25 @@ from xtok.teachers.formats.documents import AGAIN_HINT, PROJECTED, Documents, ca
 from xtok.tokenizers.table import Vocabulary
 
 CANDIDATES_PER_BLOCK = 1 << 20
-"""Candidates of the rows that are worked on at a time, about: 8 MB of them."""
+"""Approximate number of candidates in memory at a time (8 MB)."""
 
 _COLUMNS: Mapping[CacheKind, Sequence[tuple[str, ...]]] = {
     "neutral": [neutral.COLUMNS],
     "distillkit": distillkit.COLUMNS,
 }
-"""The columns that tell a format of Parquet, any one of the sets."""
+"""Sets of columns that identify a Parquet format."""
 
 _FOOTER = {
     "format_version": (str(neutral.FORMAT_VERSION),),
     "log_base": ("e",),
     "normalized": ("false", "topk"),
 }
-"""What a footer may say, if it does."""
+"""Supported values of optional footer keys."""
 
-_FOOTER_HINT = "correct the footer, or remove it"
+_FOOTER_HINT = "correct or remove the footer"
 
 _CACHES_HINT = (
-    "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
+    "pass files of top-k log-probabilities (Parquet, or responses of a server as JSON lines), or a "
     "glob in quotes: 'cache/*.parquet'"
 )
 
@@ -52,34 +53,34 @@ _CACHES_HINT = (
 def find_caches(
     teacher_topk: Paths, output: str | Path, config: ProjectConfig
 ) -> tuple[list[Path], Path]:
-    """Return the paths of the teacher's caches and of the output, before any work.
+    """Return the paths of the teacher's caches and of the output.
 
     Raises:
-        XtokError: if there is no such file, the output is one of them or cannot be written, or
-            pyarrow is not installed.
+        XtokError: if there is no such file, the output is an input or cannot be written, or pyarrow
+            is not installed.
     """
     target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
     paths = find_files(teacher_topk, _CACHES_HINT)
     for path in paths:
         if target.exists() and path.samefile(target):
-            raise OutputError(f"the output {target} is an input", hint="give another path")
-    need("pyarrow", target)  # the parts are Arrow's, whatever goes in and comes out
+            raise OutputError(f"the output {target} is an input", hint="choose a different path")
+    need("pyarrow", target)  # for the parts
     return paths, target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """A file of stored predictions, and what it says of itself."""
+    """A file of stored predictions, with its metadata."""
 
     path: Path
     kind: CacheKind
     about: Mapping[str, Any] = field(default_factory=dict)  # the footer
-    config: distillkit.Compression | None = None  # DistillKit's
-    looks_renormalized: bool = False  # by its first rows, where the footer does not say
+    config: distillkit.Compression | None = None
+    looks_renormalized: bool = False  # according to the first rows; for files without a footer
 
     @property
     def renormalized(self) -> bool:
-        """Whether probabilities were made to sum to 1 over the candidates: the rest is unknown."""
+        """Whether the candidates were renormalized to sum to 1, so that the rest is unknown."""
         return self.looks_renormalized or self.about.get("normalized") == "topk"
 
     @property
@@ -89,82 +90,87 @@ class Cache:
 
     @property
     def files(self) -> list[Path]:
-        """All files that its predictions depend on."""
+        """The cache file and, if it exists, its compression config."""
         config = [self.path.with_name(distillkit.CONFIG)] * (self.config is not None)
         return [self.path, *config]
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        """Its shards: row groups, or ranges of lines, whatever its name ends in."""
+        """Row groups or ranges of lines."""
         is_parquet = self.kind in _COLUMNS
         return shards(self.path, "parquet" if is_parquet else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Check documents of it as predictions, and by what it says of itself.
-
-        Of a vocabulary with gaps, DistillKit's d is the largest id.
+        """Validate documents of this cache, also against its metadata.
 
         Raises:
-            XtokError: as `check_predictions` does, and where the footer, or DistillKit's config,
-                contradicts rows or vocabulary.
+            XtokError: as `check_predictions` does, or if the footer or DistillKit's config
+                contradicts the rows or the vocabulary.
         """
-        found = check_predictions(
+        rows = check_predictions(
             documents,
             vocabulary,
             renormalized=self.renormalized,
             is_answer=self.kind in ("vllm", "sglang"),
             is_projected=self.is_projected,
         )
-        topk = found.topk
-        size, counts = vocabulary.tokenizer_vocab_size or 0, np.diff(topk.starts)
+        topk, counts = rows.topk, np.diff(rows.topk.starts)
+        if (k := self._number("k")) is not None:
+            _require(rows, counts > k, "a row has {} candidates", counts, f"the footer has k={k}")
         largest = topk.token_ids.copy()
         np.maximum.at(largest, rows_of(topk.starts), topk.ids)
-        numbers = [("the footer", key, self.about.get(key)) for key in ("k", "vocab_size")]
-        numbers += [(distillkit.CONFIG, "d", str(self.config.d))] if self.config is not None else []
-        for where, key, number in numbers:
-            if number is None:
+        widths = [("the footer has vocab_size", self._number("vocab_size"))]
+        if self.config is not None:
+            widths.append((f"{distillkit.CONFIG} has d", self.config.d))
+        for name, width in widths:
+            if width is None:
                 continue
-            if not (number.isascii() and number.isdecimal()):
-                problem = f"its footer has {key}={number}, which is not a number"
-                raise cache_error(self.path, problem, _FOOTER_HINT)
-            stated, is_width = int(number), key != "k"
-            values = largest if is_width else counts
-            wrong = values >= stated if is_width else values > stated
-            what = "it has the id {}" if is_width else "a row has {} candidates"
-            _require(found, wrong, what, values, f"{where} has {key}={stated}")
-            if is_width and stated < size - 1:
-                problem = f"{where} has {key}={stated}, and {vocabulary.model_id} has {size} tokens"
-                raise cache_error(self.path, problem, "give the model that made these ids")
+            _require(rows, largest >= width, "it has the id {}", largest, f"{name}={width}")
+            size = vocabulary.tokenizer_vocab_size or 0
+            if width < size - 1:  # DistillKit writes the largest id of a vocabulary with gaps
+                problem = f"{name}={width}, but {vocabulary.model_id} has {size} tokens"
+                raise cache_error(self.path, problem, "pass the model that made these ids")
         if self.about.get("normalized") == "topk" and not self.is_projected:
-            sums, stated_sums = masses(topk), "the footer has normalized=topk"
-            wrong, what = topk.valid & (np.abs(sums - 1) > 0.01), "its probabilities sum to {:.4g}"
-            _require(found, wrong, what, sums, stated_sums)
-        return found
+            sums = masses(topk)
+            wrong = topk.valid & (np.abs(sums - 1) > STORED_ROUNDING)
+            _require(
+                rows, wrong, "its probabilities sum to {:.4g}", sums,
+                "the footer has normalized=topk",
+            )  # fmt: skip
+        return rows
+
+    def _number(self, key: str) -> int | None:
+        value = self.about.get(key)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdecimal()):
+            problem = f"its footer has {key}={value}, expected a number"
+            raise cache_error(self.path, problem, _FOOTER_HINT)
+        return int(value)
 
 
 def _require(
-    documents: Documents, wrong: NDArray[np.bool_], what: str, values: Any, stated: str
+    documents: Documents, wrong: NDArray[np.bool_], problem: str, values: Any, metadata: str
 ) -> None:
-    """Raise an error where rows are not what a file says."""
     if wrong.any():
         index = int(np.argmax(wrong))
-        problem = f"{what.format(values[index])}, and {stated}"
+        problem = f"{problem.format(values[index])}, but {metadata}"
         raise cache_error(documents.place(index), problem, _FOOTER_HINT)
 
 
 def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
-    """Tell the format of a file from its contents, if it is not given, and read what it says.
+    """Open a cache, and detect its format from its contents unless it is given.
 
     Raises:
-        XtokError: if it cannot be read, is of no known format, or says that it holds what is not
-            read: another base of the logarithms, rows of the next token, a newer version.
+        XtokError: if the file is unreadable, has no known format, or declares an unsupported
+            convention, logarithm, temperature or version.
     """
     with reading(path, "the cache"):
         with path.open("rb") as raw:
             is_parquet = raw.read(4) == b"PAR1"
         if kind and is_parquet != (kind in _COLUMNS):
-            what = "is Parquet" if is_parquet else "is not Parquet"
-            raise cache_error(path, f"the file {what}, so it is not a {kind} cache", FORMATS)
+            form = "Parquet" if is_parquet else "not Parquet"
+            raise cache_error(path, f"the file is {form}, so it is not a {kind} cache", FORMATS)
         if not is_parquet:
             detected, about = kind_of_answers(path)
             return Cache(path=path, kind=kind or detected, about=about)
@@ -175,48 +181,51 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             for key, value in (schema.metadata or {}).items()
             if key not in (b"ARROW:schema", b"pandas", b"huggingface")
         }
+    _check_footer(path, kind, about)
+    config = distillkit.compression_of(path, schema.names) if kind == "distillkit" else None
+    return Cache(path=path, kind=kind, about=about, config=config)
+
+
+def _check_footer(path: Path, kind: CacheKind, about: Mapping[str, str]) -> None:
     known = {**_FOOTER, "convention": ("T" if kind == "neutral" else "N",)}
     for key, values in known.items():
         if about.get(key, values[0]) not in values:
-            problem = f"its footer has {key}={about[key]}, and {' or '.join(values)} is read"
-            raise cache_error(path, problem, "write it as this version of xtok does")
+            problem = f"its footer has {key}={about[key]}, expected {' or '.join(values)}"
+            raise cache_error(path, problem, "write the cache as this version of xtok does")
     temperature = about.get("temperature", "1")
     try:
         is_one = float(temperature) == 1
     except ValueError:
         is_one = False
     if not is_one:
-        problem = f"its footer has temperature={temperature}, and only 1 is read"
+        problem = f"its footer has temperature={temperature}, but only 1 is supported"
         raise cache_error(path, problem, "store log-probabilities at temperature 1")
-    config = distillkit.compression_of(path, schema.names) if kind == "distillkit" else None
-    return Cache(path=path, kind=kind, about=about, config=config)
 
 
 def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
-    """Tell a format of Parquet from the names of its columns."""
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise cache_error(path, f"two of its columns have the name {twice}", AGAIN_HINT)
+        raise cache_error(path, f"two columns have the name {twice}", AGAIN_HINT)
     for known in [kind] if kind else _COLUMNS:
         if any({*columns} <= {*names} for columns in _COLUMNS[known]):
             return known
-    logits = "; its logits tell no rest" if "packed_indices" in names else ""
-    problem = f"not a cache of a known format; its columns are: {', '.join(names)}{logits}"
+    logits = "; packed logits are not supported" if "packed_indices" in names else ""
+    problem = f"the format is unknown; the columns are: {', '.join(names)}{logits}"
     raise cache_error(path, problem, FORMATS)
 
 
 def read_cache(
     cache: Cache, shard: Shard, candidates: int = CANDIDATES_PER_BLOCK
 ) -> Iterator[tuple[Documents, int]]:
-    """Read a shard of a cache, rows of about so many candidates at a time; nothing is checked.
+    """Read a shard of a cache in blocks, without validation.
 
-    The cut depends on the file alone.
+    The blocks depend only on the file and the number of candidates.
 
     Yields:
-        rows, and the bytes on disk that they took, about.
+        Rows with about `candidates` candidates, and approximately their bytes on disk.
 
     Raises:
-        XtokError: if the file is damaged, or not what its format demands.
+        XtokError: if the file is damaged, or does not match its format.
     """
     with reading(cache.path, "the cache"):
         if shard.format != "parquet":
@@ -233,8 +242,9 @@ def read_cache(
                 if cache.kind == "neutral":
                     rows = neutral.read(batch, places)
                 else:
-                    of_ours = cache.is_projected
-                    rows = distillkit.read(batch, places, cache.config, is_projected=of_ours)
+                    rows = distillkit.read(
+                        batch, places, cache.config, is_projected=cache.is_projected
+                    )
                 yield rows, shard.size * len(batch) // max(1, num_rows)
                 first += len(batch)
 
@@ -244,4 +254,4 @@ WRITERS: Mapping[CacheFormat, Callable[[Documents, Target], Any]] = {
     "distillkit": distillkit.table,
     "vllm": lambda documents, target: vllm.lines(documents, target.model),
 }
-"""What makes a table, or lines, of documents."""
+"""Functions that convert documents to a table or to lines."""

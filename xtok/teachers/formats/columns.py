@@ -1,4 +1,4 @@
-"""Columns of Parquet files: what all formats of predictions read and write alike."""
+"""Columns of Parquet files, for all formats of predictions."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, Documents, ca
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers, place_of
 
 PAD = -1e4
-"""What fills a row for readers that want rows of one width, and make NaN of −inf."""
+"""Padding for readers that require rows of fixed width, and turn −inf into NaN."""
 
 CANDIDATE_COLUMNS = (
-    *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit's
+    *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit
     *PER_TOKEN,
 )
-"""Columns that are computed anew for the student, and never copied from the teacher."""
+"""Columns that are computed for the student, never copied from the teacher."""
 
 
 class CacheColumns:
-    """A record batch of documents, whose columns are lists; nothing is checked but their types.
+    """A record batch of documents with list columns. Only types and lengths are checked.
 
     Attributes:
         bounds: int64 `[documents + 1]`.
-        token_ids: int32 `[tokens]`, all documents' one after another.
+        token_ids: int32 `[tokens]`, of all documents.
 
     Args:
-        batch: of pyarrow.
-        places: the documents', as errors name them; by default their numbers.
+        batch: a pyarrow record batch.
+        places: place of each document for errors; row numbers by default.
     """
 
     def __init__(self, batch: Any, places: Sequence[object] = ()) -> None:
@@ -48,16 +48,16 @@ class CacheColumns:
     ) -> tuple[list[Bounds], NDArray[Any]]:
         """Return the bounds of a column's lists, the outermost first, and their flat values.
 
-        A list that is null has no values.
+        Null lists are empty.
 
         Args:
-            name: of a column with a list per document; with a depth of 2, one per token of it.
-            depth: how many lists are within each other.
-            dtype: as `flat_numbers` takes it.
+            name: of the column.
+            depth: number of nested lists: 1 for a value per token, 2 for a list per token.
+            dtype: as in `flat_numbers`.
             optional: whether a float may be null.
 
         Raises:
-            XtokError: if it holds other lists, and as `flat_numbers` does.
+            XtokError: if the column has a different type or depth, and as in `flat_numbers`.
         """
         import pyarrow.compute
 
@@ -66,7 +66,7 @@ class CacheColumns:
             kinds = types.is_list, types.is_large_list, types.is_fixed_size_list
             if not any(is_list(array.type) for is_list in kinds):
                 kind = f"{'lists of ' * len(levels)}{array.type}"
-                problem = f"its {name} are {kind}, not {'lists of ' * depth}numbers"
+                problem = f"{name} has {kind}, expected {'lists of ' * depth}numbers"
                 raise cache_error(self.places[0], problem, AGAIN_HINT)
             sizes = pyarrow.compute.list_value_length(array).fill_null(0)
             levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
@@ -74,9 +74,9 @@ class CacheColumns:
         return levels, flat_numbers(array, name, dtype, self.places, levels, optional=optional)
 
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
-        """Return an optional column of a value per token; None if there is none.
+        """Return an optional column with a value per token, or None.
 
-        Documents may be without, if `absent` is what they have then.
+        With `absent`, the column may be null in some documents, which then have this value.
         """
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
@@ -108,19 +108,19 @@ class CacheColumns:
         self,
         a: Bounds,
         b: Bounds,
-        what: tuple[str, str],
+        names: tuple[str, str],
         place: Callable[[int], object] | None = None,
     ) -> None:
-        """Raise an error where lists of two columns, one list per document, differ in length."""
+        """Raise an error if lists of two columns differ in length."""
         differs = np.flatnonzero(np.diff(a) != np.diff(b))
         if len(differs):
             index = int(differs[0])
             sizes = [int(bounds[index + 1] - bounds[index]) for bounds in (a, b)]
-            problem = f"{sizes[0]} {what[0]}, and {sizes[1]} {what[1]}"
+            problem = f"{sizes[0]} {names[0]}, but {sizes[1]} {names[1]}"
             raise cache_error((place or self.places.__getitem__)(index), problem, AGAIN_HINT)
 
     def documents(self, topk: TopK) -> Documents:
-        """Return predictions with the columns that are carried through, and the loss mask."""
+        """Return predictions with the loss mask and the columns to copy."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
         labels = None if mask is not None else self.per_token("labels", np.int64, absent=0)
         mask = mask if labels is None else labels != -100
@@ -129,7 +129,7 @@ class CacheColumns:
         return documents if kept is None else documents.at_tokens(kept)
 
     def _others(self) -> dict[str, Any]:
-        """Return the columns that are carried through; Parquet does not check what is a string."""
+        """Return the columns to copy, after validating strings, which Parquet does not do."""
         import pyarrow
 
         names = self.batch.schema.names
@@ -137,8 +137,8 @@ class CacheColumns:
         if "text" in others.schema.names:
             kind = others.schema.field("text").type
             if str(kind) not in ("string", "large_string", "null"):
-                problem = f"its text is {kind}, not a string"
-                raise cache_error(self.places[0], problem, "leave it out")
+                problem = f"the column text has the type {kind}, expected string"
+                raise cache_error(self.places[0], problem, "drop or convert the column")
         try:
             others.validate(full=True)
         except pyarrow.ArrowInvalid:
@@ -146,29 +146,29 @@ class CacheColumns:
                 try:
                     others.slice(i, 1).validate(full=True)
                 except pyarrow.ArrowInvalid as error:
-                    raise cache_error(place, f"it is damaged: {error}", AGAIN_HINT) from error
+                    raise cache_error(place, f"damaged row: {error}", AGAIN_HINT) from error
             raise
         return dict(zip(others.schema.names, others.columns, strict=True))
 
 
-# What is written
+# Output
 
 
 class Target(NamedTuple):
-    """What a format needs of the student."""
+    """Properties of the student that output formats need."""
 
     model: str
     width: int  # K
-    pad_id: int  # fills rows; one that a student gives next to nothing
+    pad_id: int  # id of negligible probability, for padding
 
 
 def next_tokens(
     topk: TopK, target: Target
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
-    """Return ids, log-probabilities and which are real, `[N, K]`; row i is of token i + 1."""
+    """Return ids, log-probabilities and a mask without padding, `[N, K]`; row i is token i + 1."""
     lengths = np.diff(topk.bounds)
     rows = np.arange(1, len(topk.token_ids) + 1)
-    rows[topk.bounds[1:][lengths > 0] - 1] = -1  # the last token's
+    rows[topk.bounds[1:][lengths > 0] - 1] = -1  # last tokens
     starts, kept = candidates_of(topk.starts, rows)
     counts = np.diff(starts)
     is_real = np.arange(target.width) < counts[:, None]
@@ -180,7 +180,7 @@ def next_tokens(
 
 
 def list_array(bounds: NDArray[np.int64], values: Any) -> Any:
-    """Return a pyarrow array of lists with these bounds; of a matrix, lists of its rows."""
+    """Return a pyarrow list array with these bounds. A matrix becomes lists of its rows."""
     import pyarrow
 
     if isinstance(values, np.ndarray) and values.ndim == 2:

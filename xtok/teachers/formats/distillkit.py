@@ -1,4 +1,4 @@
-"""DistillKit's Parquet (commit a61c2e7), compressed or not: row i is of token i + 1."""
+"""DistillKit's Parquet (commit a61c2e7), compressed or plain: row i predicts token i + 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.lines import read_text
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import without_padding
@@ -22,17 +21,17 @@ COLUMNS = (
     ("input_ids", "compressed_logprobs", "bytepacked_indices"),
     ("input_ids", "token_ids", "top_values"),
 )
-"""By which the format is recognized: with compressed rows, or without."""
+"""Columns that identify the format: compressed and plain rows."""
 
 CONFIG = "compression_config.yaml"
 
 _FLOATS = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8"}
-_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # others are powers
+_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # integers are powers
 _MAX_POWER = 16
-_AGAIN_HINT = "make the cache again, or fetch it again with its compression_config.yaml"
+_AGAIN_HINT = "create or download the cache again, with its compression_config.yaml"
 
 Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
-"""Rows of bytes: where each begins, and the bytes."""
+"""Rows of bytes: their bounds, and the bytes."""
 
 
 def read(
@@ -42,42 +41,42 @@ def read(
     *,
     is_projected: bool = False,
 ) -> Documents:
-    """Return the documents of a record batch; they are not checked.
+    """Return the documents of a record batch, without validation.
 
-    As `compressed_logit_schema` and `decompress_to_sparse`. Rows are of one width, padded with −inf
-    or large negatives. The labels that `table` writes mask the row at their place, not the token.
+    Reads `compressed_logit_schema` like `decompress_to_sparse`. Rows have one width, padded with
+    −inf or large negative values. Labels written by `table` refer to rows, not tokens.
 
     Raises:
-        XtokError: for more or fewer rows than tokens but the first, or of another width than the
-            config says.
+        XtokError: if the number of rows is not that of the tokens minus 1, or their width differs
+            from the config.
     """
-    given = CacheColumns(batch, places)
+    columns = CacheColumns(batch, places)
     if is_plain(batch.schema.names):
-        rows, starts, ids, logprobs = given.candidates("token_ids", "top_values")
+        rows, starts, ids, logprobs = columns.candidates("token_ids", "top_values")
     else:
         names = "bytepacked_indices", "compressed_logprobs"
-        packed, values = (given.flat_lists(name, 2, np.uint8) for name in names)
+        packed, values = (columns.flat_lists(name, 2, np.uint8) for name in names)
         rows = packed[0][0]
-        given.check_lengths(rows, values[0][0], names)
-        assert config is not None  # `open_cache` demands it
+        columns.check_lengths(rows, values[0][0], names)
+        assert config is not None  # `open_cache` requires it
         both = [(bounds[1], data) for bounds, data in (packed, values)]
-        found = decompressed_rows(both[0], both[1], config, places[0])
-        starts = np.arange(len(found[0]) + 1) * found[0].shape[1]
-        ids, logprobs = found[0].ravel(), found[1].ravel()
-    bounds, token_ids = given.bounds, given.token_ids
+        matrix, of_matrix = decompressed_rows(both[0], both[1], config, places[0])
+        starts = np.arange(len(matrix) + 1) * matrix.shape[1]
+        ids, logprobs = matrix.ravel(), of_matrix.ravel()
+    bounds, token_ids = columns.bounds, columns.token_ids
     lengths = np.diff(bounds)
     predicted = offsets_of(np.maximum(0, lengths - 1))
-    given.check_lengths(predicted, rows, ("tokens to predict", "rows"))
+    columns.check_lengths(predicted, rows, ("tokens to predict", "rows"))
     widest = int(np.diff(starts).max(initial=0))
     if config is not None and len(ids) and widest != config.k:
-        problem = f"its rows have {widest} candidates, and {CONFIG} has k: {config.k}"
+        problem = f"its rows have {widest} candidates, but {CONFIG} has k: {config.k}"
         raise cache_error(places[0], problem, _AGAIN_HINT)
     place = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
     row = np.repeat(rows[:-1], lengths) + place - 1  # token i takes row i − 1 of its document
     row[place == 0] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
-    documents = given.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
+    documents = columns.documents(without_padding(chosen_rows(topk, row, token_ids, bounds)))
     mask = documents.loss_mask
     if not is_projected or mask is None:
         return documents
@@ -85,9 +84,9 @@ def read(
 
 
 def table(documents: Documents, target: Target) -> Any:
-    """Return uncompressed columns, a row less than tokens.
+    """Return plain columns, with one row less than tokens.
 
-    The trainer masks row i by `labels[i]`, so that is -100 where row i predicts nothing.
+    `labels[i]` masks row i, not token i, because DistillKit's trainer uses it this way.
     """
     import pyarrow
 
@@ -110,7 +109,7 @@ def table(documents: Documents, target: Target) -> Any:
 
 
 class Bin(NamedTuple):
-    """Residuals of some candidates: a scale, and steps of it in few bits."""
+    """Residuals of some candidates: a scale, and multiples of it in a few bits."""
 
     scale_dtype: str
     element_bits: int
@@ -118,7 +117,7 @@ class Bin(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """How a row is packed; `DistributionQuantizationConfig` in DistillKit."""
+    """Compression of a row: DistillKit's `DistributionQuantizationConfig`."""
 
     d: int
     k: int
@@ -128,63 +127,58 @@ class Compression(NamedTuple):
     term_dtype: str = "float32"
     residual_bins: Sequence[Bin] = ()
     delta_encoding: bool = True
-    error_diffusion: bool = False  # a choice when packing; rows are read alike
+    error_diffusion: bool = False  # irrelevant for reading
     normalize_t: bool = False
 
 
 def is_plain(names: Sequence[str]) -> bool:
-    """Whether rows of these columns are not compressed."""
+    """Return whether these columns contain plain rows."""
     return {"token_ids", "top_values"} <= {*names}
 
 
 def compression_of(path: Path, names: Sequence[str]) -> Compression | None:
-    """Read the config that DistillKit writes next to its files; plain rows may be without.
+    """Read the config next to a file. It is optional for plain rows.
 
     Raises:
-        XtokError: if there is none, or it is none.
+        XtokError: if the config is missing or invalid.
     """
     config = path.with_name(CONFIG)
     if not config.exists():
         if is_plain(names):
             return None
-        raise cache_error(path, f"its rows are compressed, and there is no {config}", _AGAIN_HINT)
+        raise cache_error(path, f"its rows are compressed, but {config} is missing", _AGAIN_HINT)
     yaml = need("yaml", config)
     try:
-        return _compression(**yaml.safe_load(read_text(config, "the config")))
+        return _compression(**yaml.safe_load(config.read_text(encoding="utf-8")))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError, OSError) as error:
-        raise cache_error(config, f"not a config of DistillKit's: {error}", _AGAIN_HINT) from error
+        raise cache_error(config, f"invalid config: {error}", _AGAIN_HINT) from error
 
 
 def _compression(**fields: Any) -> Compression:
-    """Return a config; `TypeError` or `ValueError` for what is none."""
-    _require_config({"d", "k", "exact_k"} <= fields.keys(), "it does not tell d, k and exact_k")
+    _require_config({"d", "k", "exact_k"} <= fields.keys(), "d, k or exact_k is missing")
     _require_config(fields.keys() <= {*Compression._fields}, f"it has fields {', '.join(fields)}")
     bins = [Bin(**one) for one in fields.get("residual_bins") or ()]
     terms = list(fields.get("polynomial_terms") or ())
     config = Compression(**{**fields, "residual_bins": bins, "polynomial_terms": terms})
     powers = [term for term in terms if not isinstance(term, str)]
     sizes = [n for one in bins for n in one[1:]]
-    flags = {type(config.delta_encoding), type(config.normalize_t)}
-    _require_config(
-        {*map(type, [*config[:3], *powers, *sizes])} == {int}, "a number is not an integer"
-    )
-    _require_config(1 < config.d <= MAX_WIDTH, f"d is {config.d}")
-    _require_config(0 <= config.exact_k <= config.k <= config.d, f"k and exact_k are {config[1:3]}")
-    _require_config(
-        all(0 <= power <= _MAX_POWER for power in powers), f"polynomial_terms are {terms}"
-    )
-    _require_config({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}")
     dtypes = [config.exact_dtype, config.term_dtype, *(one.scale_dtype for one in bins)]
-    _require_config(all(dtype in _FLOATS for dtype in dtypes), f"types are {dtypes}")
-    _require_config(flags == {bool}, "delta_encoding or normalize_t is neither true nor false")
-    others = config.k - config.exact_k
+    d, k, exact_k = config[:3]
     _require_config(
-        all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}"
+        {*map(type, [d, k, exact_k, *powers, *sizes])} == {int}, "a number is no integer"
     )
-    _require_config(
-        sum(one.num_elements for one in bins) <= others, "more residuals than candidates"
-    )
-    _require_config(not others or terms or bins, "nothing tells the candidates beyond exact_k")
+    for holds, problem in (
+        (1 < d <= MAX_WIDTH, f"d is {d}"),
+        (0 <= exact_k <= k <= d, f"k and exact_k are {config[1:3]}"),
+        ({*powers} <= {*range(_MAX_POWER + 1)}, f"polynomial_terms are {terms}"),
+        ({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}"),
+        ({*dtypes} <= {*_FLOATS}, f"types are {dtypes}"),
+        ({type(config.delta_encoding), type(config.normalize_t)} == {bool}, "a flag is no boolean"),
+        (all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}"),
+        (sum(one.num_elements for one in bins) <= k - exact_k, "more residuals than candidates"),
+        (k == exact_k or terms or bins, "candidates beyond exact_k have no values"),
+    ):
+        _require_config(holds, problem)
     return config
 
 
@@ -194,7 +188,7 @@ def _require_config(holds: object, problem: str) -> None:
 
 
 def config_for(vocab_size: int, width: int) -> str:
-    """Return the config that its trainer wants, for columns that are not compressed, too."""
+    """Return the config that DistillKit's trainer requires, even for plain columns."""
     return (
         f"d: {vocab_size}\nk: {width}\nexact_k: {width}\nexact_dtype: float32\n"
         "polynomial_terms: null\nresidual_bins: []\ndelta_encoding: false\n"
@@ -204,13 +198,14 @@ def config_for(vocab_size: int, width: int) -> str:
 def decompressed_rows(
     ids: Packed, logprobs: Packed, config: Compression, place: object
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return ids and log-probabilities `[rows, k]`, as `LogprobCompressor` does.
+    """Return ids and log-probabilities `[rows, k]`, like `LogprobCompressor`.
 
-    A row is its first `exact_k` values, then a polynomial through the others, then what is left of
-    them, in few bits. Such an approximation may sum to more than 1: then it is divided by its sum.
+    A row contains `exact_k` exact values, the coefficients of a polynomial for the others, and
+    their residuals in a few bits. Approximate values that sum to more than 1 are divided by the
+    sum.
 
     Raises:
-        XtokError: if rows are shorter or longer than the config says; `place` is for that.
+        XtokError: if the length of rows does not match the config, at `place`.
     """
     k, exact_k = config.k, config.exact_k
     num_rows = len(ids[0]) - 1
@@ -221,7 +216,7 @@ def decompressed_rows(
     candidates = packed.integers(k, bits).astype(np.int32)
     values = np.zeros((num_rows, k), np.float32)
     values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are refused as such
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are errors later
         if config.polynomial_terms:
             others = k - exact_k
             t = np.linspace(0, 1, others) if config.normalize_t else np.arange(float(others))
@@ -247,37 +242,35 @@ def decompressed_rows(
 
 
 class _Bytes:
-    """Rows of bytes that are taken from the left."""
-
     def __init__(self, packed: Packed, place: object) -> None:
         starts, data = packed
         self.place, num_rows = place, len(starts) - 1
         width = len(data) // max(1, num_rows)
         if (np.diff(starts) != width).any():
-            raise cache_error(place, "its compressed rows are of different lengths", _AGAIN_HINT)
+            raise cache_error(place, "its compressed rows differ in length", _AGAIN_HINT)
         self.rest = data.reshape(num_rows, width)
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
         if self.rest.shape[1] < num_bytes:
-            raise cache_error(self.place, f"its rows are shorter than {CONFIG} says", _AGAIN_HINT)
+            raise cache_error(self.place, f"its rows are too short for {CONFIG}", _AGAIN_HINT)
         taken, self.rest = self.rest[:, :num_bytes], self.rest[:, num_bytes:]
         return taken
 
     def check_end(self) -> None:
         if self.rest.shape[1]:
-            raise cache_error(self.place, f"its rows are longer than {CONFIG} says", _AGAIN_HINT)
+            raise cache_error(self.place, f"its rows are too long for {CONFIG}", _AGAIN_HINT)
 
     def integers(self, count: int, bits: int) -> NDArray[np.int64]:
         digits = np.unpackbits(self.take((bits * count + 7) // 8), axis=1)[:, : bits * count]
         digits = digits.reshape(len(digits), count, bits)
         numbers = np.zeros((len(digits), count), np.int64)
-        for bit in range(bits):  # the highest first
+        for bit in range(bits):  # highest bit first
             numbers = numbers << 1 | digits[..., bit]
         return numbers
 
     def floats(self, count: int, kind: str) -> NDArray[np.float32]:
         dtype = np.dtype(_FLOATS[kind])
-        found = np.ascontiguousarray(self.take(count * dtype.itemsize)).view(dtype)
+        values = np.ascontiguousarray(self.take(count * dtype.itemsize)).view(dtype)
         if kind == "bfloat16":
-            return (found.astype(np.uint32) << 16).view(np.float32)
-        return found.astype(np.float32)
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Documents of a cache: predictions with their texts' other columns, and errors that name them."""
+"""Documents of a cache: predictions and other columns, with places for errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok._lib.parquet import python_values
 from xtok._lib.ragged import offsets_of
 from xtok.errors import XtokError
 from xtok.predictions.topk import TopK, chosen_rows, firsts_of
@@ -17,31 +16,31 @@ PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
-"""Columns of a value per token: the student's are computed anew, and never copied."""
+"""Columns with a value per token. The student's are computed, never copied."""
 
 PROJECTED = "xtok project"
-"""The source of predictions that `project` wrote."""
+"""Source of predictions that `project` wrote."""
 
-AGAIN_HINT = "make the cache again, or fetch it again"
+AGAIN_HINT = "create or download the cache again"
 
 
 class Documents(NamedTuple):
-    """Some documents of a cache: predictions, and the documents' other columns."""
+    """A block of documents: predictions, and the documents' other columns."""
 
     topk: TopK
     columns: dict[str, Any]  # pyarrow arrays, a value per document
-    places: Sequence[object]  # each document's: file and row, as errors name them
-    loss_mask: NDArray[np.bool_] | None = None  # [N], True where a token is a training target
+    places: Sequence[object]  # file and row of each document, for errors
+    loss_mask: NDArray[np.bool_] | None = None  # [N], training targets
 
     def place(self, index: int) -> str:
-        """Name a token of all documents."""
+        """Return the place of a token, for errors."""
         row = int(np.searchsorted(self.topk.bounds, index, side="right")) - 1
         return f"{self.places[row]}, position {index - int(self.topk.bounds[row])}"
 
     def at_tokens(self, kept: NDArray[np.bool_]) -> Documents:
-        """Return the documents at some tokens, bool `[N]`: the others are padding.
+        """Remove all other tokens, which are padding, bool `[N]`.
 
-        What was predicted from padding alone is of a first token, and so nothing.
+        A prediction from padding alone is removed as well, because its token becomes the first.
         """
         if kept.all():
             return self
@@ -53,12 +52,13 @@ class Documents(NamedTuple):
         return self._replace(topk=cut, loss_mask=None if mask is None else mask[rows])
 
     def values(self, name: str) -> list[Any]:
-        """Return a column, None for each row if there is none."""
+        """Return a column as a list, with None in each row if it is missing."""
         if name not in self.columns:
             return [None] * len(self.places)
-        return python_values(self.columns[name], self.places)
+        values: list[Any] = self.columns[name].to_pylist(maps_as_pydicts="strict")
+        return values
 
 
 def cache_error(place: object, problem: str, hint: str) -> XtokError:
-    """Return an error of a cache."""
+    """Return an error with its place in the cache."""
     return XtokError(f"{place}: {problem}", hint=hint)

@@ -1,6 +1,6 @@
-"""Values of stored predictions, from Parquet or JSON: of the right type, or an error with a place.
+"""Values of stored predictions from Parquet and JSON, checked for their types.
 
-All formats go through `flat_numbers`: JSON's lists become Arrow arrays as Parquet's are.
+All formats use `flat_numbers`. Lists from JSON become Arrow arrays first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import AGAIN_HINT, cache_error
 
 Bounds = NDArray[np.int64]
-"""Where each list begins in what lists hold, and where the last one ends."""
+"""Starts of lists within their flat values, and the end of the last list."""
 
-MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading a value of JSON raises that is not built as it should be."""
-
-_WORDS = {np.float32: "numbers", np.bool_: "true or false"}  # the others are integers
+_WORDS = {np.float32: "numbers", np.bool_: "booleans"}  # integers otherwise
 
 
 def json_document(
@@ -35,19 +32,19 @@ def json_document(
     hint: str,
     own: Sequence[Any] | None = None,
 ) -> TopK:
-    """Return a document's predictions, whose values are as JSON has them: null stands for −∞.
+    """Return a document's predictions from JSON values, where null stands for −∞.
 
     Args:
-        token_ids: a list of the document's.
-        counts: of candidates, for each token.
-        ids: the candidates.
-        logprobs: of the candidates.
-        place: the document's, as errors name it.
-        hint: for an answer without ids, or with others.
-        own: log-probabilities of its tokens, if they are apart from the candidates.
+        token_ids: the ids of the document.
+        counts: number of candidates of each token.
+        ids: flat ids of the candidates.
+        logprobs: flat log-probabilities of the candidates.
+        place: place of the document for errors.
+        hint: for missing or surplus ids.
+        own: log-probabilities of the realized tokens, if stored separately.
 
     Raises:
-        XtokError: as `flat_numbers`, and for another number of ids than counts.
+        XtokError: as in `flat_numbers`, or if the numbers of ids and counts differ.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(counts):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -68,17 +65,17 @@ def json_document(
 def json_numbers(
     values: Sequence[Any], name: str, dtype: type, place: object, bounds: Sequence[Bounds]
 ) -> NDArray[Any]:
-    """Return flat values of a list of JSON, as `flat_numbers` does."""
+    """Return flat values of a JSON list; see `flat_numbers`."""
     arrow = need("pyarrow", place)
     try:
         array = arrow.array(values)
     except (arrow.ArrowException, OverflowError, ValueError, TypeError) as error:
         wide = (n for n, v in enumerate(values) if isinstance(v, int) and v.bit_length() > 63)
         if (index := next(wide, None)) is not None:
-            problem = f"its {name} are not all integers of 64 bits: {values[index]}"
+            problem = f"{name} contains {values[index]}, expected integers of at most 64 bits"
             raise cache_error(place, problem, AGAIN_HINT) from error
         raise cache_error(
-            place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN_HINT
+            place, f"{name} contains other values than {_words(dtype)}: {error}", AGAIN_HINT
         ) from error
     return flat_numbers(array, name, dtype, [place], bounds)
 
@@ -92,18 +89,18 @@ def flat_numbers(
     *,
     optional: bool = False,
 ) -> NDArray[Any]:
-    """Return flat values of a type: nothing is cut, wraps around, or stands for another type.
+    """Convert an array to a type without loss.
 
     Args:
         array: a pyarrow array.
-        name: what errors call it.
-        dtype: int32, int64 or uint8, float32, or bool, for which 0 and 1 will do.
-        places: the documents', at least one, as errors name them.
-        bounds: those of the documents, then of the lists within.
-        optional: whether a float may be null; it becomes NaN.
+        name: name of the column for errors.
+        dtype: int32, int64, uint8, float32, or bool, which also accepts 0 and 1.
+        places: places of the documents for errors, at least one.
+        bounds: bounds of the documents, then of the lists within.
+        optional: whether a float may be null. Null becomes NaN.
 
     Raises:
-        XtokError: for values of another type, null, or outside the type's range.
+        XtokError: for values of a different type, null, or values outside the type's range.
     """
     import pyarrow
 
@@ -113,22 +110,20 @@ def flat_numbers(
         is_number |= types.is_floating(array.type)
     if not (is_number or types.is_null(array.type)):
         raise cache_error(
-            places[0], f"its {name} are {array.type}, not {_words(dtype)}", AGAIN_HINT
+            places[0], f"{name} has the type {array.type}, expected {_words(dtype)}", AGAIN_HINT
         )
     if array.null_count and not optional:
         index = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise cache_error(
-            place_of(index, places, bounds), f"a null is among its {name}", AGAIN_HINT
-        )
+        raise cache_error(place_of(index, places, bounds), f"{name} contains null", AGAIN_HINT)
     values = array.to_numpy(zero_copy_only=False)
     if dtype is np.float32:
-        with np.errstate(over="ignore"):  # what is infinite then is refused as such
+        with np.errstate(over="ignore"):  # infinite values are errors later
             return np.asarray(values.astype(np.float32, copy=False))
     limits = (0, 1) if dtype is np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     is_wrong = (values < limits[0]) | (values > limits[1])
     if is_wrong.any():
         index = int(np.argmax(is_wrong))
-        problem = f"{values[index]} among its {name} is outside {limits[0]}..{limits[1]}"
+        problem = f"{name} contains {values[index]}, expected {limits[0]}..{limits[1]}"
         raise cache_error(place_of(index, places, bounds), problem, AGAIN_HINT)
     return np.asarray(values.astype(dtype, copy=False))
 
@@ -138,7 +133,7 @@ def _words(dtype: type) -> str:
 
 
 def place_of(index: int, places: Sequence[object], bounds: Sequence[Bounds]) -> str:
-    """Name the document and the token that a flat value is of."""
+    """Return the document and the token of a flat value, for errors."""
     document, *inner = bounds
     for level in reversed(inner):
         index = int(np.searchsorted(level, index, side="right")) - 1

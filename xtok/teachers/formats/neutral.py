@@ -1,4 +1,4 @@
-"""xtok's own Parquet: row i is of token i, and row 0 is empty."""
+"""The neutral format, Parquet: row i predicts token i, and row 0 is empty."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from xtok.teachers.formats.columns import CacheColumns, list_array
 from xtok.teachers.formats.documents import Documents
 
 FORMAT_VERSION = 1
-"""A footer may tell it, and other versions are refused."""
+"""Optional in the footer. Other versions are errors."""
 
 COLUMNS = ("input_ids", "topk_ids", "topk_logprobs")
-"""By which the format is recognized."""
+"""Columns that identify the format."""
 
 
 def read(batch: Any, places: Sequence[object] = ()) -> Documents:
-    """Return the documents of a record batch; they are not checked."""
-    given = CacheColumns(batch, places)
-    rows, starts, ids, logprobs = given.candidates("topk_ids", "topk_logprobs")
-    given.check_lengths(given.bounds, rows, ("tokens", "topk_ids"))
-    unknown = np.full(len(given.token_ids), np.nan, np.float32)
-    stored = [given.per_token(name, np.float32) for name in ("rest_logprob", "realized_logprob")]
+    """Return the documents of a record batch, without validation."""
+    columns = CacheColumns(batch, places)
+    rows, starts, ids, logprobs = columns.candidates("topk_ids", "topk_logprobs")
+    columns.check_lengths(columns.bounds, rows, ("tokens", "topk_ids"))
+    unknown = np.full(len(columns.token_ids), np.nan, np.float32)
+    stored = [columns.per_token(name, np.float32) for name in ("rest_logprob", "realized_logprob")]
     rest, realized = (unknown if values is None else values for values in stored)
-    topk = TopK(given.token_ids, given.bounds, starts, ids, logprobs, rest, realized)
-    return given.documents(topk)
+    topk = TopK(columns.token_ids, columns.bounds, starts, ids, logprobs, rest, realized)
+    return columns.documents(topk)
 
 
 def table(documents: Documents) -> Any:
-    """Return documents as a pyarrow table; what is not known is null."""
+    """Return documents as a pyarrow table, with null for unknown values."""
     topk = documents.topk
     bounds, starts = topk.bounds, topk.starts
     columns = {

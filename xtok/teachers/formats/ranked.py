@@ -1,4 +1,4 @@
-"""What a server says of one sequence: candidates by rank, the sequence's own tokens among them."""
+"""Predictions of one sequence from a server, with the ranks of its realized tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from xtok.predictions.checked import without_null
 from xtok.predictions.topk import TopK, rows_of
 
 MIN_REST = 2.0**-24
-"""The least share that tokens outside the candidates have together: none is impossible."""
+"""Minimum probability of all tokens outside the candidates, so that none is impossible."""
 
 
 class RankedTopK(NamedTuple):
-    """Predictions of one sequence, and the rank of each of its tokens; row 0 is empty."""
+    """Predictions of one sequence, and the rank of each realized token. Row 0 is empty."""
 
-    topk: TopK  # one document; `realized_logprob` is finite from the second token on
-    ranks: NDArray[np.int64]  # [S], of each token itself
+    topk: TopK  # one document; `realized_logprob` is finite except for the first token
+    ranks: NDArray[np.int64]  # [S]
 
 
 def ranked_topk(
@@ -31,30 +31,30 @@ def ranked_topk(
     ranks: Sequence[int],
     own: Iterable[float | None] | None = None,
 ) -> RankedTopK:
-    """Return a server's rows of candidates by id, and the log-probabilities of all.
+    """Build predictions from the rows of a response.
 
     Args:
-        ids: that it was asked for.
-        rows: of each id.
-        logprobs: of all candidates, as JSON has them: null stands for −∞.
-        ranks: of the ids themselves.
-        own: their log-probabilities, where these are apart from the candidates.
+        ids: the ids of the request.
+        rows: the candidates of each id, as a mapping by candidate id.
+        logprobs: flat log-probabilities of all candidates. None stands for −∞.
+        ranks: the rank of each realized token.
+        own: log-probabilities of the realized tokens, if the format returns them separately.
 
     Raises:
-        ValueError: if there are more or fewer rows than ids, or one says nothing, but the first.
+        ValueError: if rows are missing or empty, or a candidate is not an id.
     """
     if len(rows) != len(ids):
         raise ValueError(f"{len(rows)} rows for {len(ids)} ids")
     if not all(rows[1:]):
         empty = [bool(row) for row in rows].index(False, 1)
-        raise ValueError(f"it has no candidates for token {empty}")
+        raise ValueError(f"token {empty} has no candidates")
     starts = offsets_of([*map(len, rows)])
     candidates = np.fromiter(chain.from_iterable(rows), np.int64, starts[-1])
     outside = candidates[(candidates < 0) | (candidates >= 1 << 31)]
     if len(outside):
         raise ValueError(f"{outside[0]} is not a token id")
     unknown = np.full(len(ids), np.nan, np.float32)
-    with np.errstate(over="ignore"):  # what is infinite then is refused as such
+    with np.errstate(over="ignore"):  # infinite values are errors later
         values, realized = (
             unknown if of is None else np.array(without_null(of), np.float64).astype(np.float32)
             for of in (logprobs, own)
@@ -67,10 +67,9 @@ def ranked_topk(
 
 
 def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
-    """Return scores with a value for each token after the first.
+    """Fill in missing log-probabilities of realized tokens, which trainers do not support.
 
-    One that no model said one of, as where a server writes −9999, has that of the tokens that are
-    no candidates: an equal part of the rest. Trainers take no gaps.
+    A token without a value, such as −9999, gets an equal part of the rest.
     """
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)
@@ -80,7 +79,7 @@ def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
 
 
 def ranked(topk: TopK) -> RankedTopK:
-    """Return a document's predictions with the rank of each token among the candidates."""
+    """Add the rank of each realized token among the candidates."""
     row_of = rows_of(topk.starts)
     is_better = topk.logprobs > topk.realized_logprob[row_of]
     is_better &= topk.ids != topk.token_ids[row_of]
@@ -91,17 +90,16 @@ def ranked(topk: TopK) -> RankedTopK:
 def ranked_entries(
     scores: RankedTopK, top_k: int, vocab_size: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return candidates as servers write them: the token itself, then the `top_k` best of each row.
+    """Return candidates in the layout of servers: the realized token, then the `top_k` best.
 
-    Where fewer are known, the lowest other ids follow, each with an equal part of the rest; the
-    token itself is behind those that are likelier. A vocabulary of fewer ids has all of them.
+    Short rows are filled up with the lowest other ids, each with an equal part of the rest.
 
     Returns:
-        ids, log-probabilities and ranks, `[S, K + 1]`; and how many entries a row has, `[S]`: 0 for
-        the first token, K where it is one of the best, or K + 1.
+        Ids, log-probabilities and ranks, `[S, K + 1]`, and the number of entries per row, `[S]`: 0
+        for the first token, K if the realized token is one of the best, otherwise K + 1.
     """
-    topk, wanted = scores.topk, top_k
-    top_k = min(wanted, vocab_size - 1)  # besides the token itself
+    topk, requested = scores.topk, top_k
+    top_k = min(requested, vocab_size - 1)  # besides the realized token
     count = len(topk.token_ids)
     row_of = rows_of(topk.starts)
     is_other = topk.ids != topk.token_ids[row_of]
@@ -116,7 +114,7 @@ def ranked_entries(
     all_ids[place], logprobs[place] = ids[kept], values[kept]
     _fill_short_rows(all_ids, logprobs, 1 + np.diff(bounds), _other_logprobs(topk, vocab_size))
     ranks = np.maximum(scores.ranks, 1 + (logprobs[:, 1:] > logprobs[:, :1]).sum(1))
-    sizes = np.minimum(wanted + (ranks > wanted), top_k + 1)
+    sizes = np.minimum(requested + (ranks > requested), top_k + 1)
     sizes[0] = 0
     others = np.arange(1, top_k + 1)
     order = np.concatenate([ranks[:, None], others + (others >= ranks[:, None])], axis=1)
@@ -124,9 +122,8 @@ def ranked_entries(
 
 
 def _other_logprobs(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
-    """Return the log-probability of a token that is not a candidate, in each row."""
     p = [np.exp(v, dtype=np.float64) for v in (topk.rest_logprob, topk.realized_logprob)]
-    rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # nothing is known of a row without candidates
+    rest = np.fmin(p[0], 1 - np.nan_to_num(p[1]))  # NaN in a row without candidates
     left = np.maximum(1, vocab_size - np.diff(topk.starts))
     return np.asarray(np.log(np.maximum(rest, MIN_REST) / left))
 
@@ -137,7 +134,6 @@ def _fill_short_rows(
     sizes: NDArray[np.int64],
     other_logprobs: NDArray[np.float64],
 ) -> None:
-    """Fill rows that are short with the lowest ids that they do not have."""
     width = ids.shape[1]
     short = np.flatnonzero(sizes < width)
     if not len(short):
@@ -158,16 +154,16 @@ def _fill_short_rows(
 
 
 def logprobs_of_ids(
-    scores: RankedTopK, wanted: Sequence[Sequence[int]], vocab_size: int
+    scores: RankedTopK, chosen: Sequence[Sequence[int]], vocab_size: int
 ) -> list[list[float]]:
-    """Return the log-probabilities of the wanted ids of each row."""
+    """Return the log-probabilities of the chosen ids of each row."""
     topk = scores.topk
     ids, logprobs, starts = topk.ids.tolist(), topk.logprobs.tolist(), topk.starts.tolist()
     tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
     of_others = _other_logprobs(topk, vocab_size).tolist()
     rows = []
     for (begin, end), row, other, token, logprob in zip(
-        pairwise(starts), wanted, of_others, tokens, realized, strict=True
+        pairwise(starts), chosen, of_others, tokens, realized, strict=True
     ):
         known = dict(zip(ids[begin:end], logprobs[begin:end], strict=True)) if row else {}
         known[token] = logprob

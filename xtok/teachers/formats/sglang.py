@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from xtok._lib.parsing import parse_json
+from xtok.errors import MALFORMED
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import cache_error
-from xtok.teachers.formats.flat_values import MALFORMED, json_document
+from xtok.teachers.formats.flat_values import json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 ROUTE = "/generate"

@@ -1,4 +1,4 @@
-"""What msgspec, which `serve` needs and files do not, reads and writes of servers' answers."""
+"""Responses of servers as msgspec structs. `serve` needs msgspec, files do not."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ Triple: TypeAlias = tuple[float | None, int, Any]
 
 
 class VllmEntry(msgspec.Struct, gc=False):
-    """A candidate of a token as vLLM writes it."""
+    """A candidate in a response of vLLM."""
 
     logprob: float | None
     rank: int | None = None
 
 
 class Choice(msgspec.Struct):
-    """A sequence of vLLM's answer."""
+    """A sequence in a response of vLLM."""
 
     prompt_logprobs: list[dict[int, VllmEntry] | None] | None = None
 
 
 class Completion(msgspec.Struct):
-    """An answer of vLLM's."""
+    """A response of vLLM."""
 
     choices: list[Choice] = []
 
 
 class Meta(msgspec.Struct):
-    """What SGLang says of a sequence."""
+    """Scores of a sequence in a response of SGLang."""
 
     input_token_logprobs: list[Triple] | None = None
     input_top_logprobs: list[list[Triple] | None] | None = None
 
 
 class Generated(msgspec.Struct):
-    """An answer of SGLang's."""
+    """A response of SGLang."""
 
     meta_info: Meta

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtok._lib.parsing import parse_json
+from xtok.errors import MALFORMED
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
-from xtok.teachers.formats.flat_values import MALFORMED, json_document
+from xtok.teachers.formats.flat_values import json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 
@@ -192,8 +191,8 @@ def is_loopback(host: str) -> bool:
 def json_of(response: httpx.Response) -> Any:
     """Return a response's JSON; None if it is not JSON."""
     try:
-        return parse_json(response.content)
-    except ValueError:
+        return response.json()
+    except (ValueError, RecursionError):
         return None
 
 
