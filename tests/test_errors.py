@@ -33,7 +33,7 @@ from tiny_models import tiny_model
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
 from xtok._lib.shards import shards
-from xtok.building.counting.texts import TextColumns, find_texts, read_batches
+from xtok.building.counting.texts import find_texts, read_batches
 from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
@@ -149,12 +149,12 @@ def read_map(content: bytes, name: str = "map.safetensors", **options: Any) -> P
     return ProjectionMap.load(file(name, content), **options)
 
 
-def read_text(name: str, content: str | bytes, **columns: str) -> object:
-    return batches(Path(file(name, content)), **columns)
+def read_text(name: str, content: str | bytes) -> object:
+    return batches(Path(file(name, content)))
 
 
-def batches(path: Path, field: str = "text", group_by: str = "") -> object:
-    return list(read_batches(shards(path), TextColumns(field, group_by)))
+def batches(path: Path, field: str = "text") -> object:
+    return list(read_batches(shards(path), field))
 
 
 def parquet(**columns: object) -> Path:
@@ -364,7 +364,7 @@ OF_TEACHERS = (
     "give a text, or a list with one for each teacher, null for one that reads the student's"
 )
 SAME_ANSWERS = "give both sides the same answers, in one order; everything else may differ"
-COLLATE = "topk-kl takes a TopKCollator, every other loss a DistillationCollator"
+COLLATE = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
 
 NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
@@ -522,17 +522,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 1: the field 'text' is a number, not a string", LINES),
     (lambda: read_text("a.jsonl", '{"text": "x"'), "a.jsonl, line 1: not JSON: …", LINES),
     (lambda: read_text("a.jsonl", '["x"]'), "a.jsonl, line 1: not a JSON object", LINES),
-    (lambda: read_text("a.txt", "x", group_by="lang"),
-     "a.txt is plain text, and has no field 'lang' to group by",
-     "group by files: give each group a file of its own, and no field"),
-    (lambda: read_text("a.jsonl", '{"text": "x"}', group_by="lang"),
-     "a.jsonl, line 1: no field 'lang' to group by, but: text",
-     "name one of its fields with group_by=; by default, each file is a group"),
     (lambda: batches(parquet(id=[1], body=["x"])),
      "a.parquet, row 0: no field 'text', but: id, body", LINES),
-    (lambda: batches(parquet(id=[1], body=["x"]), field="body", group_by="lang"),
-     "a.parquet, row 0: no field 'lang' to group by, but: id, body",
-     "name one of its fields with group_by=; by default, each file is a group"),
     (lambda: batches(parquet(id=[1]), field="id"),
      "a.parquet, row 0: the field 'id' is a number, not a string", LINES),
     (lambda: batches(parquet(text=pyarrow.array([b"a\xff"]).view(pyarrow.string()))),
@@ -1056,14 +1047,14 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "event-kl needs an event map", EACH),
     (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
     (lambda: make_objective([xtok.pair("bytes", "small/small-digits")], "same-tokenizer"),
-     "same-tokenizer needs one tokenizer, and those of bytes and small-digits differ",
-     "use event-kl, which takes what `xtok events STUDENT TEACHER` writes"),
+     "same-tokenizer needs one tokenizer, but those of bytes and small-digits differ",
+     "use event-kl, with the output of `xtok events STUDENT TEACHER`"),
     (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions",
      COLLATE),
     (lambda: make_objective([bytes_pair()], "p-kl", ProjectionModule(of_bytes(), learnable=True)),
-     "the map is learnable, and a trainer optimizes only its model",
-     "train it in your own loop, as scripts/examples/distill.py does, then give the map that "
-     "`to_map` returns"),
+     "the map is learnable, but a trainer optimizes only its model",
+     "train the map in your own loop, as scripts/examples/distill.py does, then pass the map "
+     "that `to_map` returns"),
     (lambda: collated(messages=TURNS, tools="f"),
      "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
     (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",

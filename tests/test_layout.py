@@ -108,6 +108,36 @@ def test_tests_use_no_private_names_of_the_package() -> None:
     assert wrong == []
 
 
+OWN_INPUT = {
+    "_lib/parquet.py: to_pylist": "the reader of Parquet",
+    "_lib/parsing.py: json.loads": "the reader of JSON",
+    "cli/help.py: read_text": "source code of xtok",
+    "cli/page/__init__.py: read_text": "files of xtok",
+    "conversation/formats/__init__.py: read_text": "templates of xtok",
+    "conversation/reading.py: json.loads": "variables that the calling function wrote",
+    "teachers/checkpoint.py: json.loads": "parts that xtok wrote, sealed with a digest",
+    "tokenizers/_backend.py: read_text": "a model's .jinja, which Transformers reads in this way",
+    "tokenizers/_hf.py: json.loads": "the state that the library `tokenizers` returns",
+}
+"""Calls that read input without the readers, each with its reason."""
+
+
+def test_outside_input_passes_the_readers() -> None:
+    """A second reader of the same kind of input accepts what the first rejects."""
+    calls = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            name, owner = node.func.attr, ast.unparse(node.func.value)
+            if owner == "json" and name in ("load", "loads"):
+                name = f"json.{name}"
+            elif name not in ("to_pylist", "read_text"):
+                continue
+            calls.add(f"{path.relative_to(PACKAGE).as_posix()}: {name}")
+    assert calls == OWN_INPUT.keys()
+
+
 def test_install_hints_work_from_a_clone() -> None:
     """xtok is on no package index: `pip install xtok` fails, or installs another package."""
     places = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]

@@ -45,7 +45,7 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: xtok.generate(xtok.pair("bytes", "bytes"), "spelling", SortCutConfig()),  # type: ignore[arg-type]
          TypeError, "must be a GenerateConfig"),
         (lambda: xtok.DistillationCollator("bytes", ["bytes"] * 2)([SCORED]), ValueError,
-         "are of one teacher, and there are 2"),
+         "need one teacher, but there are 2"),
         (lambda: TopKCollator()([{"input_ids": [5]}]), ValueError, "a row has no topk_ids"),
         (lambda: scored([97.5, 98]), ValueError, "^input_ids has 97.5, which is no token id"),
         (lambda: scored([97, 10**20]), ValueError, f"input_ids has {10**20}, which is no token id"),

@@ -94,6 +94,15 @@ def load(*models: str) -> None:
         load_tokenizer(model)
 
 
+def save(model: str, tokenizer: str, folder: str) -> None:
+    """Load a model and a tokenizer with Transformers, and save both."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model)
+    loaded.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+
+
 if __name__ == "__main__":
-    programs = (build, encode, imports, kernel, load, read)
+    programs = (build, encode, imports, kernel, load, read, save)
     {f.__name__: f for f in programs}[sys.argv[1]](*sys.argv[2:])

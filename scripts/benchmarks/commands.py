@@ -88,6 +88,8 @@ COMMANDS = (  # the command, what runs beside it, how many times of that it may 
     ("xtok reapply-exact map:wide", "bare read map:wide copy.safetensors", 2),
     ("xtok convert map:wide -o new.safetensors", "bare read map:wide copy.safetensors", 2),
     ("xtok inspect map:wide", "bare read map:wide", 2),
+    ("xtok transplant model:smollm2 folder:llama3 --quiet -o new-model",
+     "bare save model:smollm2 folder:llama3 saved", 2),
     ("xtok --help", "bare imports typer rich numpy", 1.75),
 )  # fmt: skip
 WRITES = {"build", "events", "generate", "sort-cut", "reapply-exact"}

@@ -45,6 +45,7 @@ from xtok.training import (
 
 NUMBERS: dict[str, Any] = {
     "steps": 1000, "batch-size": 8, "max-length": 512, "learning-rate": 3e-4, "warmup": 20,
+    "embeddings-first": 0,
     "clip": 1.0, "seed": 0, "save-every": 100, "measure-every": 100, "num-workers": 0,
     "temperature": 1.0, "distillation-weight": 1.0, "cross-entropy-weight": 1.0,
 }  # fmt: skip
@@ -206,6 +207,14 @@ def learning_rate(step: int, options: argparse.Namespace) -> float:
     return float(options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * share)))
 
 
+def embeddings_first(model: Any, step: int, num_steps: int) -> None:
+    """In the first steps, train only the input embeddings and the head."""
+    layers = model.get_input_embeddings(), model.get_output_embeddings()
+    outer = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    for parameter in model.parameters() if num_steps else ():
+        parameter.requires_grad_(step >= num_steps or id(parameter) in outer)
+
+
 def save_checkpoint(path: Path, step: int, parts: dict[str, Any]) -> None:
     """Write a checkpoint atomically."""
     state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
@@ -341,6 +350,7 @@ def train(options: argparse.Namespace) -> None:
         print(bits, file=sys.stderr, flush=True)
     seconds, started = 0.0, time.monotonic()
     for step, raw in enumerate(loader, start=first):
+        embeddings_first(student, step, options.embeddings_first)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, options)
         batch = prepare(raw, options.device)
@@ -407,6 +417,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--held-out", action="append", type=Path, default=[], help="texts for bits per byte")
     add("--output", type=Path, required=True, help="folder for checkpoint, log and model")
     add("--top-k", type=int, help="teacher tokens in p-kl and same-tokenizer")
+    # `embeddings-first`: steps that train only the embeddings and the head, for a model of
+    # `xtok transplant`.
     for name, default in NUMBERS.items():
         add(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     for name in ("reverse-kl", "dynamic-scaling", "autocast"):

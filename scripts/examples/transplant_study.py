@@ -1,16 +1,14 @@
-"""Which rows should a model have for another tokenizer's tokens, and how is it healed?
+"""Which rows should a model have for the tokens of another tokenizer?
 
     python scripts/fetch_models.py
     python scripts/examples/transplant_study.py texts data/models/smollm2-135m --count 32 \
         --seed 1 -o held.jsonl
     python scripts/examples/transplant_study.py rows data/models/smollm2-135m TOKENIZER \
         --texts held.jsonl -o rows.jsonl
-    python scripts/examples/transplant_study.py heal data/models/smollm2-135m NEW \
-        --texts train.jsonl --held-out held.jsonl --work runs/transplant
+    python scripts/examples/distill.py --student NEW --texts train.jsonl --held-out held.jsonl …
 
-`texts` samples texts from a model. `rows` measures the new rows of each kind without training.
-`heal` trains the folder NEW that `xtok transplant` wrote, and the original beside it, with
-`distill.py`. Results are JSON lines; run a command again to resume.
+`texts` samples texts from a model, also to heal the model of `xtok transplant` with. `rows`
+measures the new rows of each kind without training; run it again to resume.
 """
 
 from __future__ import annotations
@@ -40,7 +38,8 @@ def load(folder: str) -> Any:
     """Load a model in float32, in evaluation mode."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
 
 
 @torch.no_grad()
@@ -50,16 +49,15 @@ def sample(folder: str, count: int, seed: int) -> Iterator[str]:
     roles, tokens = tokenizer.table.roles, tokenizer.table.tokens()
     first = [*roles.get("bos", ()), *roles.get("eos", ())][0]
     torch.manual_seed(seed)
-    while count:
-        ids, cache = torch.full((min(count, 32), 1), first), None
-        for _ in range(LENGTH):
-            outputs = model(input_ids=ids[:, -1:], past_key_values=cache, logits_to_keep=1)
-            cache = outputs.past_key_values
-            ids = torch.cat([ids, outputs.logits[:, -1].softmax(-1).multinomial(1)], 1)
+    while count > 0:
+        ids = model.generate(
+            torch.full((min(count, 32), 1), first), do_sample=True, temperature=1.0, top_k=0,
+            top_p=1.0, max_new_tokens=LENGTH, pad_token_id=first,
+        )  # fmt: skip
         for row in ids[:, 1:].tolist():
             end = next((n for n, i in enumerate(row) if not tokens[i]), len(row))
-            text = b"".join(tokens[i] for i in row[:end]).decode("utf-8", "replace")
-            if len(text) > 60 and "\ufffd" not in text:
+            text = b"".join(tokens[i] for i in row[:end]).decode("utf-8", "ignore")
+            if len(text) > 60:
                 count -= 1
                 yield text
 
@@ -125,8 +123,10 @@ def kinds(pair: Pair, old: Tensor, heads: Tensor) -> Iterator[tuple[str, Tensor,
     random = torch.randn(old.shape[1], len(mean), generator=torch.Generator().manual_seed(0)).T
     one = torch.where(composed[:, None], mean + random * old.std(0), by_pieces)
     yield "random, with the mean and deviation of all rows", one, one
-    for name, options in (("counted map", {"for_loss": "p-kl"}), ("default map", {})):
-        one = of(new_rows(pair, xtok.build(pair, **options), 0.0)[0])
+    for name, projection in (
+        ("counted map", xtok.build(pair, for_loss="p-kl")), ("default map", xtok.build(pair))
+    ):  # fmt: skip
+        one = of(new_rows(pair, projection, 0.0)[0])
         yield name, one, one
     for ours in ("mean of the pieces", "last piece", "1, 1/2, 1/4, …", "1/4, 1/2, 1"):
         for theirs in ("mean of the pieces", "first piece", "1, 1/2, 1/4, …", "mean row",
@@ -219,6 +219,7 @@ def main() -> None:
         add("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "texts":
+        options.output.unlink(missing_ok=True)
         for text in sample(options.model, options.count, options.seed):
             append(options.output, {"text": text})
     else:

@@ -57,3 +57,31 @@ def test_a_compressed_file_is_one_shard(tmp_path: Path, monkeypatch: pytest.Monk
         Shard(plain, "text", 8, None, 1),
     ]
     assert shards(packed, "jsonl") == [Shard(packed, "jsonl", 0, None, 29)]
+
+
+def test_globs_in_a_folder_with_brackets_in_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run[1]" / "b"
+    folder.mkdir(parents=True)
+    paths = [folder / "a.txt", folder / "b.txt"]
+    for path in paths:
+        path.touch()
+    assert find_files(folder / "*.txt", "") == paths
+    assert find_files(tmp_path / "run[1]" / "**" / "[ab].txt", "") == paths
+    (tmp_path / "run1").mkdir()
+    (tmp_path / "run1" / "c.txt").touch()
+    assert find_files(tmp_path / "run?" / "*.txt", "") == [tmp_path / "run1" / "c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "formats"),
+    [(b' \n[{"text": "a"}]', ["json"]), (b'{"text": "a"}\n' * 9, ["jsonl"] * 2), (b"", ["jsonl"])],
+)
+def test_an_array_of_json_is_one_shard(
+    content: bytes, formats: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 100)
+    for name, data in (("a.json", content), ("b.json", b"\xef\xbb\xbf" + content)):
+        (tmp_path / name).write_bytes(data)
+        assert [shard.format for shard in shards(tmp_path / name)] == formats
+    (tmp_path / "c.json.gz").write_bytes(gzip.compress(content))
+    assert [shard.format for shard in shards(tmp_path / "c.json.gz")] == formats[:1]

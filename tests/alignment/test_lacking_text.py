@@ -145,7 +145,7 @@ def test_text_is_aligned_behind_control_tokens_that_differ(turned: bool, tmp_pat
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.filterwarnings("ignore:.* has no tokens for some of a text")
+@pytest.mark.filterwarnings("ignore:.* has no tokens for a part of the text")
 @pytest.mark.filterwarnings("ignore:no chunk of this batch aligns")
 def test_no_chunk_of_different_text_is_valid(sides: Sides, turned: bool) -> None:
     pair = sides[::-1] if turned else sides
@@ -191,7 +191,7 @@ def test_places_of_what_is_unknown(tmp_path: Path) -> None:
 def test_a_note_says_that_text_is_left_out(tmp_path: Path) -> None:
     for kind in ("unknown", "drops"):
         collator = DistillationCollator("bytes", lacking(tmp_path / kind, kind, "é\n"))
-        with pytest.warns(UserWarning, match="has no tokens for some of a text"):
+        with pytest.warns(UserWarning, match="has no tokens for a part of the text"):
             collator(["the é the"])
 
 

@@ -439,9 +439,14 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("evaluate m.pt --text no -s bytes", "give two models, STUDENT TEACHER"),
         ("evaluate a --text b", "give two models, STUDENT TEACHER"),
         ("doctor", "give a model, or two: STUDENT [TEACHER]"),
-        (f"build {BYTES} bytes", "give the student once, as an argument or as --student-model"),
-        (f"verify m.pt x {BYTES}", "give the student once"),
-        ("build bytes bytes -t bytes", "give the teacher once"),
+        ("render a.json", "give a model: FILE MODEL"),
+        ("render a.json bytes -m bytes", "give the model once, as an argument or as --model"),
+        (
+            f"build {BYTES} bytes",
+            "give the student model once, as an argument or as --student-model",
+        ),
+        (f"verify m.pt x {BYTES}", "give the student model once"),
+        ("build bytes bytes -t bytes", "give the teacher model once"),
         (f"convert {BYTES} m.pt", "say where to write: xtok convert m.pt m.safetensors"),
         ("convert m.safetensors", "say where to write: xtok convert m.safetensors m.pt"),
         ("convert a.pt b.pt -o c.pt", "give one output: OUTPUT, or --output"),
@@ -517,6 +522,22 @@ def test_a_glob_without_quotes_is_told(cli: Cli, tmp_path: Path) -> None:
     assert done.returncode == 2
     hint = "hint: quote a pattern of files, as --text '*.txt'; or run xtok build --help"
     assert " ".join(done.stderr.split()).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["align", "bytes", "bytes", "-5 boats"],
+        ["align", "bytes", "bytes", "-- boats"],
+        ["vocab", "bytes", "-5"],
+    ],
+)
+def test_a_text_that_begins_with_a_dash(cli: Cli, words: list[str]) -> None:
+    done = cli(*words)
+    assert done.returncode == 2
+    hint = f"hint: put -- before a text or token that begins with a dash; or run xtok {words[0]}"
+    assert hint in " ".join(done.stderr.split())
+    assert cli(*words[:-1], "--", words[-1]).returncode != 2
 
 
 def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Path) -> None:

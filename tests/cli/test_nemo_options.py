@@ -122,6 +122,7 @@ THEIRS = [
         ("project p -s a -t b -o c", {"teacher_topk": "p", "student": "a", "teacher": "b"}),
         ("evaluate m n -s a -t b --text c", {"arguments": ["m", "n", "a", "b"]}),
         ("report m -s a -t b", {"arguments": ["m", "a", "b"]}),
+        ("render c.json -m a", {"file": Path("c.json"), "model_argument": "a"}),
         ("inspect m 1 -s a -t b", {"tokens": ["1"], "student": "a", "teacher": "b"}),
     ],
 )

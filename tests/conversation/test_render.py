@@ -63,7 +63,8 @@ def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None
     ]
     assert [one.returncode for one in done] == [0, 0, 2, 2]
     assert json.loads(done[0].stdout) == json.loads(done[1].stdout) == ROW
-    assert all("give one model: MODEL, or --model" in one.stderr for one in done[2:])
+    assert "give a model: FILE MODEL" in done[2].stderr
+    assert "give the model once, as an argument or as --model" in done[3].stderr
 
 
 # Reading
@@ -146,7 +147,7 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     }  # fmt: skip
     notes = done.stderr.splitlines()
     assert notes[:1] == [
-        "note: conversations: 2; tokens: 44, the assistant's: 4",
+        "note: conversations: 2; tokens: 44, of these the assistant's: 4",
     ]
     assert "no token that ends the turn is a target" in notes[1]
     assert "has no targets" in notes[2]

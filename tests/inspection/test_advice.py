@@ -129,7 +129,7 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
     assert levels(BuildConfig.for_loss("gold")) == ["care", "care", "care", "good"]
     assert levels(BuildConfig.for_loss("p-kl"))[:2] == ["good", "bad"]
     for level in ("good", "care", "bad"):
-        verdict = Verdict(name="m", level=level, reason="the reason")
+        verdict = Verdict(name="m", level=level, reason="the reason", numbers="")
         assert levels(BuildConfig.for_loss("p-kl"), verdict=verdict)[0] == level
     assert levels(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
     few = replace(pair, numbers=SharedCounts(student=3, teacher=1, both=3))

@@ -323,7 +323,7 @@ def test_the_first_rows_of_conversations(small: Path, tmp_path: Path) -> None:
     ]
     assert [c.level for c in found] == ["note", "note", "ok"] * 2 + ["ok"]
     assert "2 conversations, 3 messages of user, 2 messages of assistant" in found[2].message
-    assert found[2].message.endswith("tokens are targets: as the library has them")
+    assert found[2].message.endswith("tokens are targets: equal to the library's")
     assert found[-1].message.startswith("100.0% of the targets are in a chunk")
     teacher.library.chat_template = "{{ bos_token }}" + CHATML  # another than xtok read
     found = [c for c in doctor(student, teacher, path).pair_checks if c.level == "warning"]

@@ -79,7 +79,11 @@ def maps(pair: Pair, corpus: Path) -> Maps:
 
 @pytest.fixture(scope="module")
 def text(pair: Pair, corpus: Path) -> PairText:
-    return PairText.read(pair, corpus, PER_DOCUMENT, group_by="lang")
+    lines = corpus.read_text().splitlines(keepends=True)
+    paths = [corpus.with_name(f"{lang}.jsonl") for lang in ("en", "py")]
+    for path in paths:
+        path.write_text("".join(line for line in lines if f'"{path.stem}"' in line))
+    return PairText.read(pair, paths, PER_DOCUMENT)
 
 
 @pytest.fixture(scope="module")
@@ -177,14 +181,18 @@ def test_recipe_and_floor_are_those_of_such_maps(
     assert known(one.chunk_closed).value == pytest.approx(closed)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
     [alone] = evaluate(pair, maps["plain"], python).measures
-    [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py", "plain")]
+    [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py.jsonl", "plain")]
     # Counted on these documents alone; sums are in another order.
     assert group.chunk_floor == pytest.approx(alone.chunk_floor, rel=1e-12)
 
 
 def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
     measures = [m for m in evaluation.measures if m.name == "recipe"]
-    assert [(m.group, m.documents) for m in measures] == [("en", 9), ("py", 3), ("all", 12)]
+    assert [(m.group, m.documents) for m in measures] == [
+        ("en.jsonl", 9),
+        ("py.jsonl", 3),
+        ("all", 12),
+    ]
     assert sum(m.starts for m in measures[:2]) == measures[2].starts
     classes = {c.token_class: c for c in evaluation.classes if c.name == "recipe"}
     assert sum(c.starts for c in classes.values()) == measures[2].starts
@@ -297,7 +305,7 @@ def test_small_and_large_figures_are_not_rounded_away(
 ) -> None:
     most = Interval(value=0.999_96)
     measures = tuple(
-        replace(m, coverage=most, top_1=most) for m in evaluation.measures if m.group == "en"
+        replace(m, coverage=most, top_1=most) for m in evaluation.measures if m.group == "en.jsonl"
     )
     rows = [replace(row, excess=1e-6) for row in evaluation.worst_rows]
     nearly = replace(evaluation, measures=measures, worst_rows=tuple(rows))
@@ -328,7 +336,7 @@ def test_evaluate_on_the_command_line(
     [verdict] = judged["verdicts"]
     level = {"good": "good", "care": "usable", "bad": "bad"}[verdict["level"]]
     shown = " ".join(works(cli(*line)).stdout.split())
-    assert shown.endswith(f"a.safetensors is {level}: {verdict['reason']}")
+    assert shown.endswith(f"a.safetensors is {level}: {verdict['reason']} ({verdict['numbers']})")
     fails(cli("evaluate", "none.safetensors", *line[2:]), "none.safetensors")
 
 

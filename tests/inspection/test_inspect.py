@@ -55,12 +55,12 @@ def explained(projection: ProjectionMap, token: int, pair: Pair | None = None) -
 # Classes
 
 
-def test_classes_of_a_map(projection: ProjectionMap) -> None:
-    coverage = known(coverage_by_class(projection))
+def test_classes_of_a_map(projection: ProjectionMap, pair: Pair) -> None:
+    coverage = known(coverage_by_class(projection, xtok.pair(*pair)))
     by_name = {one.token_class: one for one in coverage.classes}
     assert by_name["digits_1"] == ClassCoverage(
-        token_class="digits_1", label="1 digit", rows=10, exact=10, empty=0, mean_entries=1.0,
-        slot_share=0.0, teacher_ids=10, teacher_unreached=0,
+        token_class="digits_1", label="1 digit", rows=10, shared=10, exact=10, empty=0,
+        mean_entries=1.0, slot_share=0.0, teacher_ids=10, teacher_unreached=0,
     )  # fmt: skip
     three = by_name["digits_3"]
     assert (three.label, three.rows, three.exact, three.mean_entries) == ("3 digits", 1, 0, 3.0)

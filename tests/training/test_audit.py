@@ -13,6 +13,7 @@ from typing import Any
 import chat_families
 import pytest
 import torch
+import torch.utils.checkpoint
 import transformers
 from make import built
 from tiny_models import tiny_model
@@ -22,7 +23,7 @@ import xtok
 from xtok import DistillationCollator
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
-from xtok.training.collator import prepare
+from xtok.training.collator import prepare, shifted_targets
 from xtok.training.heads import find_heads, run
 from xtok.training.losses.registry import EVENTS, LOSSES, SPELLINGS, LossName
 from xtok.training.objective import make_objective
@@ -80,10 +81,10 @@ def bench(collated_texts: Any) -> Bench:
 def test_one_line_where_all_holds(bench: Bench) -> None:
     before, state = copy.deepcopy(bench.student.state_dict()), torch.get_rng_state()
     found = bench.audit()
-    assert found.differences == ()
+    assert found.differences == []
     assert found.line == (
         "first batch: ids, masks, loss 6.79, heads, the teacher 0.19 bits per byte "
-        "(the student 4.37), 100% aligned: as the libraries have them"
+        "(the student 4.37), 100% aligned: no differences from the libraries"
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
@@ -126,7 +127,7 @@ def scaled_logits(outputs: Any) -> None:
 
 
 def capped_logits(outputs: Any) -> None:
-    outputs.logits = 0.05 * torch.tanh(outputs.logits / 0.05)
+    outputs.logits = 0.01 * torch.tanh(outputs.logits / 0.01)
 
 
 def shifted_logits(outputs: Any) -> None:
@@ -249,18 +250,23 @@ def another_bos(bench: Bench) -> None:
 # Faults of what moves
 
 
+def use_as_hidden(teacher: Any) -> None:
+    """Multiply the rows of a teacher's table with a fixed head."""
+    torch.manual_seed(0)
+    head = torch.randn(teacher.table.shape[1], 1200)
+    teacher.forward = lambda input_ids, **_: SimpleNamespace(
+        logits=teacher.table[input_ids % 800] @ head
+    )
+
+
 def shared_embedding(bench: Bench) -> None:
     bench.teacher.table = bench.student.model.embed_tokens.weight
-    bench.teacher.forward = lambda input_ids, **_: SimpleNamespace(
-        logits=torch.randn(*input_ids.shape, 1200, generator=torch.Generator().manual_seed(0))
-    )
+    use_as_hidden(bench.teacher)
 
 
 def shared_memory(bench: Bench) -> None:
     bench.teacher.table.data = bench.student.lm_head.weight.data
-    shared = bench.teacher.table
-    shared_embedding(bench)
-    bench.teacher.table = shared
+    use_as_hidden(bench.teacher)
 
 
 def its_own_teacher(bench: Bench) -> None:
@@ -340,12 +346,105 @@ def other_ends(bench: Bench) -> None:
     bench.side["alignment"] = replace(aligned, student_chunk_id=chunks)
 
 
+def chunks_moved(side: str) -> Callable[[Bench], None]:
+    """A row that got a token after the collator aligned it."""
+
+    def change(bench: Bench) -> None:
+        moved = getattr(bench.side["alignment"], side).roll(1, 1)
+        bench.side["alignment"] = replace(bench.side["alignment"], **{side: moved})
+
+    return change
+
+
+def other_rows(bench: Bench) -> None:
+    """The teacher's side of other rows."""
+    alignment = bench.side["alignment"]
+    bench.side["alignment"] = replace(
+        alignment, teacher_chunk_id=alignment.teacher_chunk_id.roll(1, 0)
+    )
+
+
+# Faults of targets
+
+
+def without_ends(bench: Bench) -> None:
+    """As with `labels[ids == pad] = -100` where pad is eos."""
+    collated(eos=True)(bench)
+    bench.collate.eos = True
+    [eos, *_] = bench.collate.student.table.roles["eos"]
+    masked = bench.batch["labels"].masked_fill(bench.batch["input_ids"] == eos, -100)
+    bench.batch["labels"] = masked
+    bench.batch["targets"] = shifted_targets(bench.batch)
+
+
+def half_masked(bench: Bench) -> None:
+    labels = bench.batch["labels"].clone()
+    labels[:, 6:] = -100
+    bench.batch["labels"] = labels
+    bench.batch["targets"] = shifted_targets(bench.batch)
+
+
+def ends_cut_off(bench: Bench) -> None:
+    collated(eos=True, max_length=8)(bench)
+    bench.collate.eos, bench.collate.max_length = True, 8
+
+
+def teacher_targets_not_shifted(bench: Bench) -> None:
+    bench.side["targets"] = bench.side["labels"]
+
+
+def on_policy(bench: Bench, *, ids: Any = None, first_target: int = 3, num_bos: int = 1) -> None:
+    """Rows of the student's ids, padded on the left."""
+    [bos, *_] = bench.collate.student.table.roles["bos"]
+    texts = bench.collate.student.encode_batch(TEXTS)
+    rows = [[bos] * num_bos + list(text) for text in texts]
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    labels = ids.masked_fill(mask.cumsum(1) <= first_target, -100)
+    bench.batch = prepare(bench.collate.from_student_ids(ids, mask, labels))
+    [bench.side] = bench.batch["teachers"]
+
+
+def prompts_on_policy(bench: Bench) -> None:
+    on_policy(bench, first_target=0)
+
+
+def two_bos_on_policy(bench: Bench) -> None:
+    on_policy(bench, num_bos=2)
+
+
+# Faults of whole models
+
+
+def no_grad(bench: Bench) -> None:
+    bench.student.forward = torch.no_grad()(bench.student.forward)
+
+
+def inference_mode(bench: Bench) -> None:
+    bench.student.forward = torch.inference_mode()(bench.student.forward)
+
+
+def moved_ids(bench: Bench) -> None:
+    """A student that is sure of the wrong token."""
+    with torch.no_grad():
+        bench.student.lm_head.weight[:] = 30 * bench.student.model.embed_tokens.weight.roll(1, 0)
+        bench.student.model.embed_tokens.weight *= 50
+
+
+def far_behind(bench: Bench) -> None:
+    """A teacher that has learned less of the text than the student."""
+    width = bench.collate.student.vocabulary.vocab_size
+    bench.student = Knowing(width, bench.batch)
+    bench.teacher.table.data *= 0.3
+
+
 Student, Teacher = (lambda bench: bench.batch), (lambda bench: bench.side)
 FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "scaled logits": (wrapped(scaled_logits), "the student's own loss, of"),
     "capped logits": (wrapped(capped_logits), "the student's own loss, of"),
     "shifted logits": (wrapped(shifted_logits), "the student's own loss, of"),
-    "no number": (wrapped(no_number), "its cross-entropy nan"),
+    "no number": (wrapped(no_number), "its cross-entropy is nan"),
     "a loss halved": (wrapped(loss_of(lambda loss: loss / 2)), "the student's own loss, of"),
     "a loss summed": (wrapped(loss_of(lambda loss: loss * 30)), "the student's own loss, of"),
     "a loss more": (wrapped(loss_of(lambda loss: loss + 0.1)), "the student's own loss, of"),
@@ -356,8 +455,8 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "nothing trained": (nothing_trained, "no parameter of the student is trained"),
     "labels shifted to the left": (lambda b: labels_moved(b, -1), "labels of the student are not"),
     "labels shifted to the right": (lambda b: labels_moved(b, 1), "labels of the student are not"),
-    "targets that are not shifted": (targets_not_shifted, "the student's own loss, of"),
-    "labels of the teacher shifted": (teacher_labels_moved, "labels of teacher 1 are not its ids"),
+    "targets that are not shifted": (targets_not_shifted, "targets of the student are not its"),
+    "labels of the teacher shifted": (teacher_labels_moved, "labels of the teacher are not its"),
     "padding counted": (padding_counted, "targets of the student are padding"),
     "no target": (all_labels_kept, "has no target"),
     "another id of the student": (other_id(Student, 0, 3), "AutoTokenizer's ["),
@@ -374,31 +473,151 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "a teacher's dropout left on": (with_dropout, "is in training mode"),
     "dropout without a mode": (dropout_without_a_mode, "two results"),
     "a teacher of other ids": (knows_other_ids, "bits per byte of its own ids"),
-    "a teacher of no weights": (not_loaded, "knows less of its ids"),
-    "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the token behind"),
+    "a teacher of no weights": (not_loaded, "worse than a uniform guess"),
+    "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the token after"),
     "shifted to the other side": (teacher_logits(lambda x: x.roll(1, 1)), "the token before"),
-    "a teacher of the next but one": (places_apart, "the token behind"),
+    "a teacher of the next but one": (places_apart, "the token after"),
     "a teacher of no number": (teacher_logits(lambda x: x * math.nan), "nan bits per byte"),
     "a teacher's logits negated": (teacher_logits(lambda x: -9 * x), "bits per byte of its own"),
     "few chunks": (no_chunks, "targets are in a chunk with the teacher"),
     "chunks of other bytes": (other_bytes, "chunks have the same bytes"),
+    "student chunks moved": (chunks_moved("student_chunk_id"), "marked as equal have other bytes"),
+    "teacher chunks moved": (chunks_moved("teacher_chunk_id"), "marked as equal have other bytes"),
+    "other rows": (other_rows, "marked as equal have other bytes"),
+    "ends are no targets": (without_ends, "0 of 2 ends of turns or texts are targets"),
+    "half of the targets masked": (half_masked, "tokens of answers are no targets of the student"),
+    "ends cut off": (ends_cut_off, "max_length 8 cuts all ends of 2 of 2 rows"),
+    "targets of the teacher not shifted": (
+        teacher_targets_not_shifted, "targets of the teacher are not its labels",
+    ),
+    "prompts as targets on policy": (prompts_on_policy, "all tokens of the student are targets"),
+    "two bos tokens on policy": (two_bos_on_policy, "2 of 2 rows of the student begin with two"),
+    "no_grad": (no_grad, "12 of 12 trainable tensors of the student get no gradient"),
+    "inference_mode": (inference_mode, "12 of 12 trainable tensors of the student get no gradient"),
+    "worse than a uniform guess": (moved_ids, "nats per token of its own text, and a uniform"),
+    "a teacher far behind": (far_behind, "this teacher will probably cost quality"),
     "bos in no chunk": (bos_in_no_chunk, "bos tokens are in a chunk"),
-    "other ends": (other_ends, "does not learn to stop"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_named(bench: Bench, fault: str) -> None:
-    make, says = FAULTS[fault]
+def test_each_fault_is_named(bench: Bench, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make, words = FAULTS[fault]
     make(bench)
     found = audit([bench.student, bench.teacher], bench.batch, bench.collate)
-    assert any(says in difference for difference in found.differences), found
+    assert any(words in difference for difference in found.differences), found
     with pytest.warns(UserWarning, match="^first batch: ") as warned:
         found.report()
     assert len(warned) == len(found.differences)
+    assert capsys.readouterr().err.startswith("first batch: ")
+
+
+def test_what_the_distillation_alone_does_not_teach(bench: Bench) -> None:
+    other_ends(bench)
+    found = bench.audit()
+    assert found.differences == []
+    [note] = found.notes
+    assert "with the distillation loss alone, the student does not learn to stop" in note
+
+
+# Several processes, and what cannot be determined
+
+
+def test_findings_of_all_processes_have_their_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    audits = [
+        Audit(["loss 2.00"], ["ids"], ["a fault"], []),
+        Audit(["loss 3.00"], ["ids"], [], ["a note"]),
+        Audit(["loss 4.00"], [], ["a fault", "another"], []),
+    ]
+    joined = Audit.of_processes(audits)
+    assert joined.differences == ["process 0, 2: a fault", "process 2: another"]
+    assert joined.line == "first batch: loss 2.00; not determined: process 0, 1: ids: 2 differences"
+    with pytest.warns(UserWarning, match="first batch: process") as warned:
+        joined.report()
+    assert len(warned) == 2
+    assert capsys.readouterr().err == f"{joined.line}\nnote: first batch: process 1: a note\n"
+    assert Audit.of_processes(audits[1:2]) is audits[1]
+
+
+def test_gradients_behind_a_reentrant_checkpoint_are_not_determined(bench: Bench) -> None:
+    [layer] = bench.student.model.layers
+    real = layer.forward
+    layer.forward = lambda hidden, **options: (
+        torch.utils.checkpoint.checkpoint(lambda x: real(x, **options), hidden, use_reentrant=True)
+        if torch.is_grad_enabled()
+        else real(hidden, **options)
+    )
+    found = bench.audit()
+    assert found.undetermined == ["which parameters get a gradient (checkpointing hides them)"]
+    assert found.differences == []
+    assert "not determined: which parameters get a gradient" in found.line
 
 
 # Without a fault
+
+
+class Adapted(nn.Module):
+    """A frozen model with an adapter, as PEFT makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_model(256, seed=0).requires_grad_(False)
+        self.adapter, self.is_on = nn.Parameter(torch.zeros(16)), True
+        self.config = self.inner.config
+        self.inner.model.embed_tokens.register_forward_hook(
+            lambda *args: args[-1] + self.adapter if self.is_on else args[-1]
+        )
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Any = None, use_cache: Any = None,
+        labels: Any = None,
+    ) -> Any:  # fmt: skip
+        return self.inner(input_ids, attention_mask=attention_mask, use_cache=False, labels=labels)
+
+
+class AdapterOff(nn.Module):
+    """The same model without its adapter, as the teacher."""
+
+    def __init__(self, student: Any, *, has_graph: bool) -> None:
+        super().__init__()
+        self.student, self.has_graph, self.config = student, has_graph, student.config
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, input_ids: Tensor, attention_mask: Any = None, use_cache: Any = None) -> Any:
+        self.student.is_on = False
+        with torch.set_grad_enabled(self.has_graph and torch.is_grad_enabled()):
+            outputs = self.student(input_ids, attention_mask)
+            outputs.logits = outputs.logits * self.scale
+        self.student.is_on = True
+        return outputs
+
+
+@pytest.mark.parametrize("has_graph", [True, False])
+def test_a_student_with_adapters_and_its_base(of_bytes: Any, has_graph: bool) -> None:
+    student = Adapted()
+    collate, batch = of_bytes
+    found = audit([student, AdapterOff(student, has_graph=has_graph).eval()], batch, collate)
+    assert found.differences == []
+    hidden = ["whether the teacher uses the student's trained tensors"]
+    assert found.undetermined[1:] == ([] if has_graph else hidden)
+
+
+def test_rows_padded_on_the_left_that_begin_with_a_target(bench: Bench) -> None:
+    on_policy(bench, first_target=0, num_bos=0)
+    found = bench.audit()
+    assert found.differences == []
+    assert found.undetermined == ["ids and masks (the batch has no texts)"]
+
+
+def test_a_teacher_slightly_behind_is_noted(bench: Bench) -> None:
+    width = bench.collate.student.vocabulary.vocab_size
+    bench.student = Knowing(width, bench.batch)
+    bench.teacher.table.data *= 0.9
+    found = bench.audit()
+    assert found.differences == []
+    [note] = found.notes
+    assert "this teacher will probably cost quality (docs/guides/choosing.md)" in note
+
 
 SIZES = {
     "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
@@ -434,8 +653,8 @@ def test_no_fault_is_seen_in_any_architecture(name: str, of_bytes: Any) -> None:
     teacher = tiny_model(256, seed=1).eval()
     heads, _ = find_heads([model, teacher], [batch, *batch["teachers"]], [True, True])
     found = audit([model.train(), teacher], batch, collate, heads)
-    assert found.differences == ()
-    assert [part.split()[0] for part in found.held] == ["loss", "heads", "the", "100%"]
+    assert found.differences == []
+    assert [part.split()[0] for part in found.compared] == ["loss", "heads", "the", "100%"]
 
 
 CHAT = [
@@ -452,7 +671,7 @@ def test_no_fault_is_seen_in_any_template(name: str, small: Path, tmp_path: Path
     tokenizer = xtok.load_tokenizer(str(tmp_path / name))
     collate = DistillationCollator(tokenizer, tokenizer)
     found = Bench(collate, prepare(collate([CHAT]))).audit()
-    assert found.differences == ()
+    assert found.differences == []
 
 
 @pytest.mark.parametrize("loss", [name for name, row in LOSSES.items() if not row.is_stored])

@@ -244,7 +244,7 @@ def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> N
     ):
         with pytest.raises(XtokError, match=problem):
             collator(["x", sample])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="1 teachers, 2 templates"):
+    with pytest.raises(ValueError, match="1 teachers, but 2 templates"):
         DistillationCollator(byte_level, byte_level, teacher_templates=["chatml", None])
     words = xtok.load_tokenizer("null:5")
     with pytest.raises(XtokError, match="not the text 'The keeper"):

@@ -130,7 +130,7 @@ def test_the_new_model_predicts_shared_tokens_as_the_original(
 
 
 def test_rows(model: Path, new: Path, tmp_path: Path) -> None:
-    done = xtok.transplant(model, new, tmp_path / "new", pad_to_multiple_of=128)
+    done = xtok.transplant(model, new, tmp_path / "new", shrink=0.0, pad_to_multiple_of=128)
     ours, theirs, pair = rows_of(tmp_path / "new"), rows_of(model), xtok.pair(new, model)
     table, old = pair.tables
     mean = theirs[torch.from_numpy(old.types != 5)].double().mean(0).float()
@@ -158,7 +158,7 @@ def test_shares_of_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
     composed = np.flatnonzero(pair.partners[:1200] < 0)
     rows = {}
     kinds: dict[str, dict[str, Any]] = {
-        "pieces": {}, "mean": {"init": "mean"}, "shrunk": {"shrink": 0.25}, "all": {"shrink": 1.0}
+        "pieces": {"shrink": 0.0}, "mean": {"init": "mean"}, "shrunk": {}, "all": {"shrink": 1.0}
     }  # fmt: skip
     for name, options in kinds.items():
         xtok.transplant(model, new, tmp_path / name, **options)
@@ -167,10 +167,26 @@ def test_shares_of_the_mean_row(model: Path, new: Path, tmp_path: Path) -> None:
     for name in rows:
         assert torch.equal(rows[name][others], rows["pieces"][others])
     ours = {name: one[composed] for name, one in rows.items()}
-    torch.testing.assert_close(ours["shrunk"], 0.75 * ours["pieces"] + 0.25 * ours["mean"])
+    torch.testing.assert_close(ours["shrunk"], 0.8 * ours["pieces"] + 0.2 * ours["mean"])
     assert torch.equal(ours["all"], ours["mean"])
     assert (ours["mean"] == ours["mean"][0]).all()
     assert not torch.equal(ours["pieces"], ours["mean"])
+
+
+def test_only_the_head_is_shrunk_if_it_is_apart(small: Path, new: Path, tmp_path: Path) -> None:
+    """In the input, the mean row makes text worse; see the guide."""
+    model = made(tmp_path / "model", small / "small-digits", *CONFIGS["llama, untied"])
+    composed = np.flatnonzero(xtok.pair(new, model).partners[:1200] < 0)
+    for name, shrink in (("plain", 0.0), ("new", 0.3), ("mean", 1.0)):
+        xtok.transplant(model, new, tmp_path / name, shrink=shrink)
+    inputs, heads = (
+        {name: rows_of(tmp_path / name, get)[composed] for name in ("plain", "new", "mean")}
+        for get in ("get_input_embeddings", "get_output_embeddings")
+    )
+    assert torch.equal(inputs["new"], inputs["plain"])
+    assert torch.equal(inputs["mean"], inputs["plain"])
+    torch.testing.assert_close(heads["new"], 0.7 * heads["plain"] + 0.3 * heads["mean"])
+    assert not torch.equal(heads["new"], heads["plain"])
 
 
 def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
@@ -178,7 +194,8 @@ def test_the_rows_of_a_map(model: Path, new: Path, tmp_path: Path) -> None:
     pair = xtok.pair(new, model)
     projection = xtok.build(pair)
     projection.save(tmp_path / "map.safetensors")
-    done = xtok.transplant(model, new, tmp_path / "new", init=str(tmp_path / "map.safetensors"))
+    path = str(tmp_path / "map.safetensors")
+    done = xtok.transplant(model, new, tmp_path / "new", init=path, shrink=0.0)
     ours, theirs = rows_of(tmp_path / "new"), rows_of(model)
     edges = projection.edges.take(~projection.is_slot).normalized()
     for i in np.flatnonzero(pair.partners[:1200] < 0).tolist():

@@ -8,7 +8,6 @@ later run, only bytes that have the digest they were written with are used.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from pathlib import Path
 from stat import S_IMODE
 from typing import BinaryIO
 
+from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Note
 from xtok.errors import OutputError, XtokError
 
@@ -104,7 +104,7 @@ def _unrecorded(folder: Path, record: str) -> list[str]:
     files = {path.name: path.lstat() for path in folder.iterdir()}
     written: dict[str, int] = {}
     with suppress(OSError, ValueError, LookupError, TypeError):
-        written = dict(json.loads((folder / record).read_text(encoding="utf-8"))["files"])
+        written = dict(parse_json((folder / record).read_bytes())["files"])
     return sorted(
         name
         for name, about in files.items()

@@ -211,6 +211,25 @@ class ParquetTable:
         return XtokError(f"{self._path}: {problem}", hint=hint)
 
 
+def python_values(values: Any, places: Sequence[object]) -> list[Any]:
+    """Return an array or a record batch as a list. A map becomes a dict.
+
+    Raises:
+        XtokError: for a map with a key that occurs twice, with its place.
+    """
+    try:
+        result: list[Any] = values.to_pylist(maps_as_pydicts="strict")
+        return result
+    except UnicodeDecodeError:
+        raise
+    except (KeyError, ValueError) as error:  # within a struct, pyarrow makes it a `ValueError`
+        if len(values) == 1:
+            problem = f"{places[0]}: a map contains a key twice"
+            raise XtokError(problem, hint="write each key of a map once") from error
+    rows = [(values[i : i + 1], places[i : i + 1]) for i in range(len(values))]
+    return [value for row in rows for value in python_values(*row)]
+
+
 def parquet_writer(file: Any, schema: Any, **options: Any) -> Any:
     """Return a Parquet writer that stores a checksum of each page."""
     return need("pyarrow.parquet", "the output").ParquetWriter(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok._lib.lines import LinePlace, decode, json_lines, too_long
 from xtok._lib.opening import decompressed, reading
-from xtok._lib.parquet import ParquetTable
+from xtok._lib.parquet import ParquetTable, python_values
 from xtok._lib.parsing import json_problem, parse_json
 from xtok._lib.shards import Shard
 from xtok.errors import XtokError
@@ -111,18 +110,8 @@ def _table_rows(shard: Shard, columns: Collection[str] | None) -> Iterator[FileR
     stop = table.num_row_groups if shard.stop is None else shard.stop
     number = sum(map(table.num_rows, range(shard.start)))
     for batch in table.batches(range(shard.start, stop), known):
-        for row in _dicts(batch, shard.path, number):
+        places = [f"{shard.path}, row {number + i}" for i in range(len(batch))]
+        for place, row in zip(places, python_values(batch, places), strict=True):
             value = {name: without_nulls(row.get(name, True)) for name in names}
-            yield FileRow(f"{shard.path}, row {number}", value, 0)
-            number += 1
-
-
-def _dicts(batch: Any, path: Path, number: int) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
-        return rows
-    except KeyError as error:
-        if len(batch) == 1:
-            problem = f"{path}, row {number}: a map has a key twice"
-            raise XtokError(problem, hint="write each key of a map once") from error
-    return [d for i in range(len(batch)) for d in _dicts(batch.slice(i, 1), path, number + i)]
+            yield FileRow(place, value, 0)
+        number += len(batch)

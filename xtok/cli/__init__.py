@@ -86,6 +86,8 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
         ctx: Any = getattr(error, "ctx", None)
         command = ctx.command_path if ctx else f"xtok {getattr(group, 'invoked_subcommand', '')}"
         hint = f"run {command.strip()} --help"
+        if re.match(r"No such option: (-[^-]|-- )", message):  # no option of xtok is like these
+            hint = f"put -- before a text or token that begins with a dash; or {hint}"
         extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
         if extra and Path(extra[1]).is_file():  # as the shell makes of --text *.txt
             hint = f"quote a pattern of files, as --text '*{Path(extra[1]).suffix}'; or {hint}"

@@ -24,7 +24,10 @@ def align(
     *,
     models: Models,
     text: str | None = option(
-        None, "The text itself, or - to read it from stdin.", argument="[TEXT|-]"
+        None,
+        "The text itself, or - to read it from stdin. Put -- before a text that begins with "
+        "a dash.",
+        argument="[TEXT|-]",
     ),
     file: Path | None = option(None, "Read the text from this file."),
     chat: Path | None = option(

@@ -29,7 +29,8 @@ def inspect(
     map_path: Path = MAP,
     tokens: list[str] = option(
         [],
-        "Student tokens to explain, spaces included: ' the'.",
+        "Student tokens to explain, spaces included: ' the'. Put -- before a token that begins "
+        "with a dash.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(

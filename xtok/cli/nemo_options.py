@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "student_model": ("student", "-s"),
     "teacher_model": ("teacher", "-t"),
+    "model": ("model_argument", "-m"),
 }
 """Models as options, for every command whose models are arguments: the argument, and a letter."""
 
@@ -160,10 +161,9 @@ class Command(TyperCommand):
         typed = [ctx.params[name] for name in places if ctx.params[name] is not None]
         free = [name for name in places if name not in given]
         if given and len(typed) > len(free):
-            side = next(iter(given))
-            raise typer.BadParameter(
-                f"give the {side} once, as an argument or as --{side}-model", ctx=ctx
-            )
+            name = next(iter(models))
+            once = f"give the {name.replace('_', ' ')} once, as an argument or as {_flag(name)}"
+            raise typer.BadParameter(once, ctx=ctx)
         if given:
             ctx.params |= {**dict.fromkeys(places), **given, **dict(zip(free, typed, strict=False))}
 

@@ -9,7 +9,7 @@ from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.options import CHAT_TEMPLATE, KINDS, Loading
 from xtok.cli.stdout import print_path, result_stream
-from xtok.config import MODELS, OUTPUT, option
+from xtok.config import OUTPUT, option
 from xtok.conversation.files import read_conversations
 from xtok.conversation.writing import check_rendered, render_file
 
@@ -20,13 +20,12 @@ def render(
     file: Path = option(
         ...,
         "Conversations: .json, .jsonl or .parquet, also as .gz or .zst. Each is a list of "
-        "messages, or an object with messages and maybe system, tools, documents and "
+        "messages, or an object with messages and optional system, tools, documents and "
         "chat_template_kwargs.",
         argument="FILE",
     ),
-    model_argument: str | None = option(None, f"Model to write ids for: {KINDS}", argument="MODEL"),
-    model: str | None = option(
-        None, "The same as MODEL, as an option.", metavar="MODEL", short="-m", panel=MODELS
+    model_argument: str | None = option(
+        None, f"Model whose ids are written: {KINDS}", argument="MODEL"
     ),
     chat_template: str | None = CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
@@ -40,31 +39,31 @@ def render(
     ),
     loading: Loading,
 ) -> None:
-    """Write conversations as ids, with the assistant's masks.
+    """Tokenize conversations with a model's chat template, with masks of the assistant's tokens.
 
-    Fields: text, input_ids, assistant_masks, labels (-100 but for the assistant's) and
-    message_spans.
+    Each row has the fields text, input_ids, assistant_masks, labels (-100 outside the assistant's
+    tokens) and message_spans.
 
     Example: xtok render chats.jsonl Qwen/Qwen3-8B -o rows.parquet
     """
-    if (model_argument is None) == (model is None):
-        raise typer.BadParameter("give one model: MODEL, or --model")
+    if model_argument is None:
+        raise typer.BadParameter("give a model: FILE MODEL")
     target = None if output is None else check_rendered(output, file)
-    chats = read_conversations(file)  # before the model is loaded
-    tokenizer = loading.tokenizer(model_argument or model or "")
+    chats = read_conversations(file)  # fails early
+    tokenizer = loading.tokenizer(model_argument)
     done = render_file(
         tokenizer, chats, target or result_stream().buffer, template=chat_template,
         add_generation_prompt=add_generation_prompt,
-        progress=silent if target is None else console.progress_bar,  # lines are progress enough
+        progress=silent if target is None else console.progress_bar,  # lines show the progress
     )  # fmt: skip
     console.print_note(
-        f"conversations: {done.conversations:,}; tokens: {done.tokens:,}, the assistant's: "
-        f"{done.targets:,}"
+        f"conversations: {done.conversations:,}; tokens: {done.tokens:,}, of these the "
+        f"assistant's: {done.targets:,}"
     )
     if done.apart:
         console.print_note(
-            f"conversations with teacher_messages of their own, which are not written: "
-            f"{done.apart:,}; tokens more there: {done.more:,}"
+            f"conversations with teacher_messages, which are not written: "
+            f"{done.apart:,}; additional tokens there: {done.more:,}"
         )
     console.print_notes(f"{note} (conversations: {n:,})" for note, n in done.notes.items())
     if target is not None:

@@ -1,11 +1,11 @@
 """`xtok report`."""
 
-from json import loads
 from pathlib import Path
 
 import typer
 
 from xtok._lib.io import check_output, write
+from xtok._lib.parsing import parse_json
 from xtok.building.counting.texts import check_texts
 from xtok.cli import console
 from xtok.cli.command import command, expanded
@@ -81,7 +81,7 @@ def report(
 def _data_path(path: Path) -> Path:
     """Return the path of the page's data, which may replace a page's data and nothing else."""
     try:
-        there = loads(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
+        there = parse_json(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
     except ValueError:
         there = None
     if not (isinstance(there, dict) and {"pair", "maps"} <= there.keys()):

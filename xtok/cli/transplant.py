@@ -7,7 +7,7 @@ from xtok.cli import console
 from xtok.cli.command import command, show
 from xtok.cli.options import TEXT_FIELD, json_option, text_option
 from xtok.cli.tables.transplant import print_transplant
-from xtok.config import MAIN, option
+from xtok.config import MAIN, SHRINK, option
 
 
 @command
@@ -30,7 +30,12 @@ def transplant(
         panel=MAIN,
     ),
     shrink: float = option(
-        0.0, "Share of the mean of all rows in these rows.", min=0, max=1, panel=MAIN
+        SHRINK,
+        "Share of the mean of all rows in these rows; only in the head, if the model has a head "
+        "apart from its input embeddings.",
+        min=0,
+        max=1,
+        panel=MAIN,
     ),
     text: list[str] = text_option(
         "Text on which to measure both models, in bits per byte (the first 1,000 characters of up "

@@ -24,8 +24,8 @@ def vocab(
     model: str = option(..., f"The model: {KINDS}", argument="MODEL"),
     tokens: list[str] = option(
         [],
-        "Tokens to show, spaces included: ' the'. Default: the tokens with a role; with --json, "
-        "all.",
+        "Tokens to show, spaces included: ' the'. Put -- before a token that begins with a dash. "
+        "Default: the tokens with a role; with --json, all.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(

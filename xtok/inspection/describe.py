@@ -13,6 +13,7 @@ from xtok.inspection.explain import ExplainedRow, explain_row
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.classes import TokenClass, token_classes
+from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType, Vocabulary
 
 _LARGEST = 10
@@ -63,7 +64,13 @@ class Description:
     examples: tuple[ExplainedRow, ...]
 
 
-def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = False) -> Description:
+def describe(
+    projection: MapLike,
+    *,
+    num_examples: int = 0,
+    classes: bool = False,
+    pair: Pair | None = None,
+) -> Description:
     """Describe a map: its sides, stages, rows and columns.
 
     >>> xtok.describe("map.safetensors").rows_by_kind  # doctest: +SKIP
@@ -71,13 +78,14 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
 
     Args:
         projection: a map, or the path of one.
-        num_examples: how many rows to explain: evenly spread over those with several entries.
-        classes: describe rows and teacher ids by class of token, which takes most of the time.
+        num_examples: number of rows to explain, evenly spread over the rows with several entries.
+        classes: also count rows and teacher ids by class of token, which takes most of the time.
+        pair: the map's pair; by default it is made from the map.
 
     Raises:
         MapFileError: if the file is not a map, or is damaged.
     """
-    m, pair = bind_map(ProjectionMap.of(projection))
+    m, pair = bind_map(ProjectionMap.of(projection), pair)
     kinds = np.bincount(m.row_kind, minlength=len(RowKind)).tolist()
     slots = m.weights[m.is_slot]
     total = float(m.weights.sum(dtype=np.float64))
@@ -96,7 +104,7 @@ def describe(projection: MapLike, *, num_examples: int = 0, classes: bool = Fals
         slot_share=float(slots.sum(dtype=np.float64)) / total if total else 0.0,
         columns_used=columns_used,
         largest_columns=largest,
-        coverage=coverage_by_class(m) if classes else None,
+        coverage=coverage_by_class(m, pair) if classes else None,
         examples=tuple(explain_row(m, pair, i) for i in _example_ids(m, num_examples)),
     )
 
@@ -158,7 +166,8 @@ class ClassCoverage:
     token_class: str  # the name of a `TokenClass`, in lower case
     label: str  # as a person reads it
     rows: int
-    exact: int  # of equal bytes or of one role
+    shared: int  # rows whose bytes are also a teacher token
+    exact: int  # rows of equal bytes or of one role
     empty: int
     mean_entries: float  # per row that has any, slots left out
     slot_share: float  # of these rows' weight
@@ -173,7 +182,7 @@ class Coverage:
     classes: tuple[ClassCoverage, ...]
 
 
-def coverage_by_class(projection: ProjectionMap) -> Coverage | None:
+def coverage_by_class(projection: ProjectionMap, pair: Pair) -> Coverage | None:
     """Measure a map by class of token; None if it carries no tokens."""
     rows, columns = projection.student.table, projection.teacher.table
     if rows is None or columns is None:
@@ -191,6 +200,7 @@ def coverage_by_class(projection: ProjectionMap) -> Coverage | None:
     filled = np.maximum(1, rows_of - empty)
     per_class = {
         "rows": rows_of,
+        "shared": count(ours[pair.equal_bytes >= 0]),
         "exact": count(ours[np.isin(kind, [RowKind.EXACT, RowKind.ROLE])]),
         "empty": empty,
         "mean_entries": count(of_entry[~is_slot]) / filled,

@@ -14,7 +14,6 @@ from xtok.building.counting.texts import contexts_in
 from xtok.building.events import events
 from xtok.building.spellings import spellings
 from xtok.config import ChatTemplates
-from xtok.conversation.teacher_side import SideText
 from xtok.errors import TokenizerError
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
@@ -145,22 +144,23 @@ def doctor(
     pair, sides = _loaded(student_model, teacher_model)
     if texts and pair is None:
         raise ValueError("texts need two models")
-    rows = first_rows(texts, field) if texts else []
-    of_rows = [*row_checks(pair, rows, templates.templates)] if pair and rows else []
-    measured = texts if not rows or any(isinstance(row, SideText) for row in rows) else ()
-    facts = None if pair is None else _facts(pair, measured, field, progress)
+    facts, checks = None, list[Check]()
+    if pair is not None:
+        facts, checks = _checked_pair(pair, texts, templates, field, progress)
     trials = [*map(ChatTrial, sides, templates.templates)]
     distinct = {(one.tokenizer, one.template): one for one in trials}.values()
     diagnosed = tuple(_diagnose(one, tools, progress) for one in distinct)
-    if pair is None or facts is None:
-        return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
-    checks = [_turn_end_check(pair, *trials), *_text_checks(facts), *of_rows]
-    checks += _context_checks(texts, field) if facts.text else ()
-    checks += (Check("upper case", "warning", note) for note in case_notes(pair))
+    if pair is not None:
+        checks = [_turn_end_check(pair, *trials), *checks]
     # Every loss compares the two sides over the bytes of a text.
     failed = {c.name for one in diagnosed for c in one.checks if c.level == "failed"}
-    advice = None if _PROBE_TEXT in failed else advise(facts, names)
-    return Diagnosis(tokenizers=diagnosed, pair=facts, advice=advice, pair_checks=tuple(checks))
+    is_advised = facts is not None and _PROBE_TEXT not in failed
+    return Diagnosis(
+        tokenizers=diagnosed,
+        pair=facts,
+        advice=advise(facts, names) if facts is not None and is_advised else None,
+        pair_checks=tuple(checks),
+    )
 
 
 def _loaded(
@@ -176,15 +176,21 @@ def _loaded(
     return pair, pair.tokenizers
 
 
-def _facts(pair: Pair, texts: Paths, field: str, progress: Progress) -> PairFacts:
+def _checked_pair(
+    pair: Pair, texts: Paths, templates: ChatTemplates, field: str, progress: Progress
+) -> tuple[PairFacts, list[Check]]:
     """Compare the vocabularies, and measure the pair on the text, if there is any."""
-    text = of_pair = spelled = None
-    if not pair.is_same:
-        spelled = spellings(pair, progress=progress)
+    checks: list[Check] = []
+    text = of_pair = None
     if texts:
+        checks += row_checks(pair, first_rows(texts, field), templates.templates)
         text = PairText.read(pair, texts, field=field, progress=progress)
         of_pair = events(pair, progress=progress)
-    return pair_facts(pair, text, of_pair, spelled)
+        checks += _context_checks(texts, field)
+    spelled = None if pair.is_same else spellings(pair, progress=progress)
+    facts = pair_facts(pair, text, of_pair, spelled)
+    checks += (Check("upper case", "warning", note) for note in case_notes(pair))
+    return facts, [*_text_checks(facts), *checks]
 
 
 def _text_checks(facts: PairFacts) -> Iterator[Check]:

@@ -1,13 +1,14 @@
-"""The first rows of a run's data: ids and masks beside the libraries', and what is aligned."""
+"""The first rows of a run's data, compared with the models' libraries, and their alignment."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,147 +17,267 @@ from xtok._lib.shards import Paths
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.building.counting.texts import check_texts, read_samples
+from xtok.conversation import BEGINS_IN_PROMPT, BLOCK_IN_PROMPT, Conversation, find_template
 from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.formats import PromptFormat
+from xtok.conversation.leaves import WEIGHTS
 from xtok.conversation.teacher_side import SideChat, SideText, teachers_chats
-from xtok.conversation.templates import is_missing
+from xtok.conversation.templates import has_generation, is_missing
 from xtok.errors import XtokError
 from xtok.inspection import Check
-from xtok.inspection.chat_audit import ChatAudit, audit_chats
 from xtok.tokenizers import Tokenizer, library_differences
-from xtok.tokenizers.display import percent, plural
+from xtok.tokenizers.display import escape, percent, plural, quoted
+from xtok.tokenizers.library import ids_apart
 from xtok.tokenizers.pairs import Pair
 
 ENOUGH = 0.5
-"""The share of targets in chunks, and of chunks with equal bytes, below which a pair is doubtful.
-Pairs of the tests have 0.9 and more; uncased and Unicode-normalizing sides have less."""
+"""Minimum share of targets in chunks, and of chunks with equal bytes. Pairs of the tests have 0.9
+and more; pairs with an uncased or Unicode-normalizing tokenizer have less."""
 
 NUM_ROWS = 64
-"""Of a file, what `doctor` compares with the libraries."""
+"""Rows of a file that `doctor` compares with the libraries."""
+
+NUM_CHUNKS = 256
+"""Chunks of a batch that are decoded on both sides."""
 
 _SHOWN = 3
 
 
-def side_differences(
+@dataclass
+class SideReport:
+    """Rows as one side renders them for training, compared with the tokenizer's library."""
+
+    differences: list[str]
+    is_compared: bool  # False without a library, or for a format that no library has
+    num_texts: int
+    num_chats: int
+    num_tokens: int = 0  # of the conversations
+    num_targets: int = 0
+    roles: Counter[str] = field(default_factory=Counter)  # messages of each role
+    notes: Counter[str] = field(default_factory=Counter)  # conversations with each note
+
+    def rendered(
+        self, chat: ChatRecord, tokenizer: Tokenizer, template: str | Path | None
+    ) -> Conversation:
+        """Render a conversation, and count its tokens, messages and notes."""
+        shown = chat.render(tokenizer, template)
+        self.num_tokens += len(shown.ids)
+        self.num_targets += int(shown.assistant_mask.sum())
+        self.roles.update(span.role for span in shown.message_spans)
+        self.notes.update(shown.notes)
+        return shown
+
+    @property
+    def shown(self) -> list[str]:
+        """The first differences, and the number of the others."""
+        more = len(self.differences) - _SHOWN
+        rest = [f"{more} more like these"] if more > 0 else []
+        return [*self.differences[:_SHOWN], *rest]
+
+
+def compare_side(
     tokenizer: Tokenizer,
     samples: Sequence[SideText | SideChat],
-    rows: Sequence[Sequence[int]],
     *,
     template: str | Path | None = None,
-) -> list[str]:
-    """Return where the ids, roles and masks of one side differ from those of its library.
+    rows: Sequence[Sequence[int]] | None = None,
+) -> SideReport:
+    """Compare roles, ids and masks of one side with `AutoTokenizer` and `apply_chat_template`.
+
+    Masks may lack targets of the library if a note explains it: tokens that span the prompt, and
+    messages of weight 0.
 
     Args:
-        tokenizer: of this side.
-        samples: what it reads. Texts with a context are not compared: no library has them.
-        rows: the ids of each sample in a batch, maybe cut.
-        template: the side's chat template, if not its tokenizer's own.
+        tokenizer: the tokenizer of this side.
+        samples: its texts and conversations. Texts with a context have no counterpart in a library.
+        template: the side's chat template, if it is not the tokenizer's own.
+        rows: the ids of each sample in a batch, which `max_length` may have cut; by default those
+            that xtok encodes.
+
+    Raises:
+        XtokError: if there is no chat template.
     """
-    of_texts = {
-        number: sample.text
-        for number, sample in enumerate(samples)
-        if isinstance(sample, SideText) and not sample.context
-    }
+    texts = {n: s.text for n, s in enumerate(samples) if isinstance(s, SideText) and not s.context}
+    chats = [sample.chat for sample in samples if isinstance(sample, SideChat)]
+    library = tokenizer.library
+    if chats and isinstance(find_template(tokenizer, template), PromptFormat):
+        library = None
     differences = library_differences(
-        tokenizer, [*of_texts.values()], [rows[number] for number in of_texts]
+        tokenizer, [*texts.values()], None if rows is None else [rows[n] for n in texts]
     )
-    if chats := [sample.chat for sample in samples if isinstance(sample, SideChat)]:
-        differences += chat_differences(audit_chats(tokenizer, chats, template=template))
-    more = [f"{len(differences) - _SHOWN} more like these"] if len(differences) > _SHOWN else []
-    name = tokenizer.vocabulary.model_id
-    return [f"{name}: {line}" for line in (*differences[:_SHOWN], *more)]
+    report = SideReport(differences, library is not None, len(texts), len(chats))
+    for number, chat in enumerate(chats):
+        try:
+            shown = report.rendered(chat, tokenizer, template)
+            if library is not None:
+                theirs = _by_library(library, tokenizer, template, chat)
+                differences += _chat_differences(number, shown, chat, theirs)
+        except XtokError as error:
+            if error.message not in differences:
+                differences.append(error.message)
+    return report
 
 
-def chat_differences(chats: ChatAudit) -> list[str]:
-    """Return where conversations differ from what the library makes of them."""
-    others = ("", chats.other_ids), ("the targets of ", chats.other_masks)
-    lines = [
-        f"{what}conversation {row} {'are' if what else 'is'} {both}"
-        for what, rows in others
-        for row, both in (rows or {}).items()
-    ]
-    return [*lines, *chats.errors]
+def _by_library(
+    library: Any, tokenizer: Tokenizer, template: str | Path | None, chat: ChatRecord
+) -> dict[str, Any]:
+    chosen = find_template(tokenizer, template, tools=bool(chat.tools))
+    try:
+        rendered: dict[str, Any] = library.apply_chat_template(
+            chat.messages,
+            chat_template=None if template is None else chosen,
+            return_dict=True,
+            return_assistant_tokens_mask=has_generation(str(chosen)),
+            **{"tools": chat.tools or None, **chat.variables},
+        )
+    except Exception as error:  # of the template, or for data that Transformers does not support
+        raise XtokError(
+            f"apply_chat_template of {type(library).__name__} raises: {error}",
+            hint="write the conversation as Transformers takes it",
+        ) from error
+    return rendered
 
 
-@dataclass(frozen=True, kw_only=True)
-class Aligned:
-    """How much of some rows the student can learn from one teacher; all are counts."""
+def _chat_differences(
+    number: int, shown: Conversation, chat: ChatRecord, theirs: Mapping[str, Any]
+) -> Iterator[str]:
+    ids, ours = shown.ids.tolist(), shown.assistant_mask
+    if ids != theirs["input_ids"]:
+        yield f"conversation {number} is {ids_apart(ids, theirs['input_ids'])}"
+        return
+    masks = np.array(theirs.get("assistant_masks", ours), np.bool_)
+    may_lack = {BEGINS_IN_PROMPT, BLOCK_IN_PROMPT} & {*shown.notes} or any(
+        name in message for message in chat.messages for name in WEIGHTS
+    )
+    if (ours & ~masks).any() if may_lack else (ours != masks).any():
+        both = ids_apart(shown.ids[ours].tolist(), shown.ids[masks].tolist())
+        yield f"the targets of conversation {number} are {both}"
 
-    targets: int  # of the student's tokens, those that it learns
+
+class Aligned(NamedTuple):
+    """Counts of what the student can learn from one teacher in some rows."""
+
+    targets: int  # of the student, without the first token of a row, which nothing predicts
     in_chunks: int  # of these
     chunks: int
-    equal: int  # of these, with the same bytes on both sides, or a role that both have
+    equal: int  # of these, with the same bytes on both sides, or special tokens of one role
     ends: int  # targets that end a turn or a text
     ends_in_chunks: int
-    begins: int  # rows that begin with bos on both sides, where that is a target
+    begins: int  # rows that begin with a bos token on both sides, a target on the student's
     begins_in_chunks: int
+    decoded: int  # chunks of `equal` that were decoded
+    moved: tuple[str, ...]  # the texts of both sides, for those whose bytes differ
+
+    @classmethod
+    def total(cls, parts: Sequence[Aligned]) -> Aligned:
+        """Return the counts of several batches together."""
+        return cls(*(sum(values[1:], values[0]) for values in zip(*parts, strict=True)))
 
     @property
     def share(self) -> float:
-        """The targets that are in a chunk, of all."""
+        """The share of the targets that are in a chunk."""
         return self.in_chunks / max(1, self.targets)
 
     def differences(self) -> Iterator[str]:
-        """Yield what a student would not learn from this teacher."""
+        """Yield the faults of the alignment."""
         if not self.targets:
-            yield "there is no target: the student learns nothing of these rows"
+            yield "there is no target, so the student learns nothing from these rows"
             return
         if self.share < ENOUGH:
             yield f"{self.in_chunks} of {self.targets} targets are in a chunk with the teacher"
         if self.equal < ENOUGH * self.chunks:
             yield f"{self.equal} of {self.chunks} chunks have the same bytes on both sides"
-        if self.ends_in_chunks < ENOUGH * self.ends:
-            what = "ends of turns or texts are in a chunk: the student does not learn to stop"
-            yield f"{self.ends_in_chunks} of {self.ends} {what}"
         if self.begins_in_chunks < self.begins:
             yield f"{self.begins_in_chunks} of {plural(self.begins, 'bos token')} are in a chunk"
+        if self.moved:
+            yield (
+                f"{len(self.moved)} of {self.decoded} chunks that are marked as equal have other "
+                f"bytes on the teacher's side, such as {self.moved[0]}: the ids or the alignment "
+                "belong to other rows, or were moved"
+            )
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the distillation loss alone does not teach."""
+        if self.ends_in_chunks < ENOUGH * self.ends:
+            yield (
+                f"{self.ends_in_chunks} of {self.ends} ends of turns or texts are in a chunk: with "
+                "the distillation loss alone, the student does not learn to stop (the "
+                "cross-entropy has these targets)"
+            )
 
 
 def aligned(
     tokenizers: tuple[Tokenizer, Tokenizer],
     labels: NDArray[Any],
-    teacher_ids: NDArray[Any],
+    ids: tuple[NDArray[Any], NDArray[Any]],
     alignment: AlignmentBatch,
 ) -> Aligned:
-    """Count what is aligned in a batch.
+    """Count what is aligned in a batch, and decode a sample of its chunks.
 
     Args:
         tokenizers: the student's and the teacher's.
         labels: the student's, of the tokens themselves, `[B, T_s]`; below 0 for no target.
-        teacher_ids: `[B, T_t]`.
-        alignment: of arrays, not shifted.
+        ids: of both sides, `[B, T_s]` and `[B, T_t]`.
+        alignment: a `PaddedAlignment` of arrays.
     """
-    chunk, valid, correct = (
-        np.asarray(x)
-        for x in (alignment.student_chunk_id, alignment.pair_valid, alignment.pair_is_correct)
-    )
-    student, teacher = tokenizers
+    arrays = {name: np.asarray(value) for name, value in vars(alignment).items()}
+    chunk, valid = arrays["student_chunk_id"], arrays["pair_valid"]
+    equal = valid & arrays["pair_is_correct"]
     inside = (chunk >= 0) & np.take_along_axis(valid, np.maximum(chunk, 0), axis=1)
-    is_target = labels >= 0
-    ends = np.isin(labels, [*_ids(student, "eos"), *_ids(student, "turn_end")])
-    both_begin = np.isin(labels[:, 0], [*_ids(student, "bos")])
-    both_begin &= np.isin(teacher_ids[:, 0], [*_ids(teacher, "bos")])
-    ends[:, 0] = is_target[:, 0] = False  # nothing predicts the first
+    firsts = [_first_tokens(arrays[f"{side}_kept"]) for side in ("student", "teacher")]
+    is_bos = [
+        np.isin(of_side, token_ids(tokenizer, "bos")) & first
+        for of_side, tokenizer, first in zip((labels, ids[1]), tokenizers, firsts, strict=True)
+    ]
+    begins = is_bos[0] & is_bos[1].any(1, keepdims=True)
+    is_target = (labels >= 0) & ~firsts[0]
+    ends = np.isin(labels, token_ids(tokenizers[0], "eos", "turn_end")) & is_target
+    counted = is_target, valid, equal, ends, begins
+    targets, chunks, num_equal, num_ends, num_begins = (int(x.sum()) for x in counted)
+    in_chunks, ends_in, begins_in = (int((x & inside).sum()) for x in (is_target, ends, begins))
+    both = chunk, arrays["teacher_chunk_id"]
+    decoded = [*_decoded(tokenizers, ids, both, np.argwhere(equal))]
+    moved = tuple(f"{a} and {b}" for a, b in decoded if a != b)
     return Aligned(
-        targets=int(is_target.sum()),
-        in_chunks=int((is_target & inside).sum()),
-        chunks=int(valid.sum()),
-        equal=int((valid & correct).sum()),
-        ends=int(ends.sum()),
-        ends_in_chunks=int((ends & inside).sum()),
-        begins=int(both_begin.sum()),
-        begins_in_chunks=int((both_begin & inside[:, 0]).sum()),
-    )
+        targets, in_chunks, chunks, num_equal, num_ends, ends_in, num_begins, begins_in,
+        len(decoded), moved,
+    )  # fmt: skip
 
 
-def _ids(tokenizer: Tokenizer, role: str) -> Sequence[int]:
-    return tokenizer.table.roles.get(role, ())
+def _first_tokens(kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    firsts: NDArray[np.bool_] = kept & (kept.cumsum(1) == 1)
+    return firsts
+
+
+def _decoded(
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    ids: tuple[NDArray[Any], NDArray[Any]],
+    chunk_ids: tuple[NDArray[Any], NDArray[Any]],
+    chunks: NDArray[np.int64],
+) -> Iterator[tuple[str, str]]:
+    """Yield the texts of both sides for a sample of chunks, without those of special tokens.
+
+    `chunks` are rows and numbers, `[N, 2]`.
+    """
+    for row, number in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
+        of_sides = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
+        sides = [*zip(tokenizers, of_sides, strict=True)]
+        if all((t.table.lengths[of_side] > 0).all() for t, of_side in sides):
+            tokens = [[t.table.tokens()[i] for i in of_side] for t, of_side in sides]
+            student, teacher = (quoted(escape(b"".join(of_side))) for of_side in tokens)
+            yield student, teacher
+
+
+def token_ids(tokenizer: Tokenizer, *roles: str) -> list[int]:
+    """Return the ids of a tokenizer that have one of these roles."""
+    return [i for role in roles for i in tokenizer.table.roles.get(role, ())]
 
 
 def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
     """Read the first rows of files of texts or conversations.
 
     Raises:
-        XtokError: if one cannot be read, or has neither the field nor `messages`.
+        XtokError: if a file cannot be read, or a row has neither the field nor `messages`.
     """
     rows: list[SideText | SideChat] = []
     for place, value in islice(read_samples(texts), NUM_ROWS):
@@ -164,7 +285,7 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
         if isinstance(text, str):
             rows.append(SideText(text))
         elif isinstance(value, Mapping) and "messages" not in value:
-            check_texts(texts, field)  # it names the fields that there are; nulls are left out
+            check_texts(texts, field)  # the error names the fields of the file; skips nulls
         else:
             rows.append(SideChat(chat_record(value, place)))
     return rows
@@ -175,44 +296,43 @@ def row_checks(
     rows: Sequence[SideText | SideChat],
     templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
-    """Report what training makes of some rows, without a model.
-
-    Of each side what is dropped, keys that nobody reads, roles, targets, and where ids and masks
-    differ from its library's; of both how much is aligned.
-    """
-    texts = [row.text for row in rows if isinstance(row, SideText)]
-    chats = [row.chat for row in rows if isinstance(row, SideChat)]
+    """Check rows without a model: each side against its library, then the alignment."""
     for tokenizer, template in dict.fromkeys(zip(pair.tokenizers, templates, strict=True)):
-        name = f"first rows, {tokenizer.vocabulary.model_id}"
-        differences = library_differences(tokenizer, texts)
-        counted = [plural(len(texts), "text")] if texts else []
-        if chats:
-            found = audit_chats(tokenizer, chats, template=template)
-            differences += chat_differences(found)
-            counted.append(plural(len(chats), "conversation"))
-            counted += [plural(n, "message") + f" of {role}" for role, n in found.roles.items()]
-            counted.append(f"{found.num_targets:,} of {found.num_tokens:,} tokens are targets")
-            for note, count in found.notes.items():
-                yield Check(name, "note", f"{count:,} of {len(chats):,}: {note}")
-        for line in differences[:_SHOWN]:
-            yield Check(name, "warning", line)
-        if not differences:
-            yield Check(name, "ok", f"{', '.join(counted)}: as the library has them")
+        report = compare_side(tokenizer, rows, template=template)
+        yield from _side_checks(f"first rows, {tokenizer.vocabulary.model_id}", report)
+    chats = [row.chat for row in rows if isinstance(row, SideChat)]
     yield from _teachers_own(pair.tokenizers[1], chats, templates[1])
-    counts = _aligned_rows(pair, rows, templates)
-    lines = [*counts.differences()] if counts else []
-    for line in lines:
-        yield Check("first rows, aligned", "warning", line)
-    if counts and not lines:
+    parts = [*_aligned_rows(pair, rows, templates)]
+    if not parts:
+        return
+    counts, name = Aligned.total(parts), "first rows, aligned"
+    differences = [*counts.differences()]
+    yield from (Check(name, "warning", line) for line in differences)
+    yield from (Check(name, "note", line) for line in counts.notes())
+    if not differences:
         shares = [percent(counts.share), percent(counts.equal / max(1, counts.chunks))]
         message = f"{shares[0]} of the targets are in a chunk, {shares[1]} of these of equal bytes"
-        yield Check("first rows, aligned", "ok", message)
+        yield Check(name, "ok", message)
+
+
+def _side_checks(name: str, report: SideReport) -> Iterator[Check]:
+    for note, count in report.notes.items():
+        yield Check(name, "note", f"{count:,} of {report.num_chats:,}: {note}")
+    yield from (Check(name, "warning", line) for line in report.differences[:_SHOWN])
+    if report.differences:
+        return
+    counted = [plural(report.num_texts, "text")] if report.num_texts else []
+    if report.num_chats:
+        counted.append(plural(report.num_chats, "conversation"))
+        counted += [plural(n, "message") + f" of {role}" for role, n in report.roles.items()]
+        counted.append(f"{report.num_targets:,} of {report.num_tokens:,} tokens are targets")
+    same = "equal to the library's" if report.is_compared else "not compared, without a library"
+    yield Check(name, "ok" if report.is_compared else "note", f"{', '.join(counted)}: {same}")
 
 
 def _teachers_own(
     teacher: Tokenizer, chats: Sequence[ChatRecord], template: str | Path | None
 ) -> Iterator[Check]:
-    """Report how many conversations a teacher reads otherwise, and how much longer these are."""
     name, sizes = "teacher_messages", []
     for chat in chats:
         if is_missing(chat.teacher_messages):
@@ -232,9 +352,8 @@ def _teachers_own(
 
 def _aligned_rows(
     pair: Pair, rows: Sequence[SideText | SideChat], templates: Sequence[str | Path | None]
-) -> Aligned | None:
-    """Count what is aligned in rows, as far as both sides can be rendered."""
-    aligner, found = TokenAligner(pair), []
+) -> Iterator[Aligned]:
+    aligner = TokenAligner(pair)
     for row in rows:
         with suppress(XtokError):
             if isinstance(row, SideText):
@@ -246,7 +365,4 @@ def _aligned_rows(
                 flat = align_rendered(aligner, ours, theirs)
             padded = flat.padded(*(np.ones((1, len(ids)), np.bool_) for ids in sides))
             labels = np.where(mask, sides[0], -100)
-            found.append(aligned(pair.tokenizers, labels[None], sides[1][None], padded))
-    names = [field.name for field in fields(Aligned)]
-    sums = {name: sum(getattr(one, name) for one in found) for name in names}
-    return Aligned(**sums) if found else None
+            yield aligned(pair.tokenizers, labels[None], (sides[0][None], sides[1][None]), padded)

@@ -72,10 +72,11 @@ class Verdict:
     name: str  # of the map
     level: Grade  # good, care (usable) or bad
     reason: str
+    numbers: str  # the measures behind the verdict
 
     def __str__(self) -> str:
         level = "usable" if self.level == "care" else self.level
-        return f"{self.name} is {level}: {self.reason}"
+        return f"{self.name} is {level}: {self.reason} ({self.numbers})"
 
 
 def map_verdict(m: MapMeasures, loss: Loss = "p-kl", empty: float = 0.0) -> Verdict:
@@ -95,8 +96,8 @@ def map_verdict(m: MapMeasures, loss: Loss = "p-kl", empty: float = 0.0) -> Verd
     is_worse = closed < LEAST_CLOSED or (interval is None and value > recipe + SMALLEST_GAP)
     usual = "a map counted on text usually closes 70% of the gap to the best map"
     gap = f"it closes {percent(closed, 0)} of the gap between X-Token's recipe and the best map"
-    numbers = f"{value:.3f} nats {where}; X-Token's recipe {recipe:.3f}, the best map {floor:.3f}; "
-    numbers += f"coverage {percent(m.coverage.value)}"
+    numbers = f"{LOSS_NAMES[loss]}: {value:.3f} nats {where}; X-Token's recipe {recipe:.3f}, the "
+    numbers += f"best map {floor:.3f}; coverage {percent(m.coverage.value)}"
     rules: list[tuple[bool, Grade, str]] = [
         (empty > MOST_EMPTY, "bad", f"{percent(empty)} of the text's tokens have an empty row"),
         (is_worse, "bad", "it predicts the teacher's tokens worse than X-Token's recipe"),
@@ -108,15 +109,16 @@ def map_verdict(m: MapMeasures, loss: Loss = "p-kl", empty: float = 0.0) -> Verd
         (True, "care", f"{gap}; {usual}"),
     ]
     level, reason = next((level, reason) for holds, level, reason in rules if holds)
-    return Verdict(name=m.name, level=level, reason=f"{reason} ({LOSS_NAMES[loss]}: {numbers})")
+    return Verdict(name=m.name, level=level, reason=reason, numbers=numbers)
 
 
 def event_verdict(m: EventMapMeasures) -> Verdict:
     """Judge an event map by its leak over all text."""
     level: Grade = "good" if m.leak <= GOOD_LEAK else "care" if m.leak <= MOST_LEAK else "bad"
-    usual = f"up to {percent(GOOD_LEAK, 0)} is usual, more than {percent(MOST_LEAK, 0)} is too much"
-    reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries ({usual}) and keeps "
-    return Verdict(name=m.name, level=level, reason=f"{reason}{percent(m.kept)} of the bits")
+    reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
+    reason += f"{percent(GOOD_LEAK, 0)} is usual, more than {percent(MOST_LEAK, 0)} is too much"
+    numbers = f"keeps {percent(m.kept)} of the bits"
+    return Verdict(name=m.name, level=level, reason=reason, numbers=numbers)
 
 
 def empty_share(m: ProjectionMap, text: PairText) -> float:

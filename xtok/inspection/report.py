@@ -120,7 +120,8 @@ def examine(
         spelled = spellings(pair, progress=progress)
     facts = pair_facts(pair, text, of_pair, spelled)
     examined = [
-        _examine(m, name, facts, evaluation, text) for m, name in zip(loaded, names, strict=True)
+        _examine(m, name, pair, facts, evaluation, text)
+        for m, name in zip(loaded, names, strict=True)
     ]
     reports, of_maps = zip(*examined, strict=True)
     comparison = None
@@ -142,6 +143,7 @@ def examine(
 def _examine(
     m: ProjectionMap,
     name: str,
+    pair: Pair,
     facts: PairFacts,
     evaluation: Evaluation | None,
     text: PairText | None,
@@ -149,7 +151,7 @@ def _examine(
     """Return the results for one map, and its findings."""
     verdicts = () if evaluation is None else evaluation.verdicts
     verdict = next((one for one in verdicts if one.name == name), None)
-    description, verification = describe(m, classes=True), verify(m)
+    description, verification = describe(m, classes=True, pair=pair), verify(m)
     report = MapReport(
         name=name,
         sha256=mapfile.sha256(m),

@@ -153,6 +153,8 @@ def _of_text(
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
+    bos = pair.tables[0].roles.get("bos", ())  # once, however often the teacher has read it
+    begin = [i for n, i in enumerate(begin) if i not in bos or i not in begin[:n]]
     ours = np.array([*begin, *student_ids, *end], np.int32)
     student, teacher = (
         [table[i] for i in part]
@@ -258,6 +260,13 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
             f"{without:,} of the first {len(firsts):,} rows do not start with {name} (id "
             f"{teacher.bos_id}), which the library of {pair.teacher.model_id} adds to texts; many "
             "models predict badly without it"
+        )
+    starts = firsts_of(topk.bounds)
+    second = topk.token_ids[(starts + 1).clip(max=len(topk.token_ids) - 1)]
+    if twice := int(((firsts == teacher.bos_id) & (second == teacher.bos_id)).sum()):
+        yield (
+            f"{twice:,} of the first {len(firsts):,} rows begin with the bos token twice: send the "
+            "teacher texts without it, or ids with it once"
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
     rendered = (_rendered(sides, pair, templates) for sides in chats)

@@ -1,14 +1,16 @@
-"""A data collator: texts or conversations in, both tokenizations and their alignment out."""
+"""The data collator: texts or conversations to both tokenizations and their alignment."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,40 +53,37 @@ from xtok.training.topk_collator import StoredTopK
 
 @dataclass(frozen=True)
 class Samples:
-    """What rows of a batch were made of, to compare them with their library's."""
+    """The texts and conversations of a batch, for the audit."""
 
     rows: Sequence[SideText | SideChat]
 
 
 class DistillationCollator:
-    """Turns samples into a batch for a student and its teachers, for a `DataLoader`.
+    """Tokenize samples for a student and its teachers, and align both sides, for a `DataLoader`.
 
-    A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
-    `tools` and `chat_template_kwargs`, the template's variables. Texts have the ids of each side's
-    own library; conversations are rendered by each side's chat template, and only what the
-    assistant wrote is a target. Rows are padded on the right; a chunk that `max_length` cuts is
-    dropped. The collator holds no tensors, and can be pickled.
+    A sample is a text, a list of messages, or a mapping with `text` or `messages`, and optionally
+    `tools` and `chat_template_kwargs`. Texts get the ids of each side's own library. Conversations
+    are rendered with each side's chat template, and only the assistant's answers are targets. Rows
+    are padded on the right. A chunk that `max_length` cuts is dropped. The collator can be pickled.
 
-    A teacher may read more than the student. `teacher_context` beside `text` stands before it, for
-    the teachers alone: after their bos token, and spelled apart, so that no token reaches across.
-    `teacher_messages` beside `messages` is the conversation as the teachers read it: messages, or
-    an object with `messages` and other `tools` or `chat_template_kwargs`. Its last answers must be
-    those of `messages`, in their order; everything else may differ, and is not a target. Both may
-    be a list with one for each teacher, None for a teacher that reads what the student does.
-    `max_length` cuts them from the left, up to the first answer, before it cuts the rest.
+    The teachers can read more than the student. `teacher_context` is a text before `text`, after
+    the teachers' bos token; no token spans both. `teacher_messages` replaces `messages` for the
+    teachers: messages, or an object with `messages`, `tools` and `chat_template_kwargs`. It must
+    end with the answers of `messages`; only these are targets. Both fields can be a list with a
+    value for each teacher, None for the student's own text. `max_length` first cuts the additional
+    text, from the left.
 
-    The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
-    one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
-    Each side has its `samples`, for the audit of a first batch.
-    Labels are those of the tokens themselves (-100 where they are not targets), as Hugging Face
-    models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
-    `xtok.shift_to_predictions`. Without this, losses are wrong silently. In conversations, chunks
-    that are not targets on both sides are not valid.
+    The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and `teachers`:
+    for each teacher the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`. Each side
+    also contains its `samples`, for the audit. Labels belong to the tokens themselves (-100 for no
+    target), as in Hugging Face models, and so do chunk ids. **Shift the alignment** before a loss,
+    with `prepare` or `xtok.shift_to_predictions`; without this, losses are wrong without an error.
+    In conversations, a chunk is valid only if its tokens are targets on both sides.
 
-    For `alm` from one teacher that does not run, a sample is a mapping of lists, a value for each
-    of the teacher's tokens: `input_ids`, `realized_logprob` (the natural log-probability of the
-    token itself, None where there is none, as for the first) and maybe `loss_mask`. The student
-    reads the teacher's bytes, spelled in its own tokens.
+    For `alm` from the stored log-probabilities of one teacher, a sample is a mapping of lists with
+    a value per teacher token: `input_ids`, `realized_logprob` (natural log-probability of the
+    token, None if unknown, as for the first token), and optionally `loss_mask`. The student reads
+    the same bytes in its own tokens.
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
     >>> [teacher] = batch["teachers"]
@@ -93,16 +92,16 @@ class DistillationCollator:
 
     Args:
         student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
-        teachers: one, or a list; an empty list for a student that learns alone.
-        max_length: tokens of a sample that are kept, on each side; all if None.
-        bos: begin texts with the bos token that a tokenizer declares, but not twice.
-        eos: end texts with the eos token that a tokenizer declares, but not twice.
+        teachers: a tokenizer or a list; an empty list trains without teachers.
+        max_length: maximum number of tokens of a sample, on each side.
+        bos: begin texts with the declared bos token, unless they already do.
+        eos: end texts with the declared eos token, unless they already do.
         max_comb_len: as in `TokenAligner`.
-        student_template: chat template of the student, if not its own.
-        teacher_templates: one chat template per teacher; None is the teacher's own.
+        student_template: the student's chat template, if it is not the tokenizer's own.
+        teacher_templates: a chat template for each teacher; None is the tokenizer's own.
 
     Raises:
-        ValueError: if there is not a template for each teacher.
+        ValueError: if the numbers of teachers and templates differ.
     """
 
     def __init__(
@@ -120,11 +119,11 @@ class DistillationCollator:
         several = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
         templates = list(teacher_templates or [None] * len(several))
         if len(templates) != len(several):
-            raise ValueError(f"{len(several)} teachers, {len(templates)} templates for them")
+            raise ValueError(f"{len(several)} teachers, but {len(templates)} templates")
         check_length(max_length)
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
-        # For each teacher, the pair of the student and this teacher.
+        # For each teacher, the pair of student and teacher.
         self.pairs: list[Pair] = [pair_of(self.student, teacher) for teacher in self.teachers]
         self.aligners = [TokenAligner(pair, max_comb_len) for pair in self.pairs]
         self._retokenizers = [Retokenizer(pair) for pair in self.pairs]
@@ -133,17 +132,17 @@ class DistillationCollator:
 
     @property
     def tokenizer(self) -> Any:
-        """The student's, as Transformers has it: trainers save it with each checkpoint."""
-        return self.student.library
+        """The student's tokenizer with `save_pretrained`, which trainers call at checkpoints."""
+        return self.student.library or _TokenizerFile(self.student)
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Return the batch of the samples.
+        """Return the batch of some samples.
 
         Raises:
             XtokError: if a vocabulary cannot spell a text, a conversation cannot be rendered, or
-                teachers read other answers.
-            ValueError: if there are no samples, or one is something else; and for log-probabilities
-                that do not fit their ids, are above 0, or are of the next tokens.
+                the teachers' answers differ from the student's.
+            ValueError: if there are no samples, a sample has another type, or log-probabilities do
+                not match their ids, are above 0, or belong to the next tokens.
         """
         if not samples:
             raise ValueError("a batch needs samples")
@@ -152,17 +151,17 @@ class DistillationCollator:
             return self._logprob_batch(rows)
         read = [read_sample(s, f"sample {n}", len(self.teachers)) for n, s in enumerate(samples)]
         of_student, *of_teachers = map(list, zip(*read, strict=True))
-        ours = self._rows(self.student, self.student_template, of_student)
+        ours = self.rows(0, of_student)
         if any(row.is_target.any() and not row.is_target[: self.max_length].any() for row in ours):
-            note = f"max_length {self.max_length} cuts all targets of a sample: nothing is trained"
+            note = f"max_length {self.max_length} cuts all targets of a sample, so it has no effect"
             warnings.warn(note, stacklevel=2)
         batch = _pad(ours, self.student, self.max_length)
         batch |= {"samples": Samples(of_student), "teachers": []}
-        for number, (teacher, given) in enumerate(zip(self.teachers, of_teachers, strict=True)):
-            theirs = self._rows(teacher, self.teacher_templates[number], given)
+        for number, (teacher, texts) in enumerate(zip(self.teachers, of_teachers, strict=True)):
+            theirs = self.rows(number + 1, texts)
             self._warn_of_cuts(teacher, theirs)
             side = self._side(number, theirs, self._aligned(number, ours, theirs), batch)
-            batch["teachers"].append({**side, "samples": Samples(given)})
+            batch["teachers"].append({**side, "samples": Samples(texts)})
         return batch
 
     def from_student_ids(
@@ -174,28 +173,27 @@ class DistillationCollator:
         teacher_messages: Sequence[Any] | None = None,
         teacher_context: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the batch of rows that are the student's ids already, as on-policy training has.
+        """Return the batch of rows of the student's ids, as in on-policy training.
 
-        The teachers read the bytes of the student's tokens, spelled in their own (`Retokenizer`).
-        Prompt and completion are spelled apart, so that no token of a teacher reaches across. Only
-        targets are aligned, each turn of them alone. `max_length` cuts the teachers' rows, first
-        what they alone read. A batch with padding on the left also has `position_ids`, `[B, T]`,
-        which count each row's own ids.
+        The teachers read the bytes of the student's tokens in their own tokens (`Retokenizer`). No
+        teacher token spans prompt and completion. Only targets are aligned, turn by turn.
+        `max_length` cuts the teachers' rows, first their additional text. A batch that is padded on
+        the left also contains `position_ids`, `[B, T]`.
 
         Args:
-            input_ids: int64 `[B, T]`, padded on any side.
-            attention_mask: `[B, T]`, 0 where an id is padding.
-            labels: int64 `[B, T]`, -100 where an id is not a target: prompts and padding.
-            teacher_messages: what teachers read in place of a row's prompt, by their own template,
-                up to its last answer: for each row messages, or an object with `messages` and maybe
-                `tools` and `chat_template_kwargs`; a text is read as it is. None is the student's
-                prompt, byte for byte; a list has one for each teacher.
-            teacher_context: a text for each row that stands before its prompt, for the teachers
-                alone; None or a list as well.
+            input_ids: int64 `[B, T]`, padded on either side.
+            attention_mask: `[B, T]`, 0 for padding.
+            labels: int64 `[B, T]`, -100 for prompts and padding.
+            teacher_messages: the teachers' prompt for each row, up to the last answer: messages, or
+                an object with `messages`, `tools` and `chat_template_kwargs`, rendered with the
+                teacher's template; or a text. None is the student's prompt, byte for byte. A list
+                has a value for each teacher.
+            teacher_context: for each row, a text before the prompt that only the teachers read;
+                None or a list as above.
 
         Raises:
-            XtokError: if a teacher cannot spell the bytes, or render a conversation.
-            ValueError: for shapes that do not fit, and ids that the student does not have.
+            XtokError: if a teacher cannot spell the bytes or render a conversation.
+            ValueError: for shapes that differ, and ids that the student does not have.
         """
         shape = tuple(input_ids.shape)
         if len(shape) != 2 or any(tuple(x.shape) != shape for x in (attention_mask, labels)):
@@ -203,16 +201,12 @@ class DistillationCollator:
                 f"input_ids {list(shape)}, attention_mask {list(attention_mask.shape)} and labels "
                 f"{list(labels.shape)} are not all [B, T]"
             )
-        given = {"teacher_messages": teacher_messages, "teacher_context": teacher_context}
-        for name, values in given.items():
-            if values is not None and len(values) != shape[0]:
-                raise ValueError(f"{len(values)} {name} for {shape[0]} rows")
         own = [
-            [
-                for_each_teacher(value, len(self.teachers), name, f"row {n}")
-                for n, value in enumerate(values or [None] * shape[0])
-            ]
-            for name, values in given.items()
+            self._for_each_teacher(name, values, shape[0])
+            for name, values in (
+                ("teacher_messages", teacher_messages),
+                ("teacher_context", teacher_context),
+            )
         ]
         ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
         wanted = (mask != 0) & (target != IGNORED)
@@ -242,14 +236,24 @@ class DistillationCollator:
             batch["position_ids"] = positions.clamp(min=0)
         return batch
 
-    def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of rows of a teacher's ids and their log-probabilities.
+    def _for_each_teacher(
+        self, name: str, values: Sequence[Any] | None, num_rows: int
+    ) -> list[list[Any]]:
+        if values is not None and len(values) != num_rows:
+            raise ValueError(f"{len(values)} {name} for {num_rows} rows")
+        return [
+            for_each_teacher(value, len(self.teachers), name, f"row {n}")
+            for n, value in enumerate(values or [None] * num_rows)
+        ]
 
-        The teacher's side has `realized_logprob`, `[B, T]`, of the token at that place; `prepare`
-        shifts it. Tokens without a log-probability are in no chunk that counts.
+    def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of a teacher's ids and log-probabilities.
+
+        The teacher's side contains `realized_logprob`, `[B, T]`, of the tokens themselves. Tokens
+        without a value are in no valid chunk.
         """
         if (count := len(self.teachers)) != 1:
-            raise ValueError(f"rows of log-probabilities are of one teacher, and there are {count}")
+            raise ValueError(f"rows of log-probabilities need one teacher, but there are {count}")
         for n, row in enumerate(rows):
             require_used(row, f"sample {n}", "input_ids")
         theirs, realized = zip(*map(scored_row, rows), strict=True)
@@ -270,20 +274,18 @@ class DistillationCollator:
         alignments: Sequence[FlatAlignment],
         batch: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Return a teacher's part of a batch, and warn if none of its targets is in a chunk."""
         side = _pad(rows, self.teachers[number], self.max_length)
         side["alignment"] = alignment = _alignment_of_batch(alignments, batch, side)
         has_targets = bool((batch["labels"] != IGNORED).any())
         if has_targets and not bool(alignment.pair_valid.any()):
             name = self.teachers[number].vocabulary.model_id
-            note = f"no chunk of this batch aligns with {name}, which teaches nothing here"
+            note = f"no chunk of this batch aligns with {name}, so {name} does not affect the loss"
             warnings.warn(note, stacklevel=3)
         return side
 
     def _aligned(
         self, number: int, ours: Sequence[SampleRow], theirs: Sequence[SampleRow]
     ) -> list[FlatAlignment]:
-        """Align the whole rows of both sides, and cut them."""
         aligner, tokenizers = self.aligners[number], self.pairs[number].tokenizers
         return [
             align_rows(aligner, tokenizers, rows, self.max_length)
@@ -293,7 +295,6 @@ class DistillationCollator:
     def _teacher_row(
         self, number: int, parts: list[Part], prompt: Any, context: str | None
     ) -> SampleRow:
-        """Return a row as a teacher reads it: with its own prompt, context and beginning."""
         teacher = self.teachers[number]
         if prompt is not None:
             while parts and not parts[0][1]:
@@ -307,13 +308,11 @@ class DistillationCollator:
         return row.behind(teacher.encode(context).ids) if context else row
 
     def _with_bos(self, tokenizer: Tokenizer, parts: list[Part], *, is_target: bool) -> list[Part]:
-        """Return a row that begins with its bos, if texts do."""
         first = next((ids for ids, _ in parts if ids), [])
         begin, _ = tokenizer.table.around(first, bos=self.bos)
         return [(begin, is_target), *parts] if begin else parts
 
     def _prompt_ids(self, number: int, prompt: Any) -> list[int]:
-        """Return what a teacher reads in place of the student's prompt."""
         teacher = self.teachers[number]
         if isinstance(prompt, str):
             return teacher.encode_batch([prompt])[0]
@@ -323,17 +322,19 @@ class DistillationCollator:
             )
         return [*map(int, shown.ids)]
 
-    def _rows(
-        self,
-        tokenizer: Tokenizer,
-        template: str | Path | None,
-        samples: Sequence[SideText | SideChat],
-    ) -> list[SampleRow]:
-        """Return texts and conversations as one side reads them, whole."""
+    def rows(self, number: int, samples: Sequence[SideText | SideChat]) -> list[SampleRow]:
+        """Return the whole rows of samples, before `max_length` cuts them.
+
+        Args:
+            number: 0 for the student, n for the nth teacher.
+            samples: the texts and conversations that this side reads.
+        """
+        tokenizer = [self.student, *self.teachers][number]
+        template = [self.student_template, *self.teacher_templates][number]
         texts = [s for s in samples if isinstance(s, SideText)]
         encoded = iter(tokenizer.encode_batch([s.text for s in texts]))
         contexts = iter(tokenizer.encode_batch([s.context for s in texts]))
-        name = "student_template" if tokenizer is self.student else "teacher_templates"
+        name = "teacher_templates" if number else "student_template"
         rows = []
         for sample in samples:
             if isinstance(sample, SideText):
@@ -357,47 +358,58 @@ class DistillationCollator:
         return rows
 
     def _warn_of_cuts(self, teacher: Tokenizer, rows: Sequence[SampleRow]) -> None:
-        """Warn of rows whose teacher's context `max_length` cuts."""
         end, short = self.max_length, []
         for number, row in enumerate(rows):
             if row.num_alone and end is not None and len(row.ids) > end:
                 has_room = len(row.ids) - row.num_alone < end
                 short.append(f"sample {number}" + " (to nothing)" * (not has_room))
         if short:
-            note = f"max_length {end} cuts what {teacher.vocabulary.model_id} alone reads from its "
-            warnings.warn(f"{note}left: {listed(short)}", stacklevel=3)
+            name = teacher.vocabulary.model_id
+            note = f"max_length {end} cuts the additional text of {name} from the left"
+            warnings.warn(f"{note}: {listed(short)}", stacklevel=3)
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Move a batch, and everything in it, to a device."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Chunks):
-        return batch.to(device)
-    if isinstance(batch, AlignmentBatch | StoredTopK):
-        moved = copy(batch)
-        vars(moved).update(to_device(vars(batch), device))
-        return moved
-    if isinstance(batch, dict):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, list):
-        return [to_device(value, device) for value in batch]
-    return batch
+    """Move a batch, with all its tensors, to a device."""
+    return _changed(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def first_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
+    """Return the first rows of a collator's batch, before `prepare`."""
+    part: dict[str, Any] = _changed(batch, lambda tensor: tensor[:num_rows])
+    for side in (part, *part["teachers"]):
+        if "samples" in side:
+            side["samples"] = Samples(side["samples"].rows[:num_rows])
+    return part
+
+
+def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Chunks):
+        return Chunks(*(_changed(x, change) for x in value))
+    if isinstance(value, AlignmentBatch | StoredTopK):
+        changed = copy(value)
+        vars(changed).update(_changed(vars(value), change))
+        return changed
+    if isinstance(value, dict):
+        return {name: _changed(x, change) for name, x in value.items()}
+    if isinstance(value, list):
+        return [_changed(x, change) for x in value]
+    return value
 
 
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Add what losses take, shifted to the predicting positions, and move a batch to a device.
+    """Shift labels and alignments to the predicting positions, and move a batch to a device.
 
-    Each side has `targets`, its labels of the next position, -100 where padding would predict it;
-    each teacher also `shifted`, its alignment as `shift_to_predictions` gives it, with its chunks
-    numbered; one with `realized_logprob` also `teacher_logprobs`, of the tokens that positions
-    predict. What is `stored` stays as it is.
+    Each side gets `targets`, the labels of the next positions (-100 if padding would predict them).
+    Each teacher gets `shifted`, the result of `shift_to_predictions`, and with `realized_logprob`
+    also `teacher_logprobs`, of the predicted tokens. `stored` predictions stay the same.
     """
     whole, *teachers = ({**side} for side in (batch, *batch["teachers"]))
     for side in (whole, *teachers):
         if "labels" in side:
-            targets = predicted(side["labels"])
-            side["targets"] = targets.masked_fill(side["attention_mask"] == 0, IGNORED)
+            side["targets"] = shifted_targets(side)
         if "alignment" in side:
             shifted = shift_to_predictions(side["alignment"])
             side["shifted"] = NumberedAlignment(**vars(shifted))
@@ -407,14 +419,30 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     return moved
 
 
+def shifted_targets(side: Mapping[str, Any]) -> torch.Tensor:
+    """Return the labels of the next positions, int64 `[B, T]`; padding predicts nothing."""
+    return predicted(side["labels"]).masked_fill(side["attention_mask"] == 0, IGNORED)
+
+
 def predicted(ids: torch.Tensor, fill: float = IGNORED) -> torch.Tensor:
-    """Return what each position predicts, `[B, T]`: the id, label or mask of the next one."""
+    """Return the ids, labels or masks of the next positions, `[B, T]`."""
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
+
+
+class _TokenizerFile(NamedTuple):
+    tokenizer: Tokenizer
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Copy the tokenizer's file into a folder, or print that there is no file to copy."""
+        source, name = self.tokenizer.location, self.tokenizer.vocabulary.model_id
+        if isinstance(source, Path) and source.is_file():
+            shutil.copy(source, folder)
+        else:
+            sys.stderr.write(f"note: {folder} contains no tokenizer: load {name} with the model\n")
 
 
 @contextmanager
 def _naming(parameter: str) -> Iterator[None]:
-    """Let errors about a template name the collator's own parameter."""
     try:
         yield
     except XtokError as error:
@@ -424,7 +452,6 @@ def _naming(parameter: str) -> Iterator[None]:
 
 
 def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:
-    """Return rows, part for part, in the other side's tokens."""
     parts = [(ids, not place) for row in rows for place, (ids, _) in enumerate(row)]
     begins = [begins for _, begins in parts]
     spelled = iter(retokenizer([ids for ids, _ in parts], begins=begins))
@@ -432,7 +459,6 @@ def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[l
 
 
 def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
-    """Return rows of a side, cut to a maximum length, as a batch."""
     roles = tokenizer.table.roles
     pad_id = next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
     kept = [(row, row.kept(end)) for row in rows]
@@ -447,7 +473,6 @@ def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> di
 def _alignment_of_batch(
     alignments: Sequence[FlatAlignment], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> PaddedAlignment:
-    """Return the alignments of rows as one of their padded batch."""
     joined = FlatAlignment(
         *(
             np.concatenate([getattr(alignment, field.name) for alignment in alignments])

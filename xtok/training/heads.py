@@ -191,6 +191,7 @@ def find_heads(
     heads: list[Head | None] = [None] * len(models)
     notes = []
     for number, (model, side, takes) in enumerate(zip(models, sides, takes_hidden, strict=True)):
+        require_rows(model, side, number)
         if model is None or wanted is False:
             continue
         problem = why_whole_logits(model) if takes else "its loss compares whole distributions"
@@ -205,6 +206,35 @@ def find_heads(
     if without:
         notes.insert(0, f"losses make logits in blocks, from hidden states: {', '.join(without)}")
     return heads, notes
+
+
+def require_rows(model: Any, side: Mapping[str, Any], number: int) -> None:
+    """Check that a model has an embedding for each id of its side of a batch.
+
+    Without this check, a GPU ends the process with a device-side assert.
+
+    Args:
+        model: a model, or None for stored predictions.
+        side: its side of a batch.
+        number: 0 for the student, n for the nth teacher.
+
+    Raises:
+        XtokError: if an id has no row.
+    """
+    if model is None:
+        return
+    try:
+        rows = getattr(unwrapped(model).get_input_embeddings(), "num_embeddings", None)
+    except (AttributeError, NotImplementedError):
+        return
+    if rows is not None and (largest := int(side["input_ids"].max())) >= rows:
+        name = f"teacher {number}" if number else "the student"
+        raise XtokError(
+            f"{name}, {_name(model)}, has {rows:,} rows of embeddings, but its ids reach "
+            f"{largest:,}",
+            hint="check that student and teacher are not swapped, and that each model has the "
+            "tokenizer of its own folder",
+        )
 
 
 def why_whole_logits(model: Any) -> str | None:

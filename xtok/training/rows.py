@@ -1,4 +1,4 @@
-"""Rows of a batch: columns with a value for each token, checked, and padded to one length."""
+"""Rows of a batch: columns with a value per token, checked and padded."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from xtok.conversation.batching import pad
 
 IGNORED = -100
-"""The label of tokens that are not targets, as PyTorch's cross-entropy has it."""
+"""The label of tokens that are not targets, as in PyTorch's cross-entropy."""
 
 
 def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of these names that a row has, each with a value per token."""
+    """Return the existing columns of a row among `names`, checked for one value per token."""
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
         if len(values) != len(row["input_ids"]):
@@ -25,7 +25,7 @@ def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
-    """Return a column of ids, which are whole numbers of 64 bits."""
+    """Return a column of token ids, int64."""
     given = np.asarray(values)
     if given.dtype.kind in "iuf":
         with np.errstate(invalid="ignore"):
@@ -39,7 +39,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
 
 
 def flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:
-    """Return a column of flags; all are set without it."""
+    """Return a column of flags; a missing column is all True."""
     values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
     is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
     if not is_flag.all():
@@ -48,11 +48,11 @@ def flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.
 
 
 def check_length(max_length: int | None) -> None:
-    """Raise a `ValueError` for a length that keeps no token."""
+    """Raise a `ValueError` for a length below 1."""
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length is {max_length}, and must be at least 1")
 
 
 def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
-    """Return rows of unequal length as one tensor, filled behind."""
+    """Pad rows on the right to one tensor."""
     return torch.from_numpy(pad(rows, fill, padding_side="right"))

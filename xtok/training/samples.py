@@ -1,4 +1,4 @@
-"""A sample as rows of ids, one for each side, and which of their tokens belong together."""
+"""A sample as a row of ids for each side, and the alignment of these rows."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from xtok.training.rows import columns_of, flags, read_ids
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 Part = tuple[list[int], bool]
-"""Neighbouring tokens that are all targets, or all not."""
+"""Neighbouring tokens, and whether they are targets."""
 
 
 class SampleRow(NamedTuple):
-    """One sample on one side: ids int64 `[T]`, which are targets, and what they are made of.
+    """One sample on one side: ids, targets, and its conversation or text.
 
-    That is a conversation, or a text. Before what both sides read are `num_before` control tokens,
-    and behind these `num_alone` tokens that the teacher alone reads.
+    A row consists of `num_before` control tokens, the text's own bos token, `num_alone` tokens that
+    only the teacher reads, and the tokens that both sides read.
     """
 
-    ids: NDArray[np.int64]
-    is_target: NDArray[np.bool_]
+    ids: NDArray[np.int64]  # [T]
+    is_target: NDArray[np.bool_]  # [T]
     conversation: Conversation | None = None
     text: str | None = None
     num_before: int = 0
-    own_bos: int = 0  # of the text itself: 1 where it begins with one
+    own_bos: int = 0  # 1 if the text itself begins with one
     num_alone: int = 0
-    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # of stretches of targets, where they matter
+    stops: NDArray[np.int64] = np.zeros(0, np.int64)  # ends of the stretches of targets
 
     @property
     def begin(self) -> int:
-        """Where what the teacher alone reads stands: behind the beginning of the text."""
+        """Position of the tokens that only the teacher reads."""
         return self.num_before + self.own_bos
 
     def behind(self, context: Sequence[int] | NDArray[Any]) -> SampleRow:
-        """Return the row with more that the teacher alone reads, behind its beginning."""
+        """Insert tokens that only the teacher reads."""
         at, size = self.begin, len(context)
         return self._replace(
             ids=np.insert(self.ids, at, context),
@@ -64,21 +64,22 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Return the row that counts a declared bos, which it may begin with, as before it all."""
+        """Count a declared bos token at the beginning in `num_before`."""
         return self._replace(
             num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
         )
 
     def without_prompt(self) -> SampleRow:
-        """Return a row of whose prompt the student reads nothing."""
+        """Return a copy of this row in which only the teacher reads the prompt."""
         places = np.flatnonzero(self.is_target)
         first = int(places[0]) if len(places) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
 
     def kept(self, end: int | None) -> NDArray[np.int64]:
-        """Return the places of the tokens that a maximum length keeps, int64.
+        """Return the positions of the tokens within a maximum length, int64.
 
-        What the teacher alone reads is cut first, from its left; then the row, from its right.
+        The tokens that only the teacher reads are cut first, from the left, then the row from the
+        right.
         """
         excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
         cut = slice(self.begin, self.begin + excess)
@@ -102,7 +103,7 @@ def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText 
 
 
 def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
-    """Return a teacher's row, and the log-probability of each of its tokens, NaN for none."""
+    """Return a teacher's row, and the log-probabilities of its tokens, NaN if unknown."""
     ids = read_ids(row["input_ids"], "input_ids")
     columns = columns_of(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
@@ -122,14 +123,14 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
 
 
 def parts_of(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
-    """Return a row cut where targets begin and end."""
+    """Split a row where targets begin and end."""
     cuts = np.flatnonzero(np.diff(is_target)) + 1
     flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
     return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
 
 
 def row_of(parts: Sequence[Part]) -> SampleRow:
-    """Return the row of the parts, which knows where its stretches of targets end."""
+    """Join parts to a row."""
     ids = [i for part, _ in parts for i in part]
     flags = [flag for part, flag in parts for _ in part]
     ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
@@ -146,7 +147,7 @@ def align_rows(
     rows: tuple[SampleRow, SampleRow],
     end: int | None,
 ) -> FlatAlignment:
-    """Align two whole rows, and cut them at `end`; keep the chunks that are all targets."""
+    """Align two whole rows, cut them at `end`, and keep the chunks that consist of targets."""
     ours, theirs = rows
     if ours.conversation is None or theirs.conversation is None:
         alone = theirs.begin + np.arange(theirs.num_alone)
@@ -162,7 +163,7 @@ def align_rows(
 def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: SampleRow, theirs: SampleRow
 ) -> FlatAlignment:
-    """Align two rows, those of a text by its places if a side has unknown tokens for some of it."""
+    """Align two rows by their bytes, or by their places in the text if a side loses bytes of it."""
     by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
     if ours.text is None or not (by_spans or aligner.is_lossy):
         return aligner.align_document(ours.ids, theirs.ids)
@@ -170,7 +171,7 @@ def _align_texts(
         inner = row.ids[row.num_before :]
         if tokenizer.table.lengths[inner].sum() < len(ours.text.encode()):
             name = tokenizer.vocabulary.model_id
-            note = f"{name} has no tokens for some of a text: what is there is in no chunk"
+            note = f"{name} has no tokens for a part of the text, which is in no chunk"
             warnings.warn(note, stacklevel=5)
     if not by_spans:
         return aligner.align_document(ours.ids, theirs.ids)
@@ -179,9 +180,9 @@ def _align_texts(
 
 
 def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return where the tokens of a text begin in its bytes, and the last one ends.
+    """Return the places of a row's tokens in the bytes of its text, and the end of the last.
 
-    Control tokens around it have a place each, outside.
+    Control tokens before and after the text get places outside.
     """
     encoding = tokenizer.encode(row.text or "")
     before = np.arange(-row.num_before, 0)
@@ -193,10 +194,9 @@ def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 def align_targets(
     aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
 ) -> FlatAlignment:
-    """Align a row's targets, each stretch of them alone; the teacher's row ends at `end`.
+    """Align a row's targets, stretch by stretch; the teacher's row ends at `end`.
 
-    Ids that stand for nothing, which a model wider than its tokenizer may write, and unknown tokens
-    are in no chunk.
+    Unknown tokens, and ids beyond the tokenizer that a wider model can generate, are in no chunk.
     """
     rows, given = (ours, theirs), []
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
@@ -224,14 +224,13 @@ def _cut(
     rows: tuple[SampleRow, SampleRow],
     ends: tuple[int | None, int | None],
 ) -> FlatAlignment:
-    """Cut two whole rows that are aligned; keep the chunks that are all targets, and inside."""
     both = alignment.student_chunk_id, alignment.teacher_chunk_id
     sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]
     kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
     for row, chunk, places in sides:
         kept[chunk[~row.is_target]] = False
         kept[np.delete(chunk, places)] = False
-    kept[-1] = False  # of the tokens that are in no chunk, −1
+    kept[-1] = False  # for tokens in no chunk, −1
     number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
     chunks = [number[chunk[places]] for _, chunk, places in sides]
     return FlatAlignment(

@@ -20,7 +20,7 @@ from xtok import __version__
 from xtok._lib.io import atomic_folder, check_folder
 from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths, shards
-from xtok.building.counting.texts import TextColumns, find_texts, read_batches
+from xtok.building.counting.texts import find_texts, read_batches
 from xtok.building.embeddings.input_layer import (
     INDEX,
     Model,
@@ -32,6 +32,7 @@ from xtok.building.embeddings.input_layer import (
 )
 from xtok.building.embeddings.own import model_of
 from xtok.building.embeddings.sources import require_rows
+from xtok.config import SHRINK
 from xtok.errors import EmbeddingError, TokenizerError, XtokError
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map, bind_maps
@@ -91,6 +92,12 @@ class NewRows(NamedTuple):
     mean_share: NDArray[np.float32]  # [V_new], the share of the mean in each row
     old_ids: NDArray[np.int64]  # the rows that the mean is taken over
 
+    def without_shrinkage(self) -> NewRows:
+        """Return the rows with the mean only where there is nothing else."""
+        share = np.ones_like(self.mean_share)
+        share[self.edges.student_ids] = 0
+        return self._replace(mean_share=share)
+
     def blocks(self, old: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the rows that replace a tensor `[V_old, ...]`, some at a time, in its dtype."""
         import torch
@@ -121,7 +128,7 @@ def transplant(
     folder: str | PathLike[str],
     *,
     init: Init | MapLike = "pieces",
-    shrink: float = 0.0,
+    shrink: float = SHRINK,
     pad_to_multiple_of: int = 1,
     texts: Paths = (),
     field: str = "text",
@@ -140,7 +147,8 @@ def transplant(
         init: the rows of tokens that the model lacks: `pieces` (the mean of the rows of the old
             tokens that spell the new one), `mean` (the mean of all rows), or a map from the new
             tokenizer (rows) to the old one (columns).
-        shrink: the share of the mean of all rows in these rows, from 0 to 1.
+        shrink: the share of the mean of all rows in these rows, from 0 to 1. If the model has a
+            head apart from its input embeddings, only the head is shrunk.
         pad_to_multiple_of: round the number of rows up to a multiple.
         texts: files of text. Both models are measured on the first 1,000 characters of up to 64
             documents.
@@ -213,8 +221,8 @@ def new_rows(
     partners = pair.equal_bytes.copy()
     for new_id, old_id in pair.equal_roles.items():
         # A model predicts the end of a text, and no padding: one row for both would mix the two.
-        is_pad = "pad" in table.roles_by_id.get(new_id, ()) and new_id not in table.roles["pad"][1:]
-        if not (is_pad and old_id in old_eos and new_id not in table.roles.get("eos", ())):
+        roles = table.roles_by_id.get(new_id, ())
+        if not ("pad" in roles and "eos" not in roles and old_id in old_eos):
             partners[new_id] = old_id
     copied = np.flatnonzero(partners >= 0)
     rest = table.text_ids[partners[table.text_ids] < 0]
@@ -250,7 +258,7 @@ def _composed(
     if not projection.student.is_lower_bound:  # the map can have rows for padding
         new = new.at_width(projection.student.vocab_size)
     projection, _ = bind_map(projection, pair_of(new, old))
-    edges = projection.edges.take(~projection.is_slot)
+    edges: Edges = projection.edges.take(~projection.is_slot)
     return edges.take(np.isin(edges.student_ids, ids)).normalized()
 
 
@@ -259,7 +267,7 @@ class _File(NamedTuple):
 
     path: Path
     header: dict[str, Any]
-    changed: frozenset[str]
+    changed: dict[str, bool]  # whether the rows are shrunk
 
 
 def _plan(source: Model, old: Tokenizer) -> list[_File]:
@@ -275,7 +283,7 @@ def _plan(source: Model, old: Tokenizer) -> list[_File]:
             hint="give the checkpoint that it was quantized from",
         )
     layer = choose_layer(files, source)
-    is_changed = _vocabulary_tensors(settings, name)
+    is_changed, is_tied = _vocabulary_tensors(settings, name)
     paths = {file: shard_path(source, file) for file in dict.fromkeys(files.values())}
     headers = {file: _read_header(path) for file, path in paths.items()}
     num_rows = headers[files[layer]][layer]["shape"][0]
@@ -292,7 +300,11 @@ def _plan(source: Model, old: Tokenizer) -> list[_File]:
         _File(
             paths[file],
             header,
-            frozenset(n for n, about in header.items() if n == layer or has_rows(n, about)),
+            {
+                tensor: is_tied or tensor != layer
+                for tensor, about in header.items()
+                if tensor == layer or has_rows(tensor, about)
+            },
         )
         for file, header in headers.items()
     ]
@@ -305,8 +317,11 @@ def _read_header(path: Path) -> dict[str, Any]:
     return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
 
 
-def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> dict[str, bool]:
-    """Return for each tensor of the model's class whether it has a row for each token."""
+def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> tuple[dict[str, bool], bool]:
+    """Return for each tensor of a model's class whether it has a row for each token.
+
+    The second value is whether the model's head is its input-embedding layer.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -337,7 +352,8 @@ def _vocabulary_tensors(settings: Mapping[str, Any], name: str) -> dict[str, boo
             f"{name} is a {config.model_type} model, which {problem}: unsupported",
             hint="give a model for text alone, with one input-embedding layer",
         )
-    return {n: tensor.shape != others[n].shape for n, tensor in ours.items()}
+    is_tied = bool(getattr(config, "tie_word_embeddings", True))
+    return {n: tensor.shape != others[n].shape for n, tensor in ours.items()}, is_tied
 
 
 def _write_weights(plan: Sequence[_File], rows: NewRows, folder: Path, progress: Progress) -> None:
@@ -371,7 +387,8 @@ def _write_file(file: _File, rows: NewRows, target: Path, progress: Progress) ->
             for name, about in file.header.items():
                 first, last = about["data_offsets"]
                 if name in file.changed:
-                    for block in rows.blocks(read_tensor(file.path, name, (1, 2))):
+                    of_tensor = rows if file.changed[name] else rows.without_shrinkage()
+                    for block in of_tensor.blocks(read_tensor(file.path, name, (1, 2))):
                         advance(output.write(block.view(torch.uint8).numpy().data))
                 else:
                     source.seek(start + first)
@@ -477,7 +494,7 @@ def _write_json(path: Path, value: object) -> None:
 def _documents(texts: Paths, field: str) -> list[str]:
     """Return the start of some documents."""
     files = [shard for path in (find_texts(texts) if texts else ()) for shard in shards(path)]
-    batches = read_batches(files, TextColumns(field))
+    batches = read_batches(files, field)
     documents = (text[:_CHARACTERS] for batch in batches for text in batch.texts if text.strip())
     return list(islice(documents, _TEXTS))
 

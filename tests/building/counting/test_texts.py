@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from xtok._lib import shards as of_files
 from xtok._lib.shards import Shard, shards
 from xtok.building.counting import texts
-from xtok.building.counting.texts import TextColumns, read_batches
+from xtok.building.counting.texts import read_batches
 from xtok.errors import XtokError
 
 DOCUMENTS = ["First: naïve café\n", "", "第二の文書です。\nwith two lines", "4th 😀"]
@@ -30,13 +30,11 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def documents_of(shard: Shard) -> list[str]:
-    return [text for batch in read_batches([shard], TextColumns()) for text in batch.texts]
+    return [text for batch in read_batches([shard]) for text in batch.texts]
 
 
 def read(path: Path, field: str = "text") -> list[str]:
-    return [
-        text for batch in read_batches(shards(path), TextColumns(field)) for text in batch.texts
-    ]
+    return [text for batch in read_batches(shards(path), field) for text in batch.texts]
 
 
 def write_parquet(path: Path, columns: dict[str, object], *, group_size: int | None = None) -> Path:
@@ -147,7 +145,7 @@ def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
     monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
     path = write(tmp_path, "a.jsonl", json_lines([letter * 60_000 for letter in "abcdefghij"]))
-    found = list(read_batches(shards(path), TextColumns()))
+    found = list(read_batches(shards(path)))
     consumed = [batch.consumed for batch in found]
     assert consumed == sorted(consumed)
     assert consumed[-1] == path.stat().st_size
@@ -241,15 +239,18 @@ def test_damaged_parquet_is_refused(tmp_path: Path, compression: str) -> None:
     assert {outcome for outcome in outcomes if isinstance(outcome, str)} == {"named"}
 
 
-def test_groups_are_a_field(tmp_path: Path) -> None:
-    lines = '{"text": "x", "lang": null}\n{"text": "y", "lang": "de"}\n'
-    path = write(tmp_path, "a.jsonl", lines)
-    [batch] = read_batches(shards(path), TextColumns(group="lang"))
-    assert batch.groups == ["null", "de"]
-    columns = {"text": ["x", "y", "z"], "lang": [None, True, False]}
-    path = write_parquet(tmp_path / "a.parquet", columns)
-    [batch] = read_batches(shards(path), TextColumns(group="lang"))
-    assert batch.groups == ["null", "true", "false"]  # as a line of JSON would have them
+def test_a_conversation_is_the_text_of_its_messages(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "two"}, {"type": "image"}]
+    chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": parts}]
+    rows = [{"messages": chat}, {"messages": chat, "text": None}, {"text": "x", "messages": chat}]
+    path = write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    [batch] = read_batches(shards(path))
+    assert batch.texts == ["one\ntwo", "one\ntwo", "x"]
+    plain = [{"role": "user", "content": "one"}]
+    path = write_parquet(tmp_path / "a.parquet", {"messages": [plain, plain]})
+    [batch] = read_batches(shards(path))
+    assert batch.texts == ["one", "one"]
+    assert batch.groups == ["a.parquet"] * 2
 
 
 def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
@@ -257,3 +258,16 @@ def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
         path = write(tmp_path, name, b"")
         assert len(shards(path)) == 1
         assert read(path) == []
+
+
+def test_rows_of_every_format_are_equal(tmp_path: Path) -> None:
+    """A null text is no document, whatever the format."""
+    rows = [{"text": "a"}, {"text": None}, {"text": ""}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for path in (
+        write(tmp_path, "a.json", json.dumps(rows, indent=1)),
+        write(tmp_path, "b.json", lines),
+        write(tmp_path, "a.jsonl", lines),
+        write_parquet(tmp_path / "a.parquet", {"text": ["a", None, ""]}),
+    ):
+        assert read(path) == ["a", ""]

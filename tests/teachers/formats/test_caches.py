@@ -654,6 +654,22 @@ def test_a_teacher_without_its_bos_is_noted(byte_level: Tokenizer, project: Proj
         assert [words in note for note in notes] == [True] * count
 
 
+@pytest.mark.parametrize("has_text", [True, False])
+def test_a_teacher_with_two_bos_is_noted(
+    byte_level: Tokenizer, digits: Tokenizer, project: Project, has_text: bool
+) -> None:
+    bos = byte_level.bos_id
+    assert bos is not None
+    row = predicted(byte_level, [bos, bos, *byte_level.encode_batch([TEXTS[0]])[0]])
+    notes: list[str] = []
+    _, [found] = project([{**row, **({"text": TEXTS[0]} if has_text else {})}], note=notes.append)
+    [note] = [note for note in notes if "bos token twice" in note]
+    assert "1 of the first 1 rows begin" in note
+    if has_text:
+        library = digits.library(TEXTS[0])["input_ids"]
+        assert found["input_ids"] == library
+
+
 def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project: Project) -> None:
     """Before all is projected, and where ids of another day are not those of the messages."""
     dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}{% for m in messages %}"

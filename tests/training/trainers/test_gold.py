@@ -407,7 +407,7 @@ def test_what_does_not_fit_is_refused(gold: Any, trainer: Make) -> None:
         trainer(uld_student_temperature=2)
     with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.1, and the loss has no"):
         trainer(label_smoothing_factor=0.1)
-    with pytest.raises(ValueError, match=r"^args is None, and must be a GOLDConfig$"):
+    with pytest.raises(ValueError, match=r"^args is None, expected a GOLDConfig$"):
         gold.XTokGOLDTrainer("a", "b")
     one = trainer(loss="gold")
     inputs = first_batch(one)

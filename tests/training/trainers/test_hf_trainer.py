@@ -407,7 +407,9 @@ def test_what_does_not_fit_is_refused(
         trainer(["gold", "gold"], map=None)
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
     with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
-        XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), several, loss="gold")
+        XTokTrainer(
+            tiny_model(9, seed=0), arguments(tmp_path), several, teachers=[None], loss="gold"
+        )
     smooth = arguments(tmp_path, label_smoothing_factor=0.3)
     with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.3, and the loss has no"):
         XTokTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
@@ -417,6 +419,123 @@ def test_what_does_not_fit_is_refused(
     split._n_gpu = 2  # as where two GPUs are visible to one process
     with pytest.raises(XtokError, match="2 GPUs"):
         trainer("p-kl", split)
+
+
+# Teachers, restarts and checkpoints
+
+
+@pytest.mark.parametrize("teachers", [None, []])
+def test_without_teachers_all_else_is_equal(
+    trainer: Make, collator: Collator, tmp_path: Path, teachers: Any
+) -> None:
+    """A run without teachers is that of a collator without any."""
+    width = collator.student.vocabulary.vocab_size
+    found = []
+    for collate in (collator, Collator(collator.student, [], student_template="chatml")):
+        one = XTokTrainer(
+            tiny_model(width, seed=0), arguments(tmp_path), collate, teachers=teachers,
+            train_dataset=ROWS, eval_dataset=ROWS,
+        )  # fmt: skip
+        one.train()
+        values = one.evaluate()
+        assert "eval_teacher_bits_per_byte" not in values
+        found.append([*logged(one), values["eval_loss"], values["eval_bits_per_byte"]])
+    assert found[0] == found[1]
+    assert found[0][:3] == logged(one, "cross_entropy")
+
+
+def test_evaluations_log_the_teacher_and_explain_the_loss_once(
+    trainer: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = trainer("alm", eval_dataset=ROWS, audit=False)
+    values = [one.evaluate() for _ in range(2)]
+    assert 3 < values[0]["eval_teacher_bits_per_byte"] < 9
+    assert values[0]["eval_loss"] == values[1]["eval_loss"]
+    assert capsys.readouterr().err.count("note: eval_loss is the training loss") == 1
+
+
+@pytest.mark.parametrize("teachers", [None, [None]])
+def test_stored_log_probabilities(collator: Collator, tmp_path: Path, teachers: Any) -> None:
+    ids = collator.teachers[0].encode("Fog, and high water.").ids.tolist()
+    rows = [{"input_ids": ids, "realized_logprob": [None] + [-0.5] * (len(ids) - 1)}]
+    width = collator.student.vocabulary.vocab_size
+    make = partial(
+        XTokTrainer, tiny_model(width, seed=0), arguments(tmp_path), collator, teachers=teachers,
+        train_dataset=rows, eval_dataset=rows, audit=False,
+    )  # fmt: skip
+    one = make(loss="alm")
+    one.train()
+    assert logged(one, "distillation")[0] > 0
+    sizes = collator.teachers[0].table.lengths[ids[1:]]
+    bits = 0.5 * (len(ids) - 1) / np.log(2) / sizes.sum()
+    assert one.evaluate()["eval_teacher_bits_per_byte"] == pytest.approx(bits)
+    if teachers is None:
+        with pytest.raises(XtokError, match="log-probabilities of a teacher, but"):
+            make().train()
+
+
+def test_sums_are_reset_when_training_begins(trainer: Make) -> None:
+    """`auto_find_batch_size` begins again after a batch that does not fit."""
+    args = {"auto_find_batch_size": True, "per_device_train_batch_size": 4, "logging_steps": 3}
+    one = trainer("alm", args, audit=False)
+    real = one.model.forward
+
+    def forward(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(input_ids) > 3:
+            raise RuntimeError("CUDA out of memory.")
+        return real(input_ids, *args, **kwargs)
+
+    one.model.forward = forward
+    one.train()
+    parts = logged(one, "cross_entropy")[0] + logged(one, "distillation")[0]
+    assert parts == pytest.approx(logged(one)[0], rel=1e-3)
+
+
+def test_a_teacher_by_name(models: list[str], collator: Collator, tmp_path: Path) -> None:
+    folder = models[1].removeprefix("--teacher=")
+    one = XTokTrainer(
+        tiny_model(collator.student.vocabulary.vocab_size, seed=0), arguments(tmp_path), collator,
+        teachers=folder, loss="alm", train_dataset=ROWS,
+    )  # fmt: skip
+    assert {p.dtype for p in one.teachers[0].parameters()} == {torch.float32}
+    one.train()
+    assert len(logged(one)) == 3
+
+
+def test_a_checkpoint_has_the_tokenizer_file(small: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(small / "small.model")
+    collate = Collator(tokenizer, [])
+    options = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    XTokTrainer(
+        tiny_model(tokenizer.vocabulary.vocab_size, seed=0), arguments(tmp_path, **options),
+        collate, train_dataset=ROWS,
+    ).train()  # fmt: skip
+    saved = load_tokenizer(tmp_path / "checkpoint-1" / "small.model")
+    assert saved.table.sha256() == tokenizer.table.sha256()
+
+
+def test_a_checkpoint_without_a_tokenizer_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Collator("bytes", []).tokenizer.save_pretrained(tmp_path)
+    assert "contains no tokenizer: load bytes with the model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("widths", "name"), [((40, 256), "the student"), ((256, 40), "teacher 1")])
+def test_ids_beyond_a_model_are_named(widths: tuple[int, int], name: str, tmp_path: Path) -> None:
+    student, teacher = (tiny_model(width, seed=n) for n, width in enumerate(widths))
+    one = XTokTrainer(
+        student, arguments(tmp_path), Collator("bytes", "bytes"), teachers=teacher, loss="alm",
+        train_dataset=ROWS,
+    )  # fmt: skip
+    with pytest.raises(XtokError, match=f"^{name}, LlamaForCausalLM, has 40 rows of embeddings"):
+        one.train()
+
+
+def test_weights_of_0_train_nothing(trainer: Make) -> None:
+    combine = CombineConfig(distillation_weight=0, cross_entropy_weight=0)
+    with pytest.raises(XtokError, match="both 0, so nothing is trained"):
+        trainer("alm", combine=combine)
 
 
 # The example
@@ -461,6 +580,7 @@ def test_the_example_names_the_option_for_a_map(models: list[str], tmp_path: Pat
     assert hf_trainer.OPTIONS[error.value.parameter] == "--map"
 
 
+@pytest.mark.filterwarnings("ignore:.*this teacher will probably cost quality:UserWarning")
 def test_the_example_trains_on_chats(models: list[str], tmp_path: Path) -> None:
     """Each side has a chat template of its own; an error names the option of the script."""
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")
@@ -492,7 +612,7 @@ def test_the_example_trains_from_stored_predictions(
     models: list[str], digits: Tokenizer, tmp_path: Path
 ) -> None:
     Dataset.from_list(stored(ROWS, digits)).to_parquet(tmp_path / "rows.parquet")
-    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--dataset"))]
+    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--loss", "--dataset"))]
     one = hf_trainer.main([
         *kept, f"--dataset={tmp_path / 'rows.parquet'}", "--loss=topk-kl", "--max_steps=4",
         f"--output_dir={tmp_path / 'run'}",

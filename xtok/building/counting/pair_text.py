@@ -27,7 +27,7 @@ from xtok.building.counting.counts import (
 )
 from xtok.building.counting.encode import TextEncoder
 from xtok.building.counting.smoothing import EPSILON
-from xtok.building.counting.texts import Batch, TextColumns, find_texts, little_text, read_batches
+from xtok.building.counting.texts import Batch, find_texts, little_text, read_batches
 from xtok.config import Target
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
@@ -105,7 +105,7 @@ class CountPlan:
 class PerDocument:
     """The chunks of each document: entry e is one's count of a chunk."""
 
-    groups: tuple[str, ...]  # of each document: its file's name, or what `group_by` names
+    groups: tuple[str, ...]  # the name of each document's file
     documents: NDArray[np.int32]  # of each entry
     places: NDArray[np.int32]  # of each entry, among the chunks
     counts: NDArray[np.int32]  # of each entry
@@ -201,7 +201,6 @@ class PairText:
         wanted: CountPlan = CountPlan(),
         *,
         field: str = "text",
-        group_by: str | None = None,
         progress: Progress = silent,
     ) -> PairText:
         """Read text once.
@@ -212,14 +211,13 @@ class PairText:
                 included.
             wanted: what to count.
             field: the field of JSON lines, or column of Parquet, that holds the text.
-            group_by: a field or column by whose values documents are grouped; by file if None.
             progress: called with the bytes on disk.
 
         Raises:
             XtokError: if a text cannot be read, or the pair has nothing to count in it.
         """
         tokenizers = tokenizers_of(pair)
-        files, columns = find_texts(texts), TextColumns(field, group_by)
+        files = find_texts(texts)
         parts = [shard for path in files for shard in shards(path)]
         size = sum(shard.size for shard in parts)
         counter = TextCounter(pair, wanted)
@@ -227,7 +225,7 @@ class PairText:
             TextEncoder(*tokenizers) as encoder,
             progress("counting", size) as advance,
         ):
-            for batch, sides in encoder.read(read_batches(parts, columns), size, advance):
+            for batch, sides in encoder.read(read_batches(parts, field), size, advance):
                 counter.add(batch, sides)
         text = counter.result(tuple(map(source_of, files)), field)
         if len(tokenizers) > 1:

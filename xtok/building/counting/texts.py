@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from xtok._lib.lines import LinePlace, decode, lines
 from xtok._lib.opening import decompressed, reading
 from xtok._lib.rows import FileRow, read_rows
 from xtok._lib.shards import Paths, Shard, find_files, format_of, shards
+from xtok.conversation.files import chat_record
 from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
@@ -47,18 +47,11 @@ _OBJECTS_HINT = (
 _SAMPLES_HINT = 'write a JSON value per line: a text, {"text": "…"} or {"messages": […]}'
 
 
-class TextColumns(NamedTuple):
-    """What of a JSON object, or row of Parquet, is read; plain text has none of it."""
-
-    text: str = "text"
-    group: str | None = None  # the field with a document's group, if documents are grouped
-
-
 class Batch(NamedTuple):
     """Documents that are worked on together."""
 
     texts: list[str]
-    groups: list[str]  # each document's: its file's name, or what `TextColumns.group` names
+    groups: list[str]  # the name of each document's file
     shard: int  # that all of them are in
     consumed: int  # bytes on disk that were read up to their end, in all
 
@@ -75,20 +68,21 @@ def little_text(num_bytes: int) -> list[str]:
     return [f"only {num_bytes:,} bytes of text: below 1 MB, counts of rare tokens are unreliable"]
 
 
-def check_texts(patterns: Paths, field: str, group_by: str | None = None) -> None:
+def check_texts(patterns: Paths, field: str) -> None:
     """Check, before longer work, that texts exist, and that the first one has the fields.
 
     Raises:
         XtokError: as `read_batches`.
     """
     for path in find_texts(patterns)[:1]:
-        next(_documents(shards(path)[0], TextColumns(field, group_by)), None)
+        next(_documents(shards(path)[0], field), None)
 
 
-def read_batches(shards: Sequence[Shard], columns: TextColumns) -> Iterator[Batch]:
+def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch]:
     """Read documents. This is how all of xtok reads text.
 
-    Lone surrogates become U+FFFD; what is too long is cut (see `MAX_CHARACTERS`).
+    The document of a conversation is the text of its messages. Lone surrogates become U+FFFD; long
+    documents are cut (see `MAX_CHARACTERS`).
 
     Raises:
         XtokError: with the file and the line, for bytes that are not UTF-8, a line that is not a
@@ -101,9 +95,9 @@ def read_batches(shards: Sequence[Shard], columns: TextColumns) -> Iterator[Batc
         texts: list[str] = []
         groups: list[str] = []
         size = consumed = 0
-        for text, group, so_far in _documents(shard, columns):
+        for text, so_far in _documents(shard, field):
             texts.append(text)
-            groups.append(group if columns.group else file)
+            groups.append(file)
             size, consumed = size + len(text), before + min(so_far, shard.size)
             if size >= BATCH_CHARACTERS:
                 yield Batch(texts, groups, number, consumed)
@@ -132,29 +126,22 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     return rows, with_context, 1 + more / max(1, size)
 
 
-def _documents(shard: Shard, columns: TextColumns) -> Iterator[tuple[str, str, int]]:
-    """Return a shard's documents, each with its group and the bytes on disk read so far."""
-    if columns.group and shard.format == "text":
-        raise XtokError(
-            f"{shard.path} is plain text, and has no field {columns.group!r} to group by",
-            hint="group by files: give each group a file of its own, and no field",
-        )
+def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
+    """Yield a shard's documents, each with the bytes on disk read so far."""
     with reading(shard.path):
         if shard.format == "text":
             yield from _plain_documents(shard)
         else:
-            names = {columns.text, columns.group}
             for row in read_rows(
                 shard,
                 max_bytes=MAX_LINE_BYTES,
                 hint=_OBJECTS_HINT,
                 parameter="field",
-                columns={name for name in names if name},
+                columns={field, "messages"},
             ):
-                text, group = _document(row, columns)
-                read = max(0, row.read - shard.start)
+                text, read = _document(row, field), max(0, row.read - shard.start)
                 if text is not None:
-                    yield from ((part, group, read) for part in _parts(text))
+                    yield from ((part, read) for part in _parts(text))
 
 
 def read_samples(
@@ -184,7 +171,7 @@ def read_samples(
 
 def _paragraphs(path: Path) -> Iterator[str]:
     """Return what is between the blank lines of a file, whatever ends its lines."""
-    documents = (text for text, _, _ in _plain_documents(Shard(path, "text")))
+    documents = (text for text, _ in _plain_documents(Shard(path, "text")))
     lines_of = (line for text in documents for line in re.findall(r".*\n|.+", text))
     for is_text, group in groupby(lines_of, lambda line: bool(line.strip())):
         if is_text:
@@ -199,7 +186,7 @@ def _parts(text: str) -> list[str]:
     return [text[start : start + MAX_CHARACTERS] for start in starts]
 
 
-def _plain_documents(shard: Shard) -> Iterator[tuple[str, str, int]]:
+def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
     with shard.path.open("rb", _BLOCK_BYTES) as raw:
         file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
@@ -209,31 +196,34 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, str, int]]:
             document += line
             if len(document) >= DOCUMENT_BYTES:
                 text = decode(LinePlace(shard.path, start), bytes(document))
-                yield text, "", raw.tell() - shard.start
+                yield text, raw.tell() - shard.start
                 document.clear()
         if document:
-            yield (
-                decode(LinePlace(shard.path, start), bytes(document)),
-                "",
-                raw.tell() - shard.start,
-            )
+            text = decode(LinePlace(shard.path, start), bytes(document))
+            yield text, raw.tell() - shard.start
 
 
-def _document(row: FileRow, columns: TextColumns) -> tuple[str | None, str]:
-    """Return the text and the group of a row."""
+def _document(row: FileRow, field: str) -> str | None:
+    """Return the text of a row: its field, or that of a conversation's messages."""
     value = row.value
-    if problem := _problem_of(value, columns.text):
+    if isinstance(value, dict) and "messages" in value and value.get(field) is None:
+        text: str | None = "\n".join(_message_texts(chat_record(value, row.place).messages))
+    elif problem := _problem_of(value, field):
         raise XtokError(f"{row.place}: {problem}", hint=_OBJECTS_HINT, parameter="field")
-    if columns.group and columns.group not in value:
-        raise XtokError(
-            f"{row.place}: no field {columns.group!r} to group by, but: {listed(value, 8)}",
-            hint="name one of its fields with {option}; by default, each file is a group",
-            parameter="group_by",
-        )
-    text, group = value[columns.text], value.get(columns.group, "")
+    else:
+        text = value[field]
     if text is not None:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text, group if isinstance(group, str) else json.dumps(group, default=str)
+    return text
+
+
+def _message_texts(messages: Sequence[Any]) -> Iterator[str]:
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text
 
 
 _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object"}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.lines import read_text
 from xtok._lib.opening import need
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import without_padding
@@ -149,7 +150,7 @@ def compression_of(path: Path, names: Sequence[str]) -> Compression | None:
         raise cache_error(path, f"its rows are compressed, but {config} is missing", _AGAIN_HINT)
     yaml = need("yaml", config)
     try:
-        return _compression(**yaml.safe_load(config.read_text(encoding="utf-8")))
+        return _compression(**yaml.safe_load(read_text(config, "the config")))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError, OSError) as error:
         raise cache_error(config, f"invalid config: {error}", _AGAIN_HINT) from error
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.parquet import python_values
 from xtok._lib.ragged import offsets_of
 from xtok.errors import XtokError
 from xtok.predictions.topk import TopK, chosen_rows, firsts_of
@@ -55,8 +56,7 @@ class Documents(NamedTuple):
         """Return a column as a list, with None in each row if it is missing."""
         if name not in self.columns:
             return [None] * len(self.places)
-        values: list[Any] = self.columns[name].to_pylist(maps_as_pydicts="strict")
-        return values
+        return python_values(self.columns[name], self.places)
 
 
 def cache_error(place: object, problem: str, hint: str) -> XtokError:

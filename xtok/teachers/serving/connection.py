@@ -10,6 +10,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
+from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 
@@ -191,8 +192,8 @@ def is_loopback(host: str) -> bool:
 def json_of(response: httpx.Response) -> Any:
     """Return a response's JSON; None if it is not JSON."""
     try:
-        return response.json()
-    except (ValueError, RecursionError):
+        return parse_json(response.content)
+    except ValueError:
         return None
 
 

@@ -1,4 +1,4 @@
-"""`NemoTokenAligner` in the place of NeMo-RL's `TokenAligner`: it takes the same arguments."""
+"""`NemoTokenAligner`, a replacement of NeMo-RL's `TokenAligner` with the same arguments."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class NemoTokenAligner(aligner.TokenAligner):
-    """An `xtok.TokenAligner` as NeMo-RL's `setup` makes one.
+    """An `xtok.TokenAligner` with the constructor of NeMo-RL's class.
 
     Args:
-        student_tokenizer: a fast Hugging Face tokenizer, or a model as `load_tokenizer` takes it.
+        student_tokenizer: a fast Hugging Face tokenizer, or a model as in `load_tokenizer`.
         teacher_tokenizer: the same for the teacher.
-        projection_matrix_path: the map, which must be of these two; of its draft 4177, a table.
+        projection_matrix_path: the map of this pair, or a table of NeMo-RL's draft 4177.
         max_comb_len: as in `xtok.TokenAligner`.
 
     Raises:
-        XtokError: if the map is of other tokenizers.
+        XtokError: if the map belongs to other tokenizers.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class NemoTokenAligner(aligner.TokenAligner):
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
     ) -> AlignmentBatch:
-        """Align a batch of rows of token ids; see `xtok.TokenAligner.align`.
+        """Align a batch of token ids, as `xtok.TokenAligner.align` does.
 
-        Its collator puts every field into the batch, so there are only those that it knows.
+        The result has only the fields of `AlignmentBatch`, since NeMo-RL's collator copies all.
 
         Args:
             student_ids: integers `[B, T_s]`.
             teacher_ids: integers `[B, T_t]`.
-            student_offsets: not read: they count characters, and only bytes show where tokens end.
-                NeMo-RL's draft 3286 passes those of its tokenizer.
-            teacher_offsets: the same.
-            student_attention_mask: `[B, T_s]`, 0 where a token is padding.
+            student_offsets: ignored, since character offsets do not show the bytes of a token;
+                NeMo-RL's draft 3286 passes them.
+            teacher_offsets: ignored.
+            student_attention_mask: `[B, T_s]`, 0 for padding.
             teacher_attention_mask: `[B, T_t]`.
         """
         found = super().align(

@@ -3,59 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
 from typing import Any
 
-from transformers import Trainer, TrainingArguments
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from xtok.training.collator import DistillationCollator, prepare
+from xtok.errors import XtokError
+from xtok.training.collator import DistillationCollator, first_rows, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.objective import (
-    AnyMap,
-    DistillationMixin,
-    Loss,
-    keep_batches,
-    make_objective,
-    on_device,
-    require_one_device,
-    require_own_loss,
-)
+from xtok.training.objective import AnyMap, Loss, make_objective
 from xtok.training.topk_collator import TopKCollator
+from xtok.training.trainers.distillation import DistillationMixin, on_device, require_own_loss
 
 
 class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
 
-    It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
-    is exact over gradient accumulation and processes: the mean over the chunks and targets of all
-    batches of an optimizer's step. What it is made of is logged with it (`DistillationMixin`).
-    Only the model is trained and saved; of the teachers, what the model shares with them. With
-    dynamic scaling, a step of several batches or processes runs the models once more, before any
-    gradient.
+    It minimizes the distillation losses plus the cross-entropy, weighted by `combine`. The loss is
+    exact over gradient accumulation and processes: the mean over the chunks and targets of all
+    batches of an optimizer step. `DistillationMixin` describes the logs. Only the model is trained
+    and saved, with any parameters that it shares with a teacher. With dynamic scaling, a step of
+    several batches or processes runs the models once more, without gradients.
 
     Args:
         model: the student, a causal language model.
-        args: as of a `Trainer`; `remove_unused_columns` is set to False, as the collator reads the
-            dataset's own columns.
-        data_collator: for the same student and teachers; the dataset's rows are its samples, such
-            as mappings with `text` or `messages`. A `TopKCollator` for stored predictions.
-        teachers: causal language models, one for each of the collator's; they are put on the
-            model's device, and run in evaluation mode. None for stored predictions.
+        args: `remove_unused_columns` is set to False, since the collator reads the dataset's own
+            columns.
+        data_collator: a collator of the same student and teachers; the dataset's rows are its
+            samples, such as mappings with `text` or `messages`. A `TopKCollator` for stored
+            predictions.
+        teachers: causal language models, or their folders or repo ids, one for each teacher of the
+            collator. They run in evaluation mode on the student's device. None or an empty list
+            trains on stored predictions if the rows have them, and otherwise without teachers,
+            with everything else equal.
         loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
-        map: a map, its file or its module, for all teachers or one for each; None for
-            losses without a map.
-        teacher_weights: of the teachers' losses; each is 1 if None.
-        combine: the weights of distillation and cross-entropy; 1 and 1 if None.
-        hidden_states: None: losses make logits from hidden states, a block at a time, wherever loss
-            and models allow it, and a note names the others. False: models make whole logits. True:
-            an error where they would have to.
-        audit: compare the first batch with what the models' libraries make of it (`audit`): a line
-            on stderr, or a warning for each difference.
-        **kwargs: as of a `Trainer`: datasets, callbacks, optimizers …
+        map: an event map for `event-kl`, a spelling map for `csd`, a map for `p-kl`, `gold` and
+            `h-kl`, or its file; for all teachers or one for each.
+        teacher_weights: weights of the teachers' losses, each 1 by default.
+        combine: weights of distillation and cross-entropy, both 1 by default.
+        **kwargs: arguments of a `Trainer` (datasets, callbacks, optimizers …), and two more.
+            `hidden_states`: by default, losses make logits in blocks from hidden states where loss
+            and models allow it, and a note names the other models; False makes whole logits, and
+            True raises an error where the models have to. `audit`: compare the first batch with the
+            models' own libraries (`audit`), True by default.
 
     Raises:
-        XtokError: if a map is missing or of other tokenizers, or for several GPUs in one process.
-        ValueError: if numbers of teachers, losses and maps do not fit, and for label smoothing
-            and a `compute_loss_func`, which the loss does not have.
+        XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or for
+            several GPUs in one process.
+        ValueError: if the numbers of teachers, losses and maps differ, and for label smoothing and
+            a `compute_loss_func`, which the loss does not support.
     """
 
     def __init__(
@@ -65,36 +63,32 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         data_collator: DistillationCollator | TopKCollator,
         *,
         teachers: Any = None,
-        loss: Loss | Sequence[Loss] = "p-kl",
+        loss: Loss | Sequence[Loss] = "event-kl",
         map: AnyMap | Sequence[AnyMap | None] | None = None,
         teacher_weights: Sequence[float] | None = None,
         combine: CombineConfig | None = None,
-        hidden_states: bool | None = None,
-        audit: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.hidden_states, self.audit, self.audited_collator = hidden_states, audit, data_collator
         require_own_loss(args, kwargs.get("compute_loss_func"))
         args.remove_unused_columns = False
+        self.distillation_collator, pairs = data_collator, data_collator.pairs
+        models = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
+        if teachers is None:  # stored predictions, if the rows have some
+            models = [None] * len(pairs) if loss == "alm" or None in pairs else []
+        pairs = pairs if models else []
+        if len(models) != len(pairs):
+            raise ValueError(f"{len(models)} teachers, and the collator has {len(pairs)}")
         super().__init__(model, args, data_collator, **kwargs)
-        require_one_device(args)
         # transformers before 5.19 knows no `loss_is_scaled_for_ga`, and takes this for it.
         self.model_accepts_loss_kwargs = True
-        models = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
-        if len(models) != len(data_collator.pairs):
-            raise ValueError(
-                f"{len(models)} teachers, and the collator has {len(data_collator.pairs)}"
-            )
-        keep_batches(self.accelerator)
-        device = self.accelerator.device
-        self.teachers = [teacher and on_device(teacher, device) for teacher in models]
+        self.teachers = [teacher and self._loaded(teacher) for teacher in models]
         self.objective = make_objective(
-            data_collator.pairs,
+            pairs,
             loss,
             map,
-            teacher_weights=teacher_weights,
+            teacher_weights=teacher_weights if pairs else None,
             combine=combine,
-            device=device,
+            device=self.accelerator.device,
         )
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
@@ -103,6 +97,24 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         step = [self.prepared(batch) for batch in batches]
         return step, self.count_all(step)
 
-    def prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch as it is, where it is of a step's; else prepare it."""
-        return inputs if "totals" in inputs else prepare(inputs, self.accelerator.device)
+    def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:
+        """Return the prepared batch of `compute_loss`'s inputs, or of its first rows."""
+        if "totals" in inputs:
+            return inputs
+        batch = inputs if num_rows is None else first_rows(inputs, num_rows)
+        has_stored = any({"realized_logprob", "stored"} & {*side} for side in batch["teachers"])
+        if not any(self.teachers) and not has_stored:
+            self.teachers, batch = [], {**batch, "teachers": []}
+            self.objective = replace(self.objective, losses=[], teacher_weights=None)
+        if has_stored and not self.teachers:
+            raise XtokError(
+                "the rows have log-probabilities of a teacher, but the trainer has no teachers",
+                hint='train on them with loss="alm"',
+            )
+        return prepare(batch, self.accelerator.device)
+
+    def _loaded(self, teacher: Any) -> Any:
+        if isinstance(teacher, str | PathLike):
+            dtype = torch.bfloat16 if self.args.bf16 else torch.float32
+            teacher = AutoModelForCausalLM.from_pretrained(teacher, dtype=dtype)
+        return on_device(teacher, self.accelerator.device)

@@ -1,0 +1,98 @@
+"""A process of `test_evaluation.py`: evaluations of 1 to 17 rows in batches of 1, 2 and 5."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from small_tokenizers import CORPUS
+from tiny_models import tiny_model
+from transformers import AutoTokenizer, TrainingArguments
+
+import xtok
+from xtok.training import XTokTrainer
+
+NUM_ROWS, SIZES = 17, (1, 2, 5)
+WORDS = " ".join(CORPUS).split()
+TEXTS = [" ".join(WORDS[2 * n : 2 * n + 2 + n % 5]) for n in range(NUM_ROWS)]
+NAMES = (
+    "eval_loss", "eval_cross_entropy", "eval_distillation", "eval_bits_per_byte",
+    "eval_teacher_bits_per_byte",
+)  # fmt: skip
+
+
+class Streamed(torch.utils.data.IterableDataset[Any]):
+    """Rows without a length."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+def models(small: Path) -> tuple[list[str], list[Any]]:
+    folders = [str(small / "small-digits"), str(small / "small-byte-level")]
+    widths = [xtok.load_tokenizer(folder).vocabulary.vocab_size for folder in folders]
+    return folders, [tiny_model(width, seed=n, sharp=0.1) for n, width in enumerate(widths)]
+
+
+def options(output: Path) -> dict[str, Any]:
+    return {"output_dir": str(output), "report_to": [], "use_cpu": True, "disable_tqdm": True}
+
+
+def transformers_trainer(small: Path, output: Path) -> Any:
+    folders, (student, teacher) = models(small)
+    rows = Dataset.from_list([{"text": text} for text in TEXTS])
+    return XTokTrainer(
+        student, TrainingArguments(**options(output)), xtok.DistillationCollator(*folders),
+        teachers=teacher, loss="alm", eval_dataset=rows, audit=False,
+    )  # fmt: skip
+
+
+def gold_trainer(small: Path, output: Path) -> Any:
+    from xtok.training import GOLDConfig, XTokGOLDTrainer
+
+    folders, (student, teacher) = models(small)
+    rows = Dataset.from_list([{"prompt": t[:4], "completion": t[4:] + "."} for t in TEXTS])
+    tokenizer = AutoTokenizer.from_pretrained(folders[0])
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    config = GOLDConfig(
+        **options(output),
+        bf16=False,
+        teacher_tokenizer_name_or_path=folders[1],
+        max_length=64,
+        max_completion_length=8,
+    )
+    return XTokGOLDTrainer(
+        student, teacher, config, loss="alm", train_dataset=rows, eval_dataset=rows,
+        processing_class=tokenizer, audit=False,
+    )  # fmt: skip
+
+
+TRAINERS = {"transformers": transformers_trainer, "gold": gold_trainer}
+
+
+def main(small: str, output: str, *names: str) -> None:
+    """Write all values of these trainers: by trainer, batch size and number of rows."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name in names:
+        one = TRAINERS[name](Path(small), Path(output) / name)
+        rows = one.eval_dataset
+        for size in SIZES:
+            one.args.per_device_eval_batch_size = size
+            for count in range(1, NUM_ROWS + 1):
+                one.eval_dataset = rows.select(range(count))
+                values = one.evaluate()
+                found[f"{name} {size} {count}"] = [values[n] for n in NAMES]
+        one.eval_dataset = Streamed([*rows.select(range(7))])
+        one.args.per_device_eval_batch_size = SIZES[0]
+        values = one.evaluate()
+        found[f"{name} streamed"] = [values[n] for n in NAMES]
+    if int(os.environ.get("RANK", "0")) == 0:
+        (Path(output) / "found.json").write_text(json.dumps(found))

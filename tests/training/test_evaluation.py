@@ -1,0 +1,89 @@
+"""An evaluation counts each row once, in any number of processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluating import NUM_ROWS, SIZES, TEXTS, models
+from forked import Forks
+
+import xtok
+from xtok.training import losses, prepare
+
+HERE = Path(__file__).parent
+TRAINERS = ["transformers", *(["gold"] if find_spec("trl") else [])]
+
+
+def evaluated(forks: Forks, small: Path, output: Path, processes: int) -> dict[str, list[float]]:
+    python = str(forks.folder / "python")
+    paths = [str(HERE), str(HERE.parent)]
+    program = (
+        f"import sys; sys.path[:0] = {paths}; import evaluating; evaluating.main(*sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [python, "-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])",
+         "--standalone", f"--nproc-per-node={processes}", "--no-python", python, "-c", program,
+         str(small), str(output), *TRAINERS],
+        env={**forks.env, "CI": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    values: dict[str, list[float]] = json.loads((output / "found.json").read_text())
+    return values
+
+
+@pytest.fixture(scope="module")
+def by_row(small: Path) -> list[tuple[float, ...]]:
+    """Of each row: nats, targets, bytes, ALM times chunks, chunks, the teacher's nats and bytes."""
+    folders, (student, teacher) = models(small)
+    collate = xtok.DistillationCollator(*folders)
+    rows = []
+    for text in TEXTS:
+        batch = prepare(collate([text]))
+        [side] = batch["teachers"]
+        sums: list[float] = []
+        with torch.no_grad():
+            logits = [m(s["input_ids"]).logits for m, s in ((student, batch), (teacher, side))]
+            chunks = losses.count_chunks(side["shifted"], starts_only=True)
+            targets = batch["targets"], side["targets"]
+            alm = losses.alm(logits[0], logits[1], targets, side["shifted"])
+        for values, one, tokenizer in zip(
+            logits, (batch, side), (collate.student, *collate.teachers), strict=True
+        ):
+            ids = one["targets"][0][:-1]
+            log_p = values[0, :-1].double().log_softmax(-1).gather(1, ids[:, None])
+            sums += [-float(log_p.sum()), len(ids), int(tokenizer.table.lengths[ids].sum())]
+        rows.append((*sums[:3], float(alm) * chunks, chunks, sums[3], sums[5]))
+    return rows
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_each_row_counts_once(
+    processes: int, tmp_path: Path, small: Path, forks: Forks, by_row: list[Any]
+) -> None:
+    found = evaluated(forks, small, tmp_path, processes)
+    for count in range(1, NUM_ROWS + 1):
+        nats, targets, size, alm, chunks, theirs, their_size = map(
+            sum, zip(*by_row[:count], strict=True)
+        )
+        own, distillation = nats / targets, alm / chunks
+        bits = nats / math.log(2) / size, theirs / math.log(2) / their_size
+        expected = [own + distillation, own, distillation, *bits]
+        for batch_size in SIZES:
+            name = f"transformers {batch_size} {count}"
+            assert found[name] == pytest.approx(expected, rel=1e-5), name
+    assert found["transformers streamed"] == found["transformers 1 7"]
+    reference = tmp_path.parent / "gold.json"
+    gold = {name: values for name, values in found.items() if name.startswith("gold")}
+    if processes == 1:
+        reference.write_text(json.dumps(gold))
+    alone = json.loads(reference.read_text())
+    for name, values in gold.items():
+        assert values == pytest.approx(alone[name], rel=1e-5), name

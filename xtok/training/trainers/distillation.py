@@ -1,0 +1,386 @@
+"""The part that all trainers share: the objective, the teachers, the logs and the evaluation."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
+
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
+from xtok.training.audit import Audit, audit
+from xtok.training.collator import DistillationCollator
+from xtok.training.heads import (
+    Head,
+    evaluating,
+    find_heads,
+    logits_of,
+    require_rows,
+    rng_restored,
+    router_loss,
+    run,
+)
+from xtok.training.losses.combine import teacher_weights, weights_of
+from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.cross_entropy import cross_entropy
+from xtok.training.losses.logits import AnyLogits
+from xtok.training.objective import LossTerms, Objective
+
+EVALUATION_NOTE = (
+    "eval_loss is the training loss, so it cannot be compared between a run with teachers and a "
+    "run without: compare eval_bits_per_byte"
+)
+
+
+class DistillationMixin:
+    """Objective, teachers, logs and evaluation of a trainer; goes before the library's class.
+
+    Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
+    targets that are in a chunk), means over the same optimizer steps and over all processes. An
+    evaluation logs `eval_loss`, `eval_cross_entropy` and `eval_distillation`, means over all rows
+    of its dataset, each counted once; `eval_bits_per_byte`, the student's cross-entropy divided by
+    the bytes of its targets; and the same of the teacher, `eval_teacher_bits_per_byte`
+    (`eval_teacher_1_bits_per_byte` … for several).
+    """
+
+    loss_is_scaled_for_ga = True
+
+    accelerator: Any
+    args: Any
+    model_wrapped: Any
+    compute_loss_context_manager: Any
+    eval_dataset: Any
+    _prepare_inputs: Any
+    add_callback: Any
+    objective: Objective
+    distillation_collator: Any  # of the batches: a `DistillationCollator` or a `TopKCollator`
+    teachers: Sequence[Any]  # models; None for stored predictions
+    router_aux_loss_coef: float | None = None  # TRL's; the model's own if None
+    _headed: Any = None  # the model that `_heads` belong to
+    _heads: Sequence[Head | None] = ()  # of the student and its teachers
+    _notes: Sequence[str] = ()
+    _sums: Tensor | None = None  # of the terms since the last log
+    _steps = 0  # optimizer steps in the sums
+    _evaluation: _EvaluationSums | None = None  # while one runs
+    _explained = False  # whether `EVALUATION_NOTE` has been printed
+
+    def __init__(
+        self, *args: Any, hidden_states: bool | None = None, audit: bool = True, **kwargs: Any
+    ) -> None:
+        self.hidden_states, self.audit = hidden_states, audit
+        super().__init__(*args, **kwargs)
+        require_one_device(self.args)
+        keep_batches(self.accelerator)
+        self.add_callback(_SumsReset(self))
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log the terms with the total."""
+        if "loss" in logs and self._sums is not None:
+            sums = self.accelerator.reduce(self._sums, "sum") / self._steps
+            logs |= dict(zip(LossTerms._fields[1:], sums.tolist(), strict=True))
+            if not logs["router"]:
+                del logs["router"]
+            self.reset_sums()
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def reset_sums(self) -> None:
+        """Forget the terms since the last log."""
+        self._sums, self._steps = None, 0
+
+    def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
+        """Count the prepared batches of an optimizer's step, for `compute_loss`.
+
+        Each gets its `count`, and their sum over all processes as `totals`, which is returned:
+        int64 `[1 + teachers]`. With dynamic scaling, each also gets `whole`, which takes a pass
+        over them without gradients: the factor of the first depends on the last.
+        """
+        self._steps += 1
+        device = self.accelerator.device
+        total = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64, device=device)
+        for batch in batches:
+            batch["count"] = self.objective.count(batch)
+            total += batch["count"]
+        summed: Tensor = self.accelerator.reduce(total, "sum")
+        for batch in batches:
+            batch["totals"] = summed
+        dynamic = self.objective.combine.dynamic_scaling
+        if dynamic and len(batches) * self.accelerator.num_processes > 1:
+            whole = self._whole(batches)
+            for batch in batches:
+                batch["whole"] = whole
+        return summed
+
+    def _whole(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        again = rng_restored(self.accelerator.device)
+        with torch.no_grad(), self.compute_loss_context_manager(), again:
+            self.model_wrapped.train()
+            terms = [self._terms(self.model_wrapped, batch) for batch in batches]
+        parts = torch.stack([torch.stack([t.distillation, t.cross_entropy]) for t in terms])
+        distillation, cross_entropy = self.accelerator.reduce(parts.sum(0), "sum")
+        return distillation, cross_entropy
+
+    def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:
+        """Return the prepared batch of `compute_loss`'s inputs, or of its first rows."""
+        raise NotImplementedError
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of one batch: in training its share, in evaluation its mean.
+
+        Processes average their gradients, so a share of the terms of all processes is multiplied by
+        their number.
+        """
+        batch = self.prepared(inputs)
+        if "totals" not in batch and not torch.is_grad_enabled():
+            loss, outputs = self._evaluated(model, inputs, batch, return_outputs)
+        else:
+            outputs = run(model, batch) if return_outputs else None
+            terms = self._terms(model, batch, outputs)
+            loss = terms.loss
+            if "totals" in batch:
+                new = torch.stack([term.float() for term in terms[1:]])
+                self._sums = new if self._sums is None else self._sums + new
+                loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def _evaluated(
+        self, model: Any, inputs: dict[str, Any], batch: dict[str, Any], return_outputs: bool
+    ) -> tuple[Tensor, Any]:
+        """Return the mean loss of a batch and its outputs; add to the sums of the evaluation."""
+        evaluation, size = self._evaluation, len(batch["input_ids"])
+        num_rows = size if evaluation is None else evaluation.take(size)
+        outputs = run(model, batch) if return_outputs else None  # of all rows: Transformers cuts
+        if num_rows < size:
+            batch = self.prepared(inputs, max(1, num_rows))
+        count = batch["count"] = self.objective.count(batch)
+        student, theirs, router = self._forward(model, batch, outputs)
+        # Weights of 1, so that no term is left out.
+        unweighted = replace(self.objective, combine=CombineConfig())
+        terms = unweighted.terms(student, theirs, batch, None, None, router)
+        weights = teacher_weights(self.objective.teacher_weights, len(count) - 1)
+        of_teachers = sum(n * weight for n, weight in zip(count[1:], weights, strict=True))
+        chunks = torch.as_tensor(of_teachers / (sum(weights) or 1), device=count.device)
+        means = torch.stack([terms.cross_entropy, terms.distillation, terms.router]).float()
+        numbers = torch.stack([count[0], chunks, count[0]]).float()
+        if evaluation is not None:
+            sums = [means * numbers, numbers]
+            if isinstance(self.distillation_collator, DistillationCollator):
+                sums.append(
+                    _num_bytes(self.distillation_collator.student, batch["targets"])[None].to(means)
+                )
+                sides = zip(
+                    self.distillation_collator.teachers, theirs, batch["teachers"], strict=False
+                )
+                sums += [_nats_and_bytes(*side).to(means) for side in sides]
+            evaluation.add(torch.cat(sums) * (num_rows > 0))
+        return self._loss_of(*means), outputs
+
+    def _loss_of(self, cross_entropy: Tensor, distillation: Tensor, router: Tensor) -> Tensor:
+        weights = weights_of(self.objective.combine, distillation, cross_entropy)
+        return weights[0] * distillation + weights[1] * cross_entropy + router
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the dataloader of an evaluation.
+
+        Several processes read an iterable dataset as a list: Accelerate repeats some of its first
+        rows, and only the length shows how many.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        if isinstance(dataset, IterableDataset) and self.accelerator.num_processes > 1:
+            eval_dataset = [*dataset]
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> Any:
+        """Evaluate; the loss and its parts are means over all targets and chunks."""
+        self._evaluation = evaluation = _EvaluationSums(dataloader, self.accelerator)
+        try:
+            output = super().evaluation_loop(  # type: ignore[misc]
+                dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs
+            )
+        finally:
+            self._evaluation = None
+        if evaluation.sums is None:
+            return output
+        sums, numbers, lengths = self.accelerator.reduce(evaluation.sums, "sum").split(
+            [3, 3, len(evaluation.sums) - 6]
+        )
+        means = sums / numbers.clamp(min=1)
+        metrics = {"loss": self._loss_of(*means)}
+        metrics |= {"cross_entropy": means[0], "distillation": means[1]}
+        if len(lengths) and lengths[0]:
+            metrics["bits_per_byte"] = sums[0] / math.log(2) / lengths[0]
+        for number, (nats, num_bytes) in enumerate(lengths[1:].view(-1, 2)):
+            if num_bytes:
+                name = "teacher" if len(self.teachers) == 1 else f"teacher_{number + 1}"
+                metrics[f"{name}_bits_per_byte"] = nats / math.log(2) / num_bytes
+        output.metrics.update({f"{metric_key_prefix}_{n}": float(x) for n, x in metrics.items()})
+        if not self._explained:
+            self._explained = True
+            self.accelerator.print(f"note: {EVALUATION_NOTE}", file=sys.stderr)
+        return output
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Evaluate a batch; make whole logits only if the caller needs them."""
+        if not prediction_loss_only:
+            return super().prediction_step(model, inputs, False, *args, **kwargs)  # type: ignore[misc]
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
+
+    def _terms(self, model: Any, batch: dict[str, Any], outputs: Any = None) -> LossTerms:
+        student, theirs, router = self._forward(model, batch, outputs)
+        totals, whole = batch.get("totals"), batch.get("whole")
+        return self.objective.terms(student, theirs, batch, totals, whole, router)
+
+    def _forward(
+        self, model: Any, batch: dict[str, Any], outputs: Any
+    ) -> tuple[AnyLogits, list[Any], Tensor | None]:
+        """Run the teachers, and the student if its outputs are None.
+
+        Returns the student's logits, the teachers' (None for stored predictions), and the loss of
+        the student's router.
+        """
+        models, sides = [model, *self.teachers], [batch, *batch["teachers"]]
+        for number, (of_side, side) in enumerate(zip(models, sides, strict=True)):
+            require_rows(of_side, side, number)
+        if self._headed is not model:  # an evaluation has the model without its wrapper
+            takes = self.objective.takes_hidden
+            self._heads, notes = find_heads(models, sides, takes, self.hidden_states)
+            for note in notes if notes != self._notes else ():
+                self.accelerator.print(f"note: {note}", file=sys.stderr)
+            self._headed, self._notes = model, notes
+        if self.audit:
+            self.audit = False
+            with evaluating(self.teachers), self.accelerator.autocast():
+                own = audit(models, batch, self.distillation_collator, self._heads)
+            audits = gather_object([own]) if self.accelerator.num_processes > 1 else [own]
+            if self.accelerator.is_main_process:
+                Audit.of_processes(audits).report()
+        if outputs is None:
+            outputs = run(model, batch, self._heads[0])
+        elif len(outputs.logits) > len(batch["input_ids"]):
+            outputs = copy(outputs)
+            outputs.logits = outputs.logits[: len(batch["input_ids"])]
+        theirs: list[Any] = []
+        with torch.no_grad(), evaluating(self.teachers), self.accelerator.autocast():
+            for teacher, side, head in zip(self.teachers, sides[1:], self._heads[1:], strict=True):
+                theirs.append(None if teacher is None else logits_of(teacher, side, head))
+        return outputs.logits, theirs, router_loss(model, outputs, self.router_aux_loss_coef)
+
+
+class _SumsReset(TrainerCallback):
+    """Resets the sums when training begins: again after `auto_find_batch_size` has tried a size."""
+
+    def __init__(self, trainer: DistillationMixin) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.reset_sums()
+
+
+class _EvaluationSums:
+    """The sums of one evaluation, and which rows of its batches count.
+
+    Accelerate repeats the first rows, so that all processes have equally many batches of one size.
+    """
+
+    def __init__(self, dataloader: Any, accelerator: Any) -> None:
+        self.sums: Tensor | None = None
+        self._rows_left, self._step = math.inf, 0  # from the start of this process's next batch
+        size = getattr(dataloader, "total_batch_size", None)
+        if (
+            size is not None
+            and accelerator.num_processes > 1
+            and hasattr(dataloader.dataset, "__len__")
+        ):
+            first = size // accelerator.num_processes * accelerator.process_index
+            self._rows_left, self._step = len(dataloader.dataset) - first, size
+
+    def take(self, size: int) -> int:
+        """Return how many rows of this process's next batch are no repetitions."""
+        num_rows = min(size, max(0, self._rows_left))
+        self._rows_left -= self._step
+        return int(num_rows)
+
+    def add(self, sums: Tensor) -> None:
+        """Add the sums of a batch."""
+        self.sums = sums if self.sums is None else self.sums + sums
+
+
+def _num_bytes(tokenizer: Tokenizer, targets: Tensor) -> Tensor:
+    return torch.from_numpy(tokenizer.table.lengths)[targets[targets >= 0].cpu()].sum()
+
+
+def _nats_and_bytes(tokenizer: Tokenizer, logits: AnyLogits | None, side: Any) -> Tensor:
+    """Return a teacher's −log p of its targets, and their number of bytes, float32 `[2]`."""
+    targets = side["targets"]
+    if logits is not None:
+        nats = cross_entropy(logits, targets) * (targets >= 0).sum()
+    else:
+        known = side.get("teacher_logprobs", torch.full(targets.shape, torch.nan))
+        targets = targets.masked_fill(known.to(targets.device).isnan(), -1)
+        nats = -known[targets >= 0].sum()
+    return torch.stack([nats.cpu().float(), _num_bytes(tokenizer, targets).float()])
+
+
+def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
+    """Raise a `ValueError` for options of a `Trainer` that these trainers' loss does not have."""
+    if given := args.label_smoothing_factor:
+        raise ValueError(f"label_smoothing_factor is {given}, and the loss has no smoothing")
+    if compute_loss_func is not None:
+        raise ValueError("compute_loss_func is given, and would not be called: use loss=")
+
+
+def require_one_device(args: Any) -> None:
+    """Raise an `XtokError` where a `Trainer` would split batches among GPUs by itself."""
+    if args.n_gpu > 1:
+        raise XtokError(
+            f"one process with {args.n_gpu} GPUs would split batches, alignments aside",
+            hint="start a process per GPU: torchrun --nproc-per-node N script.py",
+        )
+
+
+def on_device(teacher: Any, device: torch.device) -> Any:
+    """Return a teacher on a device, unless it was spread over several, as `device_map` does.
+
+    Accelerate's `prepare_model` would take it for the model that is trained.
+    """
+    if not hasattr(teacher, "hf_device_map") and next(teacher.parameters()).device != device:
+        teacher.to(device)
+    return teacher
+
+
+def keep_batches(accelerator: Any) -> None:
+    """Let each process read its share of an iterable dataset.
+
+    By default, Accelerate reads it in one process, and cuts batches for the others, where rows have
+    to be of one length and values tensors.
+
+    Raises:
+        XtokError: if that is asked for.
+    """
+    config = accelerator.dataloader_config
+    if config.dispatch_batches:
+        raise XtokError(
+            "dispatch_batches=True would cut batches, alignments aside",
+            hint="leave it out of accelerator_config: each process reads its rows of the dataset",
+        )
+    config.dispatch_batches = False
