@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 from datasets import load_dataset
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -70,6 +72,9 @@ class Arguments:
     dynamic_scaling: bool = field(
         default=False, metadata={"help": "scale the distillation to the size of the cross-entropy"}
     )
+    shard_teachers: bool = field(
+        default=False, metadata={"help": "divide each teacher among the processes (FSDP 2)"}
+    )
     logits: bool = field(
         default=False, metadata={"help": "use whole logits instead of hidden states"}
     )
@@ -78,10 +83,12 @@ class Arguments:
     )
 
 
-def parsed(argv: Sequence[str] | None) -> tuple[Any, Any]:
-    """Parse the options of this script, then those of TrainingArguments.
+def parsed(argv: Sequence[str] | None) -> tuple[Any, list[Any], Any]:
+    """Parse the options of this script, load the teachers, and parse those of TrainingArguments.
 
-    Two parsers, because a single --help would print 600 lines, with these options among them.
+    Two parsers, because a single --help would print 600 lines, with these options among them. The
+    teachers are loaded in between, because TrainingArguments with DeepSpeed's ZeRO-3 make
+    `from_pretrained` divide each model, and nothing would gather a teacher's weights again.
     """
     own = HfArgumentParser(
         Arguments,  # type: ignore[arg-type]
@@ -90,11 +97,14 @@ def parsed(argv: Sequence[str] | None) -> tuple[Any, Any]:
         "https://huggingface.co/docs/transformers/main_classes/trainer",
     )  # fmt: skip
     options, others = own.parse_args_into_dataclasses(argv, return_remaining_strings=True)
+    is_half = any(option.partition("=")[0] == "--bf16" for option in others)
+    dtype = torch.bfloat16 if is_half else torch.float32
+    teachers = [AutoModelForCausalLM.from_pretrained(x, dtype=dtype) for x in options.teacher]
     training: Any = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
     config, unknown = training.parse_args_into_dataclasses(others, return_remaining_strings=True)
     if unknown:
         own.error(f"unknown options: {' '.join(unknown)}")
-    return options, config
+    return options, teachers, config
 
 
 def read(name: str | None, *, is_stored: bool = False) -> Any:
@@ -125,9 +135,16 @@ def collator_of(options: Any) -> Any:
     )
 
 
+def shard(teacher: Any, config: Any) -> None:
+    """Divide a teacher among the processes, layer by layer."""
+    mesh = init_device_mesh(config.device.type, (config.world_size,))
+    for part in (*teacher.get_decoder().layers, teacher):
+        fully_shard(part, mesh=mesh)
+
+
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
-    options, config = parsed(argv)
+    options, teachers, config = parsed(argv)
     row = losses.loss_named(options.loss)
     if row.map and options.teacher and not options.map:
         raise XtokError(
@@ -135,15 +152,13 @@ def main(argv: Sequence[str] | None = None) -> Any:
             hint="build it, and give its path with {option}",
             parameter="map",
         )
-    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    for teacher in teachers if options.shard_teachers else ():
+        shard(teacher, config)
     trainer = XTokTrainer(
         AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
         config,
         collator_of(options),
-        teachers=[
-            AutoModelForCausalLM.from_pretrained(name, dtype=dtype) for name in options.teacher
-        ]
-        or None,
+        teachers=teachers or None,
         loss=options.loss,
         map=options.map or None,
         combine=losses.CombineConfig(

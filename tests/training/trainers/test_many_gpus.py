@@ -1,0 +1,88 @@
+"""The configuration files of the guide to many GPUs, on gloo with tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hf_trainer
+import pytest
+import teacher_memory
+import torch
+from conftest import ROOT
+from safetensors.torch import load_file
+from tiny_models import save_model
+
+import xtok
+from xtok.tokenizers import Tokenizer
+
+EXAMPLES = ROOT / "scripts" / "examples"
+TEXTS = ["The keeper lit 201 lamps.", "Fog.", "High water at 6:12; low water at 12:40.", "Light"]
+
+
+@pytest.fixture(scope="module")
+def options(
+    tmp_path_factory: pytest.TempPathFactory, small: Path, digits: Tokenizer, byte_level: Tokenizer
+) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    save_model(folder / "student", digits, small / "small-digits", seed=0, sharp=0.02)
+    save_model(folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.5)
+    xtok.events(digits, byte_level).save(folder / "events.safetensors")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 2)
+    (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
+    return [
+        f"--student={folder / 'student'}", f"--teacher={folder / 'teacher'}",
+        f"--map={folder / 'events.safetensors'}", f"--dataset={folder / 'rows.jsonl'}",
+        "--max_length=64", "--report_to=none", "--use_cpu", "--max_steps=2", "--save_strategy=no",
+        "--learning_rate=0.01", "--disable_tqdm=true", "--no_audit",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("processes", "more"), [(2, ["--shard_teachers"]), (4, [])])
+def test_fsdp_2_trains_as_one_process(
+    options: list[str], tmp_path: Path, processes: int, more: list[str]
+) -> None:
+    one = [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=1"]
+    hf_trainer.main([*one, f"--gradient_accumulation_steps={processes}"])
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={processes}", str(Path(__file__).with_name("fsdp_on_cpu.py")),
+            str(EXAMPLES / "hf_trainer.py"), *options, *more, f"--output_dir={tmp_path / 'many'}",
+            "--per_device_train_batch_size=1", "--fsdp=full_shard",
+            f"--fsdp_config={EXAMPLES / 'fsdp2.json'}",
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = (load_file(tmp_path / x / "model.safetensors") for x in ("one", "many"))
+    start = load_file(Path(options[0].removeprefix("--student=")) / "model.safetensors")
+    for name, values in first.items():
+        assert not torch.equal(values, start[name])
+        torch.testing.assert_close(second[name], values, rtol=1e-3, atol=1e-5)
+
+
+def test_memory_of_a_teacher() -> None:
+    """16 bytes per student parameter, 2 per teacher parameter, divided where sharded."""
+    rows = teacher_memory.rows(student=1.0, teacher=8.0, gpus=8)
+    assert rows == [
+        ("replicated", "2.0 + 16.0"),
+        ("sharded", "2.0 + 2.0"),
+        ("stored", "2.0"),
+        ("served", "2.0"),
+    ]
+
+
+def test_configuration_files_are_json() -> None:
+    assert json.loads((EXAMPLES / "fsdp2.json").read_text())["version"] == 2
+    zero = json.loads((EXAMPLES / "zero3.json").read_text())["zero_optimization"]
+    assert zero["stage"] == 3
+    assert zero["stage3_gather_16bit_weights_on_model_save"] is True
+
+
+def test_the_slurm_script_is_a_shell_script() -> None:
+    subprocess.run(["bash", "-n", str(EXAMPLES / "slurm_train.sh")], check=True, timeout=60)
