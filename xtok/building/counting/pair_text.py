@@ -59,11 +59,6 @@ class TextTotals:
     starts: int = 0  # shared token boundaries
     skipped_chunks: int = 0  # too long to count
 
-    def add(self, other: TextTotals) -> None:
-        """Add another's numbers to these."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
@@ -321,19 +316,16 @@ class TextCounter:
         is_held = self._is_held_out(batch.texts)
         skipped = self._add_chunks(aligned, is_held)
         sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
-        self.totals.add(
-            TextTotals(
-                documents=len(batch.texts),
-                held_out=int(is_held.sum()),
-                differing=int(aligned.differs.sum()),
-                num_bytes=int(sizes.sum()),
-                lost_bytes=int(aligned.bytes_outside(sizes, tables[0]).sum()),
-                student_tokens=aligned.student.num_tokens,
-                teacher_tokens=aligned.teacher.num_tokens,
-                starts=len(aligned.documents),
-                skipped_chunks=skipped,
-            )
-        )
+        totals = self.totals
+        totals.documents += len(batch.texts)
+        totals.held_out += int(is_held.sum())
+        totals.differing += int(aligned.differs.sum())
+        totals.num_bytes += int(sizes.sum())
+        totals.lost_bytes += int(aligned.bytes_outside(sizes, tables[0]).sum())
+        totals.student_tokens += aligned.student.num_tokens
+        totals.teacher_tokens += aligned.teacher.num_tokens
+        totals.starts += len(aligned.documents)
+        totals.skipped_chunks += skipped
 
     def _add_chunks(self, aligned: AlignedTexts, is_held: NDArray[np.bool_]) -> int:
         """Count chunks, those of the held-out documents apart; return how many are too long."""

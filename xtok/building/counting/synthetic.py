@@ -278,16 +278,7 @@ class SyntheticSource:
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
         self.draw = _EvenNumbers()
-        parts: list[tuple[TextKind, list[bytes], NDArray[np.float64]]] = []
-        for table in tables:
-            of_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
-            # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
-            normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
-            for token in compress(table.tokens(), normal):
-                is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
-                if is_drawn and (kind := kind_of(token)) in of_kind:
-                    of_kind[kind].append(token)
-            parts += [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
+        parts = [part for table in tables for part in _tokens_by_kind(table)]
         for kind, fixed in (
             (TextKind.NUMBER, _numbers()),
             (TextKind.SPACE, _spaces()),
@@ -475,6 +466,20 @@ def kind_of(token: bytes) -> TextKind | None:
     if body.isalpha() or all(c.isalpha() or unicodedata.combining(c) for c in body):
         return TextKind.WORD if text[0] == " " else TextKind.CONTINUATION
     return TextKind.SYMBOL
+
+
+def _tokens_by_kind(
+    table: TokenTable,
+) -> list[tuple[TextKind, list[bytes], NDArray[np.float64]]]:
+    """Return a vocabulary's tokens of each kind in `_ZIPF`, with their weights."""
+    of_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
+    # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
+    normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
+    for token in compress(table.tokens(), normal):
+        is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
+        if is_drawn and (kind := kind_of(token)) in of_kind:
+            of_kind[kind].append(token)
+    return [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
 
 
 def _block(token: bytes) -> int:
