@@ -107,7 +107,7 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     assert last["initial_sha256"] == mapfile.sha256(base)
     counted = made(pair, PairText.read(pair, path, count_plan(config)), config, base)
     assert mapfile.sha256(counted) == mapfile.sha256(found)
-    with pytest.raises(ValueError, match="counted as"):
+    with pytest.raises(ValueError, match="counted for"):
         made(pair, PairText.read(pair, path, CountPlan()), config, base)
 
 
@@ -118,7 +118,10 @@ def test_alpha_is_not_chosen_on_the_only_document(
     path = write_documents(tmp_path / "a.jsonl", ["In 6 steps to the lamp."])
     found = made(pair, [path], base=base)
     assert found.history[-1]["options"]["alpha"] == 4
-    assert "alpha 4: the text has too few documents to choose it on" in found.reports[-1].notes
+    assert (
+        "alpha 4, the default: the text has too few documents to choose it"
+        in found.reports[-1].notes
+    )
 
 
 def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:

@@ -1,1 +1,1 @@
-"""What makes maps of every kind, in stages; each takes values and returns a value."""
+"""Build maps: multitoken, exact, sort_cut, build, events, spellings."""

@@ -1,4 +1,4 @@
-"""`build`: two models in, a finished map out, in memory; `get_map` keeps it in a file."""
+"""`build`: a map from two models, in memory; `get_map` also keeps it in a file."""
 
 from __future__ import annotations
 
@@ -51,31 +51,27 @@ def build(
 ) -> ProjectionMap:
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
-    It is the map that the three commands with files in between make, and carries its `recipe`.
-    With texts, rows are counted on them and smoothed towards a map counted on synthetic text; there
-    are no scale slots.
+    With texts, rows are counted on them, smoothed towards a map counted on synthetic text, and have
+    no scale slots.
 
     >>> xtok.build("bytes", "bytes")
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
 
     Args:
-        student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
-            it, or a loaded tokenizer (to give a width, revision or pattern); or the pair of both.
-        teacher_model: the model of the columns.
-        config: the options; the defaults if None.
-        for_loss: take the options that suit a loss, instead of `config`.
-        texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
-            included; or what was counted on them, as `building.counted.count_plan` asks for it.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
-        initial: with texts, a map of this pair to smooth towards instead.
+        student_model: the student: a repo id, folder, file or loaded tokenizer; or the pair.
+        teacher_model: the teacher.
+        config: the options.
+        for_loss: use the options for this loss instead of `config`.
+        texts: paths or globs of plain text, JSON Lines or Parquet, optionally gzip or zstd.
+        field: the field (JSON Lines) or column (Parquet) with the text.
+        initial: with texts, a map of this pair to smooth towards.
         progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
-        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
-        XtokError: if a text cannot be read, there is nothing to count in it, or `initial` is of
-            other tokenizers.
-        ValueError: for `initial` without texts, both a config and a loss, or counts for other
-            options.
+        TokenizerError: if a tokenizer is missing, or cannot be used byte for byte.
+        XtokError: if a text is unreadable or has nothing to count, or `initial` belongs to another
+            pair.
+        ValueError: for `initial` without texts, or both a config and a loss.
     """
     config = _config_of(config, for_loss)
     if initial is not None and not texts:
@@ -105,13 +101,10 @@ def _made(
     base: ProjectionMap | None,
     progress: Progress,
 ) -> tuple[ProjectionMap, Sequence[str], Sequence[str], Mapping[str, float]]:
-    """Make a map: what matches, the rows that are left, what a text adds to them, and the cut.
-
-    With a text no row is left out: the counts of exact tokens decide how much all are smoothed.
-    Returns also the failures, notes and counts of its report.
-    """
+    """Run the stages; return the map, and the failures, notes and counts for its report."""
     options = config.multitoken if base is None else options_after(base, config)
     matches = find_matches(pair, options)
+    # With a text, exact rows are counted too: their counts affect the smoothing of all rows.
     only = ~matches.is_exact if config.exact_match and text is None else None
     made, failures, notes, counts = base, list[str](), list[str](), dict[str, float]()
     if made is None:
@@ -130,7 +123,7 @@ def _made(
 
 def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
     if config is not None and loss is not None:
-        raise ValueError("give config or for_loss, not both: BuildConfig.for_loss takes options")
+        raise ValueError("give config or for_loss, not both; BuildConfig.for_loss combines them")
     return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
 
 
@@ -158,32 +151,23 @@ def get_map(
 ) -> Any:
     """Load the map that `build` would make if the file contains it, otherwise build and save it.
 
-    Any number of processes, on all hosts that share the folder, may call this at the same time: one
-    builds the map and the others wait for its file. If the builder dies, the next process builds.
-    On a file system without locks, each process builds the same file.
+    Any number of processes on all hosts that share the folder may call this at the same time: one
+    builds the map, the others wait for its file. If the builder dies, the next one builds.
 
     Args:
-        student_model: the student, or the pair, as for `build`.
-        teacher_model: the teacher.
-        config: the options; the defaults if None.
-        path: the map's file. A file with another map is replaced. By default, the file is in
-            xtok's cache folder, named after a digest of both tokenizers, the options and the texts.
-        rebuild: build and save the map even if the file contains it.
+        student_model: as for `build`.
+        teacher_model: as for `build`.
+        config: as for `build`.
+        path: the map's file; another map in it is replaced. Default: a file in xtok's cache folder.
+        rebuild: build the map even if the file contains it.
         strict: raise an error, and save nothing, if a token could not be decoded or spelled.
-        timeout: seconds to wait for another process; then this process builds the map.
+        timeout: seconds to wait for another process before building the map.
         note: called with a sentence when the file is replaced, and when this process waits.
-        options: `for_loss`, `texts`, `field`, `initial` and `progress`, as for `build`. With
-            `for_loss`, `event-kl` and `csd` are accepted too; they support neither a config nor
-            texts.
+        options: `for_loss` (also `event-kl` or `csd`), `texts`, `field`, `initial` and `progress`,
+            as for `build`.
 
     Returns:
-        an `EventMap` for event KL, a `SpellingMap` for CSD, otherwise a `ProjectionMap`. A map
-        loaded from the file has no reports.
-
-    Raises:
-        TokenizerError: if a tokenizer is missing, or cannot be used byte for byte.
-        XtokError: if the file cannot be written, or a text cannot be read.
-        ValueError: for both a config and a loss, or a timeout that is not a number of seconds.
+        an `EventMap` for event KL, a `SpellingMap` for CSD, otherwise a `ProjectionMap`.
     """
     request = _request(student_model, teacher_model, config, options)
     target = request.cache_path() if path is None else Path(path)
@@ -224,7 +208,6 @@ class _Request:
         return (None, why) if why else (existing, None)
 
     def cache_path(self) -> Path:
-        """Return the map's file in xtok's cache folder."""
         definitions = [side.definition_sha256 for side in self.pair.sides]
         loss = {EventMap: "event-kl", SpellingMap: "csd"}.get(self.kind)
         key = [definitions, self.pair.shape, self.recipe() or {"for": loss}]

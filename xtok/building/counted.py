@@ -1,4 +1,4 @@
-"""Counted maps: on synthetic text, or on text, smoothed towards another map."""
+"""Counted maps: on synthetic text, or on real text and smoothed towards another map."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from xtok.tokenizers.pairs import Pair
 
 
 def count_plan(config: BuildConfig) -> CountPlan:
-    """Return what is to be counted on text for a map."""
+    """Return the counts that a map needs from a text."""
     return CountPlan(target=config.target, hold_out=True)
 
 
@@ -38,19 +38,9 @@ def synthetic_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Make a map of how likely teacher token t is where student token s begins.
+    """Count a map on synthetic text, without report and recipe; also return failures.
 
-    It is counted on synthetic text, and has neither report nor recipe.
-
-    Args:
-        pair: with its tokenizers.
-        config: what `build` makes; the map is cut to `config.multitoken.top_k` entries.
-        matches: the pair's, by these options.
-        only: the rows to make, bool `[V_student]`; all if None.
-        progress: called with the number of synthetic texts.
-
-    Returns:
-        the map, and a sentence on the tokens that the teacher cannot spell.
+    Only rows of `only`, bool `[V_student]`, are made.
     """
     options = config.multitoken
     edges, unspelled = synthetic_edges(pair, config.target, progress=progress)
@@ -63,43 +53,25 @@ def synthetic_map(
 def counted_map(
     text: PairText, base: ProjectionMap, config: BuildConfig, options: MultitokenConfig
 ) -> tuple[ProjectionMap, list[str]]:
-    """Make a map of how likely teacher token t is where student token s begins.
+    """Make a map of the probability of teacher token t where student token s starts, and notes.
 
-    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
-    is counted depends on `config.target`; within chunks, in a second step of EM. Counts
-    stay integers until all are added up, so the result depends on the texts alone, not on how they
-    were read or interrupted.
-
-    Args:
-        text: what was counted on a text, as `count_plan` asks for it.
-        base: the map that the counts are smoothed towards.
-        config: what `build` makes.
-        options: how tokens match; those that it ignores have neither rows nor columns.
-
-    Returns:
-        the map, without report and recipe, and notes on what was counted.
-
-    Raises:
-        ValueError: if the text was counted for other options.
+    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. Pairs
+    within chunks take a second step of EM. Counts are integers, so the order of the texts does not
+    matter.
     """
-    if text.wanted != count_plan(config):
-        raise ValueError(f"the text was counted as {text.wanted}, not as {count_plan(config)}")
+    if text.plan != count_plan(config):
+        raise ValueError(f"the text was counted for {text.plan}, expected {count_plan(config)}")
     towards = without_ignored(base.edges.take(~base.is_slot), options).normalized()
     count = partial(_edges_of_counts, text, towards, base.shape, config, options)
     edges, alpha, rows = count()
     if config.target != "start":
-        first_map = edges._replace(weights=edges.weights.astype(np.float32))  # as a map has them
+        first_map = edges._replace(weights=edges.weights.astype(np.float32))  # as in a map
         edges, alpha, rows = count(MapRows.of(first_map, base.shape[0]))
     kind = np.zeros_like(base.row_kind)
     kind[edges.student_ids] = base.row_kind[edges.student_ids]
     kind[rows] = RowKind.COUNTED
     made = map_of_edges(
-        edges,
-        before=base,
-        row_kind=kind,
-        scale_slot=None,
-        method="count",
-        top_k=config.top_k,
+        edges, before=base, row_kind=kind, scale_slot=None, method="count", top_k=config.top_k
     ).after(
         "count",
         {
@@ -123,10 +95,7 @@ def _edges_of_counts(
     options: MultitokenConfig,
     predicted: MapRows | None = None,
 ) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
-    """Return edges, their alpha, and the student ids that were counted.
-
-    Chunks are shared by `predicted`, or equally without it.
-    """
+    """Return edges, their alpha, and the student ids with counts."""
     unit = unit_of(config.target)
     pairs, held = (
         _without_ignored(counts.pairs(predicted), options)
@@ -140,7 +109,6 @@ def _edges_of_counts(
 
 
 def _without_ignored(pairs: Pairs, options: MultitokenConfig) -> Pairs:
-    """Return counted pairs but for those of ignored ids."""
     edges = without_ignored(pair_edges(*pairs), options)
     return edge_keys(edges), edges.weights.astype(np.int64, copy=False)
 
@@ -149,7 +117,7 @@ def _notes(text: PairText, alpha: float) -> list[str]:
     totals = text.totals
     chosen = f", chosen on {plural(totals.held_out, 'held-out document')}"
     if not 0 < totals.held_out < totals.documents:
-        chosen = ": the text has too few documents to choose it on"
+        chosen = ", the default: the text has too few documents to choose it"
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",
@@ -158,6 +126,6 @@ def _notes(text: PairText, alpha: float) -> list[str]:
     ]
     if totals.skipped_chunks:
         notes.append(
-            f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"
+            f"{totals.skipped_chunks:,} chunks with more than {LONGEST_CHUNK} tokens skipped"
         )
     return notes

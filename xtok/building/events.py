@@ -27,17 +27,11 @@ def events(
     """Build an event map, for event KL.
 
     Each token joins the event of the other side's token with the same bytes or role, otherwise of
-    the first piece of its spelling in the other vocabulary. Unlinked tokens, such as special tokens
-    without a counterpart, share the event `rest`. `evaluate` measures the *leak*: how often two
-    tokens at a shared boundary of a text are in different events.
+    the first piece of its spelling. Unlinked tokens, such as special tokens without a counterpart,
+    share the event `rest`.
 
     >>> xtok.events("bytes", "bytes")
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
-
-    Args:
-        student_model: the student, or the pair, as for `build`.
-        teacher_model: the teacher.
-        progress: called for each pass over a vocabulary.
     """
     pair = pair_of(student_model, teacher_model)
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
@@ -78,7 +72,7 @@ def _links(pair: Pair, progress: Progress) -> Ids:
 
 
 def connected(s_link: Ids, t_link: Ids) -> Ids:
-    """Return the component of each token: student ids, then teacher ids, joined by their links."""
+    """Return the component of each token that its links lead to, student tokens first."""
     offset = len(s_link)
     parent = list(range(offset + len(t_link)))
 
@@ -97,10 +91,7 @@ def connected(s_link: Ids, t_link: Ids) -> Ids:
 
 
 def numbered(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
-    """Put what one side alone has into one event, and number all by their lowest token.
-
-    Student tokens, the first `offset`, come before teacher tokens.
-    """
+    """Merge all components with tokens of one side into an event; number events by lowest token."""
     labels, places = np.unique(joined, return_inverse=True)
     sides = np.split(places, [offset])
     has = np.stack([np.bincount(side, minlength=len(labels)) > 0 for side in sides])

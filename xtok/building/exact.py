@@ -1,4 +1,4 @@
-"""Tokens of both sides that match: by which options, found, and put in the place of rows."""
+"""Matching tokens of both sides: options, search, and replacement of a map's rows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names
 from xtok.tokenizers.sides import SIDES
 
+# Options of matching
 _MATCHING = (
-    "special_tokens",
-    "fuzzy_threshold",
-    "canonicalization",
-    "token_form",
-    "ignore_student_ids",
+    "special_tokens", "fuzzy_threshold", "canonicalization", "token_form", "ignore_student_ids",
     "ignore_teacher_ids",
-)
-"""The options of how tokens are matched."""
+)  # fmt: skip
 
+# By stage, the options that the history omits if they have their defaults
 _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalization",)}
-"""By stage, the options that its history leaves out at their defaults."""
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:
-    """Return how tokens of a map are matched: as its last stage of each kind has it."""
+    """Return the options of matching from a map's history."""
     options: dict[str, Any] = {}
     for step in projection.history:
         for name in _DEFAULTS_LEFT_OUT.get(step["stage"], ()):
@@ -48,23 +44,20 @@ def used_options(projection: ProjectionMap) -> MultitokenConfig:
         return MultitokenConfig(**options)
     except (TypeError, ValueError) as error:
         raise XtokError(
-            f"the map's history names options that this xtok does not know: {error}",
+            f"the map's history contains unsupported options: {error}",
             hint="rebuild the map, or use the version of xtok that made it",
         ) from error
 
 
 def options_after(projection: ProjectionMap, config: MultitokenConfig) -> MultitokenConfig:
-    """Return how tokens match where a map is made of another: as there, or as in a config.
-
-    Options at their defaults in the config do not count.
-    """
-    given: dict[str, Any] = {name: getattr(config, name) for name in _MATCHING}
-    changed = {n: value for n, value in given.items() if value != getattr(MultitokenConfig, n)}
+    """Return a map's options of matching, replaced by the config's values that are not defaults."""
+    values: dict[str, Any] = {name: getattr(config, name) for name in _MATCHING}
+    changed = {n: value for n, value in values.items() if value != getattr(MultitokenConfig, n)}
     return replace(used_options(projection), **changed)
 
 
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return those of how tokens match that a map's history does not have yet."""
+    """Return the options of matching that a map's history does not contain."""
     known = used_options(projection).options
     return {
         name: value
@@ -74,17 +67,17 @@ def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict
 
 
 class Matches(NamedTuple):
-    """The tokens of a pair that match, and the pair in the form that they are compared in."""
+    """Matching tokens of a pair, and the pair in the token form of the comparison."""
 
     pair: Pair  # without the ignored ids
-    equal: Edges  # tokens of equal bytes, weight 1 each
-    special: Edges  # special tokens; each row sums to 1
-    relaxed: Edges  # of tokens without an exact counterpart, weight 1 each; they keep their slot
-    is_exact: NDArray[np.bool_]  # [V_student], the rows of `equal` and `special`
+    equal: Edges  # tokens with equal bytes, weight 1
+    special: Edges  # special tokens, weight 1
+    relaxed: Edges  # near-equivalents of tokens without an exact counterpart, weight 1
+    is_exact: NDArray[np.bool_]  # [V_student], rows of `equal` and `special`
 
 
 def find_matches(pair: Pair, config: MultitokenConfig) -> Matches:
-    """Match the tokens of a pair by bytes, by role or name, and, if they count, by relaxed form."""
+    """Match tokens by bytes, by role or name, and, if enabled, by relaxed form."""
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
     pair = pair.in_form(config.token_form, ignored)
     ids = np.flatnonzero(pair.equal_bytes >= 0)
@@ -97,7 +90,6 @@ def find_matches(pair: Pair, config: MultitokenConfig) -> Matches:
 
 
 def _special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
-    """Return the rows of special tokens, each of which sums to 1."""
     if config.special_tokens == "fuzzy":
         roles = match_names(*pair.tables, threshold=config.fuzzy_threshold)
     else:
@@ -112,17 +104,10 @@ def with_matches(
     config: MultitokenConfig,
     only: NDArray[np.bool_] | None = None,
 ) -> tuple[Edges, NDArray[np.uint8]]:
-    """Add near-equivalents and special tokens to what a stage made of text tokens.
+    """Add near-equivalents and special tokens to a stage's edges of text tokens.
 
-    Args:
-        edges: the stage's own, of any rows.
-        kind: of the rows that they make.
-        matches: the pair's.
-        config: how tokens match.
-        only: bool `[V_student]`, the rows that are kept; all if None.
-
-    Returns:
-        The edges of these rows, and the kind of every row, uint8 `[V_student]`.
+    Only rows of `only`, bool `[V_student]`, are kept. Also return each row's kind, uint8
+    `[V_student]`: `kind` if the stage made it.
     """
     special = matches.special
     edges = without_ignored(Edges.concatenate([edges, matches.relaxed]), config)
@@ -134,7 +119,7 @@ def with_matches(
 
 
 def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
-    """Return the edges but for those of ignored ids."""
+    """Remove the edges of ignored ids."""
     if not (config.ignore_student_ids or config.ignore_teacher_ids):
         return edges
     is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
@@ -143,12 +128,12 @@ def without_ignored(edges: Edges, config: MultitokenConfig) -> Edges:
 
 
 def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
-    """Raise an `XtokError` if the pair has no such ids to ignore."""
+    """Raise an `XtokError` if an ignored id is beyond the width of its side."""
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
     for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):
         if ids and max(ids) >= width:
             raise XtokError(
-                f"there is no {side} id {max(ids)} to ignore: "
+                f"the {side} id {max(ids)} to ignore does not exist: "
                 f"{getattr(pair, side).model_id} is {width} wide",
                 hint=f"give ids from 0 to {width - 1} with {{option}}",
                 parameter=f"ignore_{side}_ids",
@@ -156,17 +141,15 @@ def check_ignored(pair: Pair, config: MultitokenConfig) -> None:
 
 
 def with_exact(
-    projection: ProjectionMap,
-    matches: Matches,
-    config: MultitokenConfig,
+    projection: ProjectionMap, matches: Matches, config: MultitokenConfig
 ) -> ProjectionMap:
-    """Put matches, which were made with these options, in the place of a map's own rows.
+    """Replace the rows of matching tokens in a map.
 
-    student   the map's row                     matches           the row then
+    student   row in the map                  match             new row
     ` the`    ` t` 0.76, `he` 0.07, slot 0.17   equal: ` the`     ` the` 1, no slot
     `</s>`    `</` 0.76, `s>` 0.07, slot 0.17   role: `<end>`     `<end>` 1, no slot
     ` The`    ` T` 0.76, `he` 0.07, slot 0.17   relaxed: ` the`   ` the` 0.83, slot 0.17
-    ` zq`     ` z` 0.76, `q` 0.07, slot 0.17    none              as it was
+    ` zq`     ` z` 0.76, `q` 0.07, slot 0.17    none              unchanged
     """
     relaxed_rows = matches.relaxed.student_ids
     kind = projection.row_kind.copy()
@@ -176,8 +159,8 @@ def with_exact(
     near = np.full(len(kind), -1)
     near[relaxed_rows] = matches.relaxed.teacher_ids
     of_row, near_of_row = projection.student_ids, near[projection.student_ids]
-    # Of a row with a near-equivalent only the slot is left, and leaves it the rest of 1. In a map
-    # of another program, the slot may be on the near-equivalent itself: then there is none.
+    # A row with a near-equivalent keeps its slot, and the near-equivalent gets the remaining
+    # weight. Another program's map may have the slot on the near-equivalent itself; it is dropped.
     is_slot = projection.is_slot & (projection.teacher_ids != near_of_row)
     kept = ~matches.is_exact[of_row] & ((near_of_row < 0) | is_slot)
     others = projection.edges.take(kept)
@@ -202,26 +185,24 @@ def reapply_exact(
     special_tokens: SpecialTokens | None = None,
     canonicalization: Canonicalization | None = None,
 ) -> ProjectionMap:
-    """Give each student token whose bytes a teacher token has that one entry, of weight 1.
+    """Replace the row of each student token with an equal teacher token by that token, weight 1.
 
-    Special tokens are paired by role. These rows have no slot; the others stay. With the
-    canonicalization `relaxed`, a token without an exact counterpart that has a near-equivalent has
-    this one entry and its slot. Token form and ignored ids are those the map was made with.
+    Tokens match by bytes, special tokens by role. These rows have no slot. With the
+    canonicalization `relaxed`, a token with only a near-equivalent gets that entry and keeps its
+    slot.
 
     >>> spelled = xtok.multitoken(xtok.pair("bytes", "bytes"))
     >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind
     ('pieces', 'exact')
 
     Args:
-        projection: a map that carries both token tables, or whose pair is given; or its path.
-        pair: the map's models; needed for a map without tokens, and for display strings, which a
-            map does not carry.
-        special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
-        canonicalization: None takes what the map was made with.
+        projection: a map or its path.
+        pair: the map's models; required for a map without tokens, or made with display strings.
+        special_tokens: as in `MultitokenConfig`; default: the map's value.
+        canonicalization: default: the map's value.
 
     Raises:
-        XtokError: if the map carries no token tables, or was made with display strings and the
-            pair is not given, or is of other tokenizers.
+        XtokError: if the pair is required, or belongs to other tokenizers.
     """
     source = ProjectionMap.of(projection)
     projection, pair = bind_map(source, pair)

@@ -1,4 +1,4 @@
-"""`multitoken`: each side's tokens spelled in the other's."""
+"""`multitoken`: each side's tokens spelled in the other side's tokens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.exact import (
-    Matches,
-    check_ignored,
-    find_matches,
-    with_matches,
-    without_ignored,
-)
+from xtok.building.exact import Matches, check_ignored, find_matches, with_matches, without_ignored
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, ranks
@@ -36,23 +30,16 @@ def multitoken(
 ) -> ProjectionMap:
     """Map each student token to the teacher tokens that spell it, and the other way round.
 
-    Forward, a student token's bytes are segmented by the teacher's tokenizer; its first
-    `max_pieces` pieces have the weights 0.9·0.1^i, normalized. In reverse, each teacher token is
-    segmented by the student's, and its weights are added into (student piece, teacher token).
-    Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
+    Forward pass: the teacher's tokenizer segments a student token's bytes; the first `max_pieces`
+    pieces get the weights 0.9·0.1^i, normalized. Reverse pass: the student's tokenizer segments
+    each teacher token, and the weights are added to (student piece, teacher token). Rows are
+    normalized, cut, and get a scale slot, as in X-Token (arXiv 2605.21699).
 
     >>> projection = xtok.multitoken(xtok.pair("bytes", "bytes"))
     >>> projection["a"].entries
     (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
-    Args:
-        pair: the models of the rows and the columns, with their tokenizers.
-        config: the options; the defaults if None.
-        initial: a map of the same pair, or its path, whose weights (but for slots) are added in.
-        progress: called for each pass over a vocabulary.
-
-    Raises:
-        XtokError: if `initial` is of other tokenizers.
+    `initial` is a map of the same pair, or its path; its weights, except slots, are added.
     """
     config = MultitokenConfig.or_default(config)
     earlier = None if initial is None else ProjectionMap.of(initial)
@@ -76,15 +63,9 @@ def spelled_map(
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> tuple[ProjectionMap, list[str]]:
-    """Make the map of `multitoken` without its report and recipe; return it and the failures.
+    """Make the map of `multitoken` without report and recipe; also return the failures.
 
-    Args:
-        pair: with its tokenizers.
-        config: the options.
-        matches: the pair's, by these options.
-        earlier: a map of the pair whose weights are added in.
-        only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
-        progress: called for each pass over a vocabulary.
+    The weights of the map `earlier` are added. Only rows of `only`, bool `[V_student]`, are made.
     """
     spelled, failures = _spelled_edges(matches.pair, config, only, progress)
     edges, kind = with_matches(spelled, RowKind.PIECES, matches, config, only)
@@ -102,12 +83,8 @@ def spelled_map(
 
 
 def _spelled_edges(
-    in_form: Pair,
-    config: MultitokenConfig,
-    only: NDArray[np.bool_] | None,
-    progress: Progress,
+    in_form: Pair, config: MultitokenConfig, only: NDArray[np.bool_] | None, progress: Progress
 ) -> tuple[Edges, list[str]]:
-    """Return the edges that text tokens have, of the wanted rows at least, and failures."""
     rows, columns = in_form.tables
     open_ids = rows.text_ids if only is None else rows.text_ids[only[rows.text_ids]]
     forward, failures = _spell(in_form, open_ids, config.max_pieces, progress)
@@ -122,9 +99,8 @@ def _spelled_edges(
 def _spell(
     pair: Pair, ids: NDArray[np.int64], max_pieces: int, progress: Progress
 ) -> tuple[Edges, list[str]]:
-    """Return edges from tokens of the student to the first pieces of each, and failures."""
     pieces, counts = pair.pieces(ids, progress)
-    owner = np.repeat(np.arange(len(ids)), counts)  # the token of each piece
+    owner = np.repeat(np.arange(len(ids)), counts)  # [pieces], index of the piece's token
     place = ranks(owner)
     first = place < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)

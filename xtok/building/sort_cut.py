@@ -1,4 +1,4 @@
-"""`sort_cut`: the heaviest entries of each row."""
+"""`sort_cut`: keep the heaviest entries of each row."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ from xtok.maps.records import StageReport
 
 
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
-    """Cut each row to its `top_k` heaviest entries and normalize what is left; a slot stays last.
+    """Cut each row to its `top_k` heaviest entries and normalize it; a slot stays last.
 
-    The slot is one of the `top_k`. Rows that are not cut stay as they are, bit for bit.
+    The slot counts as an entry. Shorter rows stay the same, bit for bit.
 
     >>> near = xtok.generate(xtok.pair("bytes", "bytes"), "spelling")
     >>> xtok.sort_cut(near, xtok.SortCutConfig(top_k=1))
     ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
 
-    Args:
-        projection: a map, or the path of one.
-        config: the options; the defaults if None.
-
     Raises:
-        XtokError: if nothing but the slot would be left of a row.
+        XtokError: if a row would keep only its slot.
     """
     projection = ProjectionMap.of(projection)
     config = SortCutConfig.or_default(config)
     result, counts = cut_rows(projection, config)
-    is_counted = "texts" in (projection.recipe or ())  # then exact rows come after the cut
+    is_counted = "texts" in (projection.recipe or ())  # `build` then adds exact rows after the cut
     recipe = None if is_counted else with_options(projection, top_k=config.top_k)
     report = StageReport("sort-cut", counts, _weight_notes(result))
     return replace(result, reports=(*result.reports, report), recipe=recipe)
@@ -43,20 +39,20 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
 def cut_rows(
     projection: ProjectionMap, config: SortCutConfig
 ) -> tuple[ProjectionMap, dict[str, float]]:
-    """Make the map of `sort_cut` without its report and recipe; return it, and what was cut."""
+    """Make the map of `sort_cut` without report and recipe; also return counts of the cut."""
     if projection.enable_scale_trick and config.top_k < 2:
         raise XtokError(
-            "a row of one entry has room for nothing but its scale slot",
-            hint="give {option} of 2 or more, or build the map without the scale trick",
+            "a row with one entry can only contain its scale slot",
+            hint="set {option} to 2 or more, or build the map without the scale trick",
             parameter="top_k",
         )
     starts = row_starts(projection.student_ids)
     sizes = np.diff(starts, append=projection.nnz)
     kept = np.minimum(sizes, config.top_k)
-    # `places` are the first `kept` entries of each row, as indices into the map's arrays.
+    # places: indices of the first `kept` entries of each row in the map's arrays
     ends = np.cumsum(kept)
     places = np.arange(int(kept.sum())) + np.repeat(starts - (ends - kept), kept)
-    if projection.scale_slot is not None:  # a row's last entry is kept instead of the next best
+    if projection.scale_slot is not None:  # keep the slot, a row's last entry, as the last place
         has_slot = projection.scale_slot[projection.student_ids[starts]] == 1
         places[ends[has_slot] - 1] = (starts + sizes)[has_slot] - 1
     edges = projection.edges.take(places)
@@ -75,7 +71,6 @@ def cut_rows(
 
 
 def _weight_notes(projection: ProjectionMap) -> tuple[str, ...]:
-    """Return the distribution of the weights, and where a row's heaviest entry stands, in words."""
     weights = projection.weights
     if not len(weights):
         return ()

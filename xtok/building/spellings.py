@@ -1,4 +1,4 @@
-"""`spellings`: each token of two vocabularies, spelled in the other side's tokens."""
+"""`spellings`: each token of two vocabularies, spelled in the other side's tokens, for CSD."""
 
 from __future__ import annotations
 
@@ -27,16 +27,11 @@ def spellings(
 ) -> SpellingMap:
     """Build a spelling map, for Common-Support Distillation (CSD).
 
-    Tokens with the same bytes, then special tokens with the same role, are shared one to one. All
-    other tokens are spelled as the other side's tokenizer spells their bytes within a text.
+    Tokens with the same bytes or role are shared one to one. All other tokens are spelled as the
+    other side's tokenizer spells their bytes within a text.
 
     >>> xtok.spellings("bytes", "bytes")
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
-
-    Args:
-        student_model: the student, or the pair, as for `build`.
-        teacher_model: the teacher.
-        progress: called for each pass over a vocabulary.
     """
     pair = pair_of(student_model, teacher_model)
     student, teacher = pair.shared
@@ -56,7 +51,6 @@ def spellings(
 
 
 def _spelled(pair: Pair, partners: Ids, progress: Progress) -> Pieces:
-    """Return the spelling of every token of the student in order, those left out with 0 pieces."""
     counts = np.zeros(len(partners), np.int64)
     canonical = np.fromiter(pair.tables[0].canonical_ids().values(), np.int64)
     ids = np.sort(canonical[partners[canonical] < 0])

@@ -1,4 +1,4 @@
-"""The chunks of documents: text that both sides spell with the same bytes, cut at shared tokens."""
+"""Chunks of documents: text with the same bytes on both sides, cut at shared token boundaries."""
 
 from __future__ import annotations
 
@@ -15,46 +15,41 @@ from xtok.tokenizers.display import escape, quoted
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenTable
 
-_CONTEXT = 16  # bytes before a difference that are shown, and of it on each side
+_CONTEXT = 16  # bytes to show before a difference, and of each side's text after it
 
 
 class Difference(NamedTuple):
-    """A place where the two sides spell a text differently, with what stands before it; escaped."""
+    """First difference between the sides' spellings of a text, with preceding text; escaped."""
 
-    group: str  # of the document
+    group: str  # name of the document's group
     student: str
     teacher: str
 
 
 class AlignedTexts(NamedTuple):
-    """Documents of two sides, and their chunks: those that `xtok align` finds correct.
+    """Documents of two sides, and their correct chunks, as in `xtok align`.
 
-    Where the sides spell text differently, they go on behind the difference; what lies between is
-    in no chunk.
+    Text that the sides spell differently is in no chunk.
     """
 
     student: FlatIds
     teacher: FlatIds
-    # int64 [4, chunks]: the first token and the end in the student's ids, then in the teacher's
+    # int64 [4, chunks]: first token and end in the student's ids, then in the teacher's
     spans: NDArray[np.int64]
-    documents: NDArray[np.int64]  # [chunks], rising
-    differs: NDArray[np.bool_]  # [documents], those with tokens outside of chunks
+    documents: NDArray[np.int64]  # [chunks], ascending
+    differs: NDArray[np.bool_]  # [documents], whether tokens are outside of chunks
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """The pair of tokens that each chunk begins with, int64; see `counts`."""
+        """The pair of tokens at the start of each chunk, int64; see `counts`."""
         keys: NDArray[np.int64] = self.student.ids[self.spans[0]].astype(np.int64) << 32
         keys |= self.teacher.ids[self.spans[2]]
         return keys
 
     def bytes_outside(self, sizes: NDArray[np.int64], table: TokenTable) -> NDArray[np.int64]:
-        """Return how many bytes of each document are in no chunk, int64 `[documents]`.
+        """Return the number of bytes of each document outside of chunks, int64 `[documents]`.
 
-        At least 1 of a document that differs: a side may spell it with more bytes than it has.
-
-        Args:
-            sizes: the documents' bytes, int64.
-            table: the student's.
+        At least 1 for a document with differences, even if one side's tokens have extra bytes.
         """
         if not self.differs.any():
             return np.zeros(len(sizes), np.int64)
@@ -64,10 +59,10 @@ class AlignedTexts(NamedTuple):
         return np.where(self.differs, (sizes - within).clip(1), 0)
 
     def first_difference(self, tables: Sequence[TokenTable], groups: Sequence[str]) -> Difference:
-        """Show where the first document that differs does so first."""
+        """Return the first difference in the first document with differences."""
         document = int(self.differs.argmax())
         spans = self.spans[:, self.documents == document]
-        # Of each side, where what lies before, between and behind its chunks begins and ends.
+        # Per side: its ids, and starts and ends of the stretches between chunks
         sides = []
         for side, of_side in ((self.student, spans[:2]), (self.teacher, spans[2:])):
             start, stop = side.bounds[document : document + 2]
@@ -86,23 +81,18 @@ def _spelled(table: TokenTable, ids: NDArray[np.int32]) -> bytes:
 
 
 def _whole(data: bytes) -> bytes:
-    """Return bytes without the part of a character that they begin with."""
     return data.lstrip(bytes(range(0x80, 0xC0)))
 
 
 class TextAligner:
-    """Finds the chunks of documents in both sides' ids.
-
-    Args:
-        pair: in the form of its tokenizers' own bytes.
-    """
+    """Find the chunks of documents in both sides' ids; the pair's token form is `bytes`."""
 
     def __init__(self, pair: Pair) -> None:
         self.tables = pair.tables
         self.aligner = TokenAligner(pair)
 
     def align(self, student: FlatIds, teacher: FlatIds) -> AlignedTexts:
-        """Align documents; a chunk with a token without bytes, such as an unknown one, is none."""
+        """Align documents; exclude chunks with a token without bytes, such as an unknown token."""
         from xtok.building.counting.kernels import chunk_spans
 
         alignment = self.aligner.align_sequences(student, teacher)

@@ -1,4 +1,4 @@
-"""Counts of pairs and chunks of tokens: integers, so that neither order nor grouping matters.
+"""Counts of token pairs and chunks, as integers: independent of order and grouping.
 
 A pair is an int64, `student_id << 32 | teacher_id`.
 """
@@ -17,35 +17,34 @@ from xtok.maps.edges import Edges, pair_order
 if TYPE_CHECKING:
     from xtok.building.counting.aligned import AlignedTexts
 
-UNIT = 720_720
-"""What a chunk counts for, split among its pairs: divisible by every number up to 16."""
+UNIT = 720_720  # count of a chunk, shared by its pairs; divisible by every number up to 16
 
+# Maximum number of tokens of a chunk on each side; longer chunks are skipped and reported
 LONGEST_CHUNK = 64
-"""Chunks with more tokens than this on a side are skipped, and reported."""
 
 _CHUNKS_AT_ONCE = 1 << 16
 _ONE = np.ones(1, np.int64)
 
 
 def unit_of(target: Target) -> int:
-    """Return what one occurrence counts."""
+    """Return the count of one occurrence."""
     return 1 if target == "start" else UNIT
 
 
 def pair_edges(keys: NDArray[np.int64], counts: NDArray[Any]) -> Edges:
-    """Return pairs and their counts as edges."""
+    """Convert pairs and their counts to edges."""
     return Edges((keys >> 32).astype(np.int32), keys.astype(np.int32), counts)
 
 
 def edge_keys(edges: Edges) -> NDArray[np.int64]:
-    """Return the pair of each edge, int64."""
+    """Convert edges to pairs, int64."""
     return edges.student_ids.astype(np.int64) << 32 | edges.teacher_ids
 
 
 class MapRows(NamedTuple):
-    """A map's rows as kernels take them: entries of row s are `bounds[s]` to `bounds[s + 1]`.
+    """Rows of a map for kernels; row s contains the entries `bounds[s]` to `bounds[s + 1]`.
 
-    `bounds` is int64 `[V_student + 1]`, `columns` int32 and rising in a row, `weights` float64.
+    `bounds` is int64 `[V_student + 1]`, `columns` int32, ascending in each row, `weights` float64.
     """
 
     bounds: NDArray[np.int64]
@@ -54,7 +53,7 @@ class MapRows(NamedTuple):
 
     @staticmethod
     def of(edges: Edges, num_rows: int) -> MapRows:
-        """Return edges, in any order and without duplicates, as rows."""
+        """Convert edges without duplicates, in any order."""
         edges = edges.take(pair_order(edges)[0])
         bounds = offsets_of(np.bincount(edges.student_ids, minlength=num_rows))
         return MapRows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
@@ -64,7 +63,7 @@ _NO_ROWS = MapRows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
 
 
 class PairCounts:
-    """How often each pair occurs, in an open-addressed hash table of NumPy arrays."""
+    """Number of occurrences of each pair, in an open-addressed hash table of NumPy arrays."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -75,41 +74,38 @@ class PairCounts:
         return self._size
 
     def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] = _ONE) -> None:
-        """Add amounts to pairs; one amount holds for all of them."""
+        """Add amounts to pairs; a single amount applies to all pairs."""
         from xtok.building.counting.kernels import add_counts
 
         done = 0
         while done < len(keys):
-            room = 3 * len(self._keys) // 4 - self._size
+            room = 3 * len(self._keys) // 4 - self._size  # at most three quarters of the slots
             rest = amounts if len(amounts) == 1 else amounts[done:]
             count, new = add_counts(keys[done:], rest, self._keys, self._counts, room)
             done, self._size = done + count, self._size + new
-            if done < len(keys):  # no room: move everything to a table of twice the size
+            if done < len(keys):  # full: move everything to a table of twice the size
                 old_keys, old_counts = self.arrays()
                 self._keys = np.full(2 * len(self._keys), -1, np.int64)
                 self._counts = np.zeros(len(self._keys), np.int64)
                 add_counts(old_keys, old_counts, self._keys, self._counts, len(old_keys))
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the pairs in rising order, and their counts, int64 both."""
+        """Return the pairs in ascending order, and their counts, both int64."""
         used = self._keys >= 0
         order = np.argsort(self._keys[used])
         return self._keys[used][order], self._counts[used][order]
 
 
 class DistinctChunks(NamedTuple):
-    """Different chunks, and how often each occurs.
+    """Distinct chunks, and the number of occurrences of each."""
 
-    How the student tokens of a chunk share its teacher tokens depends on a map.
-    """
-
-    ids: NDArray[np.int32]  # one chunk after another, the student's tokens first
-    bounds: NDArray[np.int64]  # where each begins, and the last one ends
-    widths: NDArray[np.int64]  # how many of its tokens are the student's
+    ids: NDArray[np.int32]  # ids of all chunks, concatenated; in each, the student's tokens first
+    bounds: NDArray[np.int64]  # [chunks + 1], start of each chunk in `ids`
+    widths: NDArray[np.int64]  # [chunks], number of student tokens
     counts: NDArray[np.int64]
 
     def take(self, chosen: NDArray[np.bool_]) -> DistinctChunks:
-        """Return the chosen chunks, bool `[chunks]`."""
+        """Select chunks, bool `[chunks]`."""
         lengths = np.diff(self.bounds)
         bounds = offsets_of(lengths[chosen])
         ids = self.ids[np.repeat(chosen, lengths)]
@@ -117,7 +113,7 @@ class DistinctChunks(NamedTuple):
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """The pair of tokens that each chunk begins with, int64."""
+        """The pair of tokens at the start of each chunk, int64."""
         starts = self.bounds[:-1]
         keys = self.ids[starts].astype(np.int64) << 32
         keys |= self.ids[starts + self.widths]
@@ -125,7 +121,7 @@ class DistinctChunks(NamedTuple):
 
 
 class ChunkCounts:
-    """How often each chunk occurs, in an open-addressed hash table; chunks keep their places."""
+    """Number of occurrences of each chunk, in an open-addressed hash table; indices are stable."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -147,9 +143,9 @@ class ChunkCounts:
         t_ids: NDArray[np.int32],
         amounts: NDArray[np.int64] = _ONE,
     ) -> NDArray[np.int64]:
-        """Add amounts to chunks; one amount holds for all. Return each one's place, int64.
+        """Add amounts to chunks; a single amount applies to all. Return their indices, int64.
 
-        `spans` is int64 `[4, chunks]`: first token and end in `s_ids`, then in `t_ids`.
+        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`.
         """
         from xtok.building.counting.kernels import add_chunks
 
@@ -162,7 +158,7 @@ class ChunkCounts:
                 self._counts, self._table, self._size, places[done:],
             )  # fmt: skip
             done += count
-            if done < len(places):  # no room: move everything to a table of twice the size
+            if done < len(places):  # full: move everything to a table of twice the size
                 before = self.chunks()
                 i, i_end, j, j_end = spans[:, done:]
                 longest = int((i_end - i + j_end - j).max())
@@ -172,13 +168,13 @@ class ChunkCounts:
         return places
 
     def add_chunks(self, chunks: DistinctChunks) -> None:
-        """Add what was counted elsewhere, or before."""
+        """Add the counts of other chunks."""
         starts, middles = chunks.bounds[:-1], chunks.bounds[:-1] + chunks.widths
         spans = np.stack([starts, middles, middles, chunks.bounds[1:]])
         self.add(spans, chunks.ids, chunks.ids, chunks.counts)
 
     def chunks(self) -> DistinctChunks:
-        """Return the counts so far."""
+        """Return the counts."""
         size = self._size
         return DistinctChunks(
             self._ids[: self._bounds[size]].copy(),
@@ -189,25 +185,21 @@ class ChunkCounts:
 
 
 class Counts(NamedTuple):
-    """How often pairs of tokens at shared boundaries occur, and chunks.
+    """Counts of pairs at shared token boundaries, and of chunks, in units of `unit_of(target)`."""
 
-    An occurrence of a pair counts `unit_of(target)`, as do the pairs of a chunk together.
-    """
-
-    keys: NDArray[np.int64]  # pairs, in rising order
+    keys: NDArray[np.int64]  # pairs in ascending order
     counts: NDArray[np.int64]
     chunks: DistinctChunks
 
     def pairs(
         self, predicted: MapRows | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return all pairs in rising order, and their counts; a chunk's n * m pairs share its own.
+        """Return all pairs in ascending order, and their counts, including the pairs within chunks.
 
-        They do so equally. Given a map's rows, the m teacher tokens share it equally, and the n
-        student tokens share a teacher token's part as their rows predict it. That is the E step of
-        IBM Model 1 (Brown et al., Computational Linguistics 19(2), 1993, section 4.2), whose
-        likelihood is that of P-KL's average over a chunk's rows; equal shares are the step from a
-        map of equal weights.
+        The pairs of a chunk share its count equally, or in proportion to the student tokens'
+        weights for each teacher token: the E step of IBM Model 1 (Brown et al., Computational
+        Linguistics 19(2), 1993, section 4.2). Its likelihood equals P-KL's average over a chunk's
+        rows.
         """
         ids, all_bounds, all_widths, all_counts = self.chunks
         if not len(all_counts):
@@ -230,18 +222,14 @@ class Counts(NamedTuple):
 
 
 class Tally:
-    """Counts of a target that grow."""
+    """Growing counts for a target."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._pairs, self._chunks = PairCounts(), ChunkCounts()
 
     def add(self, aligned: AlignedTexts, chosen: NDArray[np.bool_] | None = None) -> int:
-        """Count documents, or their chosen chunks, bool `[chunks]`, and the pairs they begin with.
-
-        Returns:
-            How many chunks were too long.
-        """
+        """Count chunks, bool `[chunks]`, and pairs at their starts; return the number skipped."""
         if self.target != "chunk":
             keys = aligned.keys if chosen is None else aligned.keys[chosen]
             self._pairs.add(keys, np.full(1, unit_of(self.target), np.int64))
@@ -253,10 +241,10 @@ class Tally:
         return int(is_long.sum())
 
     def counts(self) -> Counts:
-        """Return the counts so far."""
+        """Return the counts."""
         return Counts(*self._pairs.arrays(), self._chunks.chunks())
 
 
 def is_too_long(num_student: NDArray[np.int64], num_teacher: NDArray[np.int64]) -> Any:
-    """Whether chunks of so many tokens of each side are left out of the counts, bool."""
+    """Whether chunks with these numbers of tokens are excluded from the counts, bool."""
     return np.maximum(num_student, num_teacher) > LONGEST_CHUNK

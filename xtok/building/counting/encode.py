@@ -1,4 +1,4 @@
-"""Documents encoded by several tokenizers."""
+"""Encode documents with several tokenizers."""
 
 from __future__ import annotations
 
@@ -19,23 +19,18 @@ if TYPE_CHECKING:
     from xtok.building.counting.texts import Batch
     from xtok.tokenizers import Tokenizer
 
-_WAITING = 3
-"""Batches that are encoded while one is worked on."""
+_WAITING = 3  # number of batches to encode ahead
 
 
 class TextEncoder:
-    """Encodes documents with several tokenizers on all cores; as a context it ends its threads.
-
-    Args:
-        tokenizers: a pair's are the student's and the teacher's.
-    """
+    """Encode documents with several tokenizers on all cores; a context that ends its threads."""
 
     def __init__(self, *tokenizers: Tokenizer) -> None:
         self.tokenizers = tokenizers
         self.num_threads = available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
         for tokenizer in tokenizers:
-            tokenizer.library_arrays([""])  # its encoder is made here, not in each thread
+            tokenizer.library_arrays([""])  # makes its encoder here, not in each thread
 
     def __enter__(self) -> TextEncoder:
         return self
@@ -44,20 +39,11 @@ class TextEncoder:
         self._pool.shutdown(cancel_futures=True)
 
     def read(
-        self,
-        batches: Iterable[Batch],
-        total: int,
-        advance: Callable[[int, int], object],
+        self, batches: Iterable[Batch], total: int, advance: Callable[[int, int], object]
     ) -> Iterator[tuple[Batch, list[FlatIds]]]:
-        """Encode batches of documents, the next ones while one is worked on; each side's ids.
+        """Encode batches ahead of the caller; yield each batch with each side's ids.
 
-        Args:
-            batches: of documents.
-            total: bytes on disk.
-            advance: called with the bytes on disk and the first tokenizer's tokens of each batch.
-
-        Raises:
-            XtokError: as `texts.read_batches`.
+        `advance` is called with the bytes on disk and the first tokenizer's tokens of each batch.
         """
         consumed = 0
         waiting: deque[tuple[Batch, Callable[[], list[FlatIds]]]] = deque()
@@ -75,15 +61,15 @@ class TextEncoder:
         advance(total - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[FlatIds]:
-        """Encode documents as in the middle of a text; control tokens in them are plain text."""
+        """Encode documents as within a text; control tokens in them are ordinary text."""
         return self.start_encoding(texts)()
 
     def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
-        """Encode documents in other threads; what is returned waits for the result of `encode`."""
+        """Start encoding in other threads; the returned function waits for the result."""
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]
         cuts = [0, *np.searchsorted(ends, goals).tolist(), len(texts)]
-        parts = [texts[a:b] for a, b in pairwise(cuts) if b > a]  # of about equal length
+        parts = [texts[a:b] for a, b in pairwise(cuts) if b > a]  # of similar length
         jobs = [
             [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
             for tokenizer in self.tokenizers
@@ -92,5 +78,5 @@ class TextEncoder:
 
 
 def _joined(rows: Iterable[NDArray[np.int32]]) -> FlatIds:
-    arrays = [*rows, np.zeros(0, np.int32)]  # the last, so that there is one to concatenate
+    arrays = [*rows, np.zeros(0, np.int32)]  # np.concatenate needs at least one array
     return FlatIds(np.concatenate(arrays), offsets_of([*map(len, arrays[:-1])]))

@@ -1,7 +1,7 @@
-"""Numba kernels on flat arrays: where chunks lie, counts of pairs and chunks, losses of chunks.
+"""Numba kernels: positions of chunks, counts of pairs and chunks, losses of chunks.
 
-Documents of a side are `ids` (int32) and `bounds` (int64 `[documents + 1]`): document d is
-`ids[bounds[d]:bounds[d + 1]]`. The kernels are serial, release the GIL, and check nothing.
+A side's documents are `ids` (int32) and `bounds` (int64 `[documents + 1]`). The kernels are serial,
+release the GIL, and check nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from xtok._lib.kernels import inner_kernel, kernel
 def chunk_spans(  # type: ignore[no-untyped-def]
     ids, bounds, chunk_ids, num_chunks, lengths, starts, ends, is_chunk
 ):
-    """Find where each chunk lies among the tokens of one side: a look or two at each token.
+    """Find the position of each chunk in the tokens of one side, in one pass.
 
     Args:
-        ids: int32 `[tokens]`, document after document.
+        ids: int32 `[tokens]`.
         bounds: int64 `[documents + 1]`.
-        chunk_ids: int32 `[tokens]`, the number of each token's chunk in its document; −1 for none.
+        chunk_ids: int32 `[tokens]`, number of the chunk in its document, or −1.
         num_chunks: int64 `[documents]`.
-        lengths: int64 `[V]`, the bytes of each token.
-        starts: int64 `[chunks]`, filled with each chunk's first token.
-        ends: int64 `[chunks]`, with its end.
-        is_chunk: bool `[chunks]`, set to False for one with a token that has no bytes.
+        lengths: int64 `[V]`, bytes.
+        starts: int64 `[chunks]`, output.
+        ends: int64 `[chunks]`, output.
+        is_chunk: bool `[chunks]`, set to False if a token has no bytes.
     """
     chunk = np.int64(-1)  # of all documents
     for d in range(len(num_chunks)):
-        before = np.int64(-1)  # the number of the last chunk
+        before = np.int64(-1)  # number of the previous chunk
         for i in range(bounds[d], bounds[d + 1]):
             if chunk_ids[i] != before and chunk_ids[i] >= 0:
                 before = chunk_ids[i]
@@ -42,17 +42,17 @@ def chunk_spans(  # type: ignore[no-untyped-def]
 
 @kernel
 def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[no-untyped-def]
-    """Add amounts to an open-addressed table, while there is room.
+    """Add amounts to an open-addressed table until `room` new keys are used up.
 
     Args:
         keys: int64, ≥ 0.
-        amounts: int64, as many, or one for all.
-        table_keys: int64 `[2**n]`, −1 where free.
+        amounts: int64, one per key, or a single one.
+        table_keys: int64 `[2**n]`, −1 if free.
         table_counts: int64 `[2**n]`.
-        room: how many new keys may be added.
+        room: maximum number of new keys.
 
     Returns:
-        How many keys were added until the room was used up, and how many of them were new.
+        the number of added keys, and of new keys among them.
     """
     mask = np.int64(len(table_keys) - 1)
     new = 0
@@ -75,7 +75,7 @@ def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[n
 
 @inner_kernel
 def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped-def]
-    """Return a row's weight for a column, 0 if it has no such entry; columns rise in a row."""
+    """Return the weight of a column in a row, 0 if missing; columns are ascending."""
     low, high = bounds[row], bounds[row + 1]
     while low < high:
         middle = (low + high) // 2
@@ -90,44 +90,31 @@ def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped
 
 @kernel
 def add_chunks(  # type: ignore[no-untyped-def]
-    s_starts,
-    s_ends,
-    t_starts,
-    t_ends,
-    amounts,
-    s_ids,
-    t_ids,
-    ids,
-    bounds,
-    widths,
-    counts,
-    table,
-    size,
-    places,
-):
-    """Add amounts to chunks in an open-addressed table, while there is room.
+    s_starts, s_ends, t_starts, t_ends, amounts, s_ids, t_ids, ids, bounds, widths, counts, table,
+    size, places,
+):  # fmt: skip
+    """Add amounts to chunks in an open-addressed table until it is full.
 
-    A chunk costs a look at each of its tokens for its hash, another to compare or copy it, and,
-    most of all, the wait for the memory of its slot and its ids.
+    Most time goes into memory latency.
 
     Args:
-        s_starts: int64 `[chunks]`, where a chunk's tokens begin in `s_ids` (int32).
-        s_ends: where they end.
-        t_starts: where those of the teacher begin in `t_ids` (int32).
-        t_ends: where they end.
-        amounts: int64, as many, or one for all.
-        s_ids: see above.
-        t_ids: see above.
-        ids: int32, the tokens of the different chunks, the student's first.
-        bounds: int64, where each of them begins in `ids`, and the last one ends.
-        widths: int64, how many of its tokens are the student's.
-        counts: int64, how often it occurs.
-        table: int64 `[2**n]`, places in these three, −1 where free.
-        size: how many different chunks there are.
-        places: int64, filled with each chunk's place among them.
+        s_starts: int64 `[chunks]`, positions in `s_ids`.
+        s_ends: int64 `[chunks]`.
+        t_starts: int64 `[chunks]`, positions in `t_ids`.
+        t_ends: int64 `[chunks]`.
+        amounts: int64, one per chunk, or a single one.
+        s_ids: int32.
+        t_ids: int32.
+        ids: int32, tokens of the distinct chunks, the student's first.
+        bounds: int64, starts in `ids`.
+        widths: int64, numbers of student tokens.
+        counts: int64.
+        table: int64 `[2**n]`, indices of distinct chunks, −1 if free.
+        size: number of distinct chunks.
+        places: int64, output: index of each distinct chunk.
 
     Returns:
-        How many chunks were added until the room was used up, and the new size.
+        the number of added chunks, and the new size.
     """
     mask = np.int64(len(table) - 1)
     for x in range(len(s_starts)):
@@ -162,7 +149,6 @@ def add_chunks(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _mixed(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
-    """Return a hash with some more ids in it, uint64."""
     for a in range(start, stop):
         mixed = (mixed ^ np.uint64(ids[a])) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
@@ -171,7 +157,6 @@ def _mixed(mixed, ids, start, stop):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _has(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
-    """Whether ids from a place on are some of the others."""
     while start < stop and ids[place] == others[start]:
         place, start = place + 1, start + 1
     return start == stop
@@ -179,7 +164,6 @@ def _has(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _copy(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
-    """Put some of the others at a place of the ids."""
     for a in range(start, stop):
         ids[place + a - start] = others[a]
 
@@ -188,12 +172,10 @@ def _copy(ids, place, others, start, stop):  # type: ignore[no-untyped-def]
 def chunk_pairs(  # type: ignore[no-untyped-def]
     ids, bounds, widths, counts, unit, row_bounds, columns, weights, keys, amounts
 ):
-    """List the pairs of tokens within different chunks; those of a chunk share `unit` * its count.
+    """List the pairs within distinct chunks; the pairs of a chunk share `unit` * its count.
 
-    Its teacher tokens have equal parts of `unit`. With empty `row_bounds`, so have the student
-    tokens of each part; else these share it in proportion to their weights for the teacher token,
-    where any has one, to the nearest integer. Entries of row s are `row_bounds[s]` to
-    `row_bounds[s + 1]`, with rising `columns`.
+    The teacher tokens get equal parts. The student tokens share each part in proportion to their
+    weights for the teacher token, rounded, or equally without weights. Rows are as in `MapRows`.
     """
     place = np.int64(0)
     for c in range(len(widths)):
@@ -219,10 +201,10 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
 def chunk_losses(  # type: ignore[no-untyped-def]
     ids, bounds, widths, row_bounds, columns, weights, epsilon, uniform, losses
 ):
-    """Fill in the cross-entropy of different chunks as P-KL averages it, float64 `[chunks]`.
+    """Compute the cross-entropy of distinct chunks as P-KL averages it, float64 `[chunks]`.
 
-    A chunk's prediction is the mean of its student tokens' rows; its loss the mean over its teacher
-    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Arrays are those of `chunk_pairs`.
+    A chunk's prediction is the mean of its student tokens' rows, its loss the mean over its teacher
+    tokens of `-ln((1 - epsilon) * prediction + uniform)`.
     """
     for c in range(len(widths)):
         start, middle, end = bounds[c], bounds[c] + widths[c], bounds[c + 1]

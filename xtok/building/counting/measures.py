@@ -17,7 +17,7 @@ def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
 
 
 def share_of(counts: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
-    """Return the share that the chosen counts have of all; 0 of none."""
+    """Return the share of the chosen counts, 0 without counts."""
     return float(counts[chosen].sum() / (counts.sum() or 1))
 
 
@@ -26,6 +26,6 @@ def entropy_kept(
     tokens: tuple[NDArray[Any], NDArray[Any]],
     counts: NDArray[Any],
 ) -> float:
-    """Return the smaller entropy of two sides' events, as a share of that of their tokens."""
+    """Return the smaller entropy of both sides' events, divided by the smaller one of tokens."""
     whole = min(entropy_of(ids, counts) for ids in tokens)
     return min(entropy_of(ids, counts) for ids in events) / whole if whole > 0 else 1.0

@@ -1,4 +1,4 @@
-"""`PairText`: all that is counted in one pass over the text of a pair."""
+"""`PairText`: the counts of one pass over the text of a pair."""
 
 from __future__ import annotations
 
@@ -35,25 +35,23 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.pairs import Pair
 
-HELD_OUT = 16
-"""One document in this many is held out to choose alpha on."""
+HELD_OUT = 16  # one of this many documents is held out to choose alpha
 
+# Maximum number of characters of an excerpt, and of documents of a shard with excerpts
 EXCERPT = 2000
-"""Characters of a document, and documents of a shard, that excerpts have."""
 
-EXCERPTS = 1 << 25
-"""Characters that all excerpts together have."""
+EXCERPTS = 1 << 25  # maximum number of characters of all excerpts
 
 
 @dataclass
 class TextTotals:
-    """What was read, and how much of it both sides spell alike; integers that add up."""
+    """Totals of a text, and of the part that both sides spell with the same bytes."""
 
     documents: int = 0
-    held_out: int = 0  # documents that alpha was chosen on
-    differing: int = 0  # documents that the sides do not spell with the same bytes
+    held_out: int = 0  # documents for choosing alpha
+    differing: int = 0  # documents that the sides spell with different bytes
     num_bytes: int = 0
-    lost_bytes: int = 0  # in no chunk, where the sides spell differently; they are not counted
+    lost_bytes: int = 0  # outside of chunks, because the sides spell them differently; not counted
     student_tokens: int = 0
     teacher_tokens: int = 0
     starts: int = 0  # shared token boundaries
@@ -65,13 +63,13 @@ class LeftOut:
     """Text that is not counted, because the two sides spell it differently."""
 
     num_bytes: int
-    share: float  # of the text
-    documents: int  # that it is in
+    share: float  # share of the text
+    documents: int  # number of documents that contain it
     first: Difference
 
     @property
     def words(self) -> str:
-        """What follows the number of bytes in a sentence."""
+        """The sentence without the number of bytes."""
         share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
         return (
             f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "
@@ -82,61 +80,61 @@ class LeftOut:
 
     @property
     def sentence(self) -> str:
-        """The notes of every command that reads text."""
+        """The note of all commands that read text."""
         return f"{self.num_bytes:,} {self.words}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountPlan:
-    """What is counted besides totals, tokens, and pairs at shared token boundaries."""
+    """Optional counts of a text, in addition to totals, tokens, and pairs at shared boundaries."""
 
-    target: Target = "start"  # what `counts` has, as in `BuildConfig`
-    hold_out: bool = False  # count one document in sixteen, chosen by its content, apart
-    per_document: bool = False  # the chunks of each document, which take memory as text does
-    excerpts: bool = False  # beginnings of the text, to show
+    target: Target = "start"  # pairs to count, as in `BuildConfig`
+    hold_out: bool = False  # count one of sixteen documents, chosen by a hash, separately
+    per_document: bool = False  # chunks of each document; they take as much memory as the text
+    excerpts: bool = False  # parts of documents, to show
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerDocument:
-    """The chunks of each document: entry e is one's count of a chunk."""
+    """The chunks of each document; entry e is the count of one chunk in one document."""
 
-    groups: tuple[str, ...]  # the name of each document's file
-    documents: NDArray[np.int32]  # of each entry
-    places: NDArray[np.int32]  # of each entry, among the chunks
-    counts: NDArray[np.int32]  # of each entry
-    chunks: DistinctChunks  # different ones, and how often each occurs in all text
+    groups: tuple[str, ...]  # [documents], file names
+    documents: NDArray[np.int32]  # [entries]
+    places: NDArray[np.int32]  # [entries], index of the chunk in `chunks`
+    counts: NDArray[np.int32]  # [entries]
+    chunks: DistinctChunks  # with their counts in the whole text
 
     @property
     def num_chunks(self) -> NDArray[np.float64]:
-        """How many chunks each document has, float64 `[documents]`."""
+        """Number of chunks of each document, float64 `[documents]`."""
         return self._sums(self.counts)
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
-        """The pairs at shared token boundaries, int64, in rising order."""
+        """Pairs at shared token boundaries, int64, ascending."""
         return self._pairs[0]
 
     @cached_property
     def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The pairs that chunks begin with, and the place among them of each chunk's."""
+        """The pairs at starts of chunks, and the index of each chunk's pair."""
         keys, places = np.unique(self.chunks.keys, return_inverse=True)
         return keys, places
 
     def amounts(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return how often each pair occurs in the chosen documents, float64 `[pairs]`."""
+        """Return the count of each pair in the chosen documents, float64 `[pairs]`."""
         keys, of_chunks = self._pairs
         return np.bincount(of_chunks, self._chunk_counts(chosen), len(keys)).astype(np.float64)
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Add up a value of each pair over all boundaries of each document."""
+        """Sum a value of each pair over all boundaries of each document."""
         return self._sums(self.counts * values[self._pairs[1]][self.places])
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Add up a value of each chunk over all chunks of each document."""
+        """Sum a value of each chunk over all chunks of each document."""
         return self._sums(self.counts * values[self.places])
 
     def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
-        """Return the loss of each different chunk under a map, float64 `[chunks]`."""
+        """Return the loss of each distinct chunk under a map, float64 `[chunks]`."""
         from xtok.building.counting.kernels import chunk_losses
 
         of_chunks = np.zeros(len(self.chunks.widths))
@@ -146,11 +144,9 @@ class PerDocument:
         return of_chunks
 
     def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Add up a value of each entry over each document."""
         return np.bincount(self.documents, values, len(self.groups)).astype(np.float64)
 
     def _chunk_counts(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return how often each chunk occurs in the chosen documents."""
         counts = np.bincount(
             self.places, self.counts * chosen[self.documents], len(self.chunks.widths)
         )
@@ -159,8 +155,7 @@ class PerDocument:
     def hindsight(self, chosen: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
         """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
 
-        Counted within chunks, with one EM step. That is near the optimum for chunks, which has no
-        closed form.
+        One EM step comes close to the optimum for chunks, which has no closed form.
         """
         amounts, widths = self._chunk_counts(chosen), self.chunks.widths
         is_long = is_too_long(widths, np.diff(self.chunks.bounds) - widths)
@@ -178,48 +173,44 @@ class PerDocument:
 class PairText:
     """The counts of one pass over the text of a pair."""
 
-    wanted: CountPlan
+    plan: CountPlan
     sources: tuple[SourceFile, ...]  # the files
     totals: TextTotals
-    tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
+    tokens: tuple[NDArray[np.int64], ...]  # `[V]` of each tokenizer, count of each token
     counts: Counts
-    held_out: Counts  # of the documents that are held out, if they are
-    field: str = "text"  # of the files that holds the text
+    held_out: Counts  # counts of the held-out documents
+    field: str = "text"  # field or column of the text
     per_document: PerDocument | None = None
-    excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, with their file's name
-    first_difference: Difference | None = None  # where the sides first spell the text differently
+    excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, and their file names
+    first_difference: Difference | None = None  # between the sides' spellings
 
     @staticmethod
     def read(
         pair: Pair,
         texts: Paths,
-        wanted: CountPlan = CountPlan(),
+        plan: CountPlan = CountPlan(),
         *,
         field: str = "text",
         progress: Progress = silent,
     ) -> PairText:
-        """Read text once.
+        """Read and count text, in one pass.
 
         Args:
-            pair: with its tokenizers; of one that has one alone, only tokens are counted.
-            texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
-                included.
-            wanted: what to count.
-            field: the field of JSON lines, or column of Parquet, that holds the text.
+            pair: a pair with its tokenizers; with a single tokenizer, only tokens are counted.
+            texts: paths or globs, as for `build`.
+            plan: the optional counts.
+            field: the field or column with the text.
             progress: called with the bytes on disk.
 
         Raises:
-            XtokError: if a text cannot be read, or the pair has nothing to count in it.
+            XtokError: if a text is unreadable, or contains nothing to count.
         """
         tokenizers = tokenizers_of(pair)
         files = find_texts(texts)
         parts = [shard for path in files for shard in shards(path)]
         size = sum(shard.size for shard in parts)
-        counter = TextCounter(pair, wanted)
-        with (
-            TextEncoder(*tokenizers) as encoder,
-            progress("counting", size) as advance,
-        ):
+        counter = TextCounter(pair, plan)
+        with TextEncoder(*tokenizers) as encoder, progress("counting", size) as advance:
             for batch, sides in encoder.read(read_batches(parts, field), size, advance):
                 counter.add(batch, sides)
         text = counter.result(tuple(map(source_of, files)), field)
@@ -229,7 +220,7 @@ class PairText:
 
     @property
     def left_out(self) -> LeftOut | None:
-        """What is not counted because the sides spell it differently; None if nothing."""
+        """Text that is not counted because the sides spell it differently, if any."""
         totals = self.totals
         if self.first_difference is None:
             return None
@@ -242,60 +233,51 @@ class PairText:
 
     @property
     def notes(self) -> list[str]:
-        """What the text leaves to wish for: it is short, or a part of it is left out."""
+        """Notes on the quality of the counts: little text, or text that was left out."""
         left_out = [] if self.left_out is None else [self.left_out.sentence]
         return [*little_text(self.totals.num_bytes), *left_out]
 
     def require_starts(self) -> None:
-        """Check that the text has a shared token boundary.
-
-        Raises:
-            XtokError: if it has none.
-        """
+        """Raise an `XtokError` if the text has no shared token boundary."""
         if not self.totals.starts:
             documents = plural(self.totals.documents, "document")
             raise XtokError(
-                f"nothing can be counted: {documents}, {self.totals.num_bytes:,} bytes of text",
+                f"the text has no shared token boundary: {documents}, "
+                f"{self.totals.num_bytes:,} bytes",
                 hint="give non-empty text that both tokenizers can spell; xtok align shows how "
                 "they differ",
             )
 
     @cached_property
     def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Pairs at shared token boundaries in rising order, and how often each occurs, int64."""
-        if self.wanted.target != "start":
-            raise ValueError(f"the text was counted for the target {self.wanted.target!r}")
+        """Pairs at shared token boundaries, ascending, and their counts, both int64."""
+        if self.plan.target != "start":
+            raise ValueError(f"the text was counted for the target {self.plan.target!r}, not start")
         pairs = PairCounts()
         for part in (self.counts, self.held_out):
             pairs.add(part.keys, part.counts)
         return pairs.arrays()
 
 
-TextLike = Paths | PairText
-"""Text, or what was counted on it."""
+TextLike = Paths | PairText  # text, or its counts
 
 
 def tokenizers_of(pair: Pair) -> list[Tokenizer]:
-    """Return the tokenizers that a pair has: both, or one."""
+    """Return the tokenizers of a pair: two, or one."""
     sides = pair.student_tokenizer, pair.teacher_tokenizer
     return [side for side in sides if side is not None]
 
 
 class TextCounter:
-    """Counts that grow.
+    """Growing counts of a text."""
 
-    Args:
-        pair: as `PairText.read` takes it.
-        wanted: what to count.
-    """
-
-    def __init__(self, pair: Pair, wanted: CountPlan) -> None:
-        self.wanted, self.totals = wanted, TextTotals()
+    def __init__(self, pair: Pair, plan: CountPlan) -> None:
+        self.plan, self.totals = plan, TextTotals()
         self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers_of(pair)]
         self._aligner = TextAligner(pair) if len(self.tokens) == 2 else None
         self._first_difference: Difference | None = None
-        self.counts, self.held_out = Tally(wanted.target), Tally(wanted.target)
-        self._documents = DocumentCounter() if wanted.per_document else None
+        self.counts, self.held_out = Tally(plan.target), Tally(plan.target)
+        self._documents = DocumentCounter() if plan.per_document else None
         self._excerpts: list[tuple[str, str]] = []
         self._characters, self._shard, self._of_shard = 0, -1, 0
 
@@ -303,7 +285,7 @@ class TextCounter:
         """Count documents, as ids of each tokenizer."""
         for count, side in zip(self.tokens, sides, strict=True):
             count += np.bincount(side.ids, minlength=len(count))
-        if self.wanted.excerpts:
+        if self.plan.excerpts:
             self._add_excerpts(batch)
         if self._aligner is None:
             return
@@ -328,7 +310,7 @@ class TextCounter:
         totals.skipped_chunks += skipped
 
     def _add_chunks(self, aligned: AlignedTexts, is_held: NDArray[np.bool_]) -> int:
-        """Count chunks, those of the held-out documents apart; return how many are too long."""
+        """Count chunks, held-out documents separately; return the number of skipped chunks."""
         if not is_held.any():
             return self.counts.add(aligned)
         chosen = is_held[aligned.documents]
@@ -336,7 +318,7 @@ class TextCounter:
 
     def _is_held_out(self, texts: Sequence[str]) -> NDArray[np.bool_]:
         is_held = np.zeros(len(texts), np.bool_)
-        for place, text in enumerate(texts if self.wanted.hold_out else ()):
+        for place, text in enumerate(texts if self.plan.hold_out else ()):
             digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
             is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
         return is_held
@@ -358,7 +340,7 @@ class TextCounter:
         """Return all counts."""
         documents = self._documents
         return PairText(
-            wanted=self.wanted,
+            plan=self.plan,
             sources=sources,
             totals=self.totals,
             tokens=tuple(self.tokens),
@@ -372,7 +354,7 @@ class TextCounter:
 
 
 class DocumentCounter:
-    """Chunks of documents, one batch after another."""
+    """Growing counts of each document's chunks."""
 
     def __init__(self) -> None:
         self._groups: list[str] = []
@@ -391,7 +373,7 @@ class DocumentCounter:
         self._groups += groups
 
     def result(self) -> PerDocument:
-        """Return the counts so far."""
+        """Return the counts."""
         documents, places, counts = np.concatenate(self._entries, axis=1)
         return PerDocument(
             groups=tuple(self._groups),

@@ -1,4 +1,4 @@
-"""Counts smoothed towards a map, and how well a map predicts counts."""
+"""Smooth counts towards a map, and measure how well a map predicts counts."""
 
 from __future__ import annotations
 
@@ -12,23 +12,17 @@ from xtok.maps.edges import Edges, map_order, ranks, sum_duplicates
 
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""What alpha is chosen from."""
+ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # candidates for alpha
 
-EPSILON = 1e-3
-"""The share of a uniform distribution in a cross-entropy, so that it is finite."""
+EPSILON = 1e-3  # share of the uniform distribution in a cross-entropy, to keep it finite
 
 
 def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
-    """Return `(counts + alpha * base) / (N + alpha)` for each row, N being the row's counts.
+    """Return `(counts + alpha * base) / (N + alpha)` for each row with N counts.
 
-    This is the posterior mean under a Dirichlet prior of strength alpha around the base row
-    (MacKay and Peto, Natural Language Engineering 1(3), 1995). Rows without counts are the base's.
-
-    Args:
-        counts: pairs, weighted by their counts.
-        base: a map's edges; each row sums to 1.
-        alpha: the pseudo-count: how many counts a base row weighs.
+    This is the posterior mean under a Dirichlet prior of strength alpha, the pseudo-count, around
+    the base row (MacKay and Peto, Natural Language Engineering 1(3), 1995). A row without counts
+    becomes the base row.
     """
     weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
     return sum_duplicates(Edges.concatenate([counts, weighted])).normalized()
@@ -37,15 +31,14 @@ def smooth(counts: Edges, base: Edges, alpha: float) -> Edges:
 def choose_alpha(
     pairs: Pairs, held: Pairs, base: Edges, top_k: int, width: int, unit: int = 1
 ) -> float:
-    """Return the alpha whose map, cut to `top_k`, predicts the held-out documents best.
+    """Return the alpha that gives the best map, cut to `top_k`, for the held-out counts.
 
-    The smallest of equally good ones; 4 where nothing was held out, or all. Pairs come with their
-    counts.
+    Ties go to the smallest alpha; without data to compare, it is 4.
     """
     if not (len(held[0]) and len(pairs[0])):
         return 4.0
-    # Only rows that the held-out documents have; in them, the counts and the base's weights of all
-    # pairs that have either.
+    # Only rows of held-out pairs matter. In these rows, give every pair with a count or a base
+    # weight both values, so that the arrays match.
     rows = np.unique(held[0] >> 32)
     counts = pair_edges(pairs[0], pairs[1] / unit)
     counts, base = (e.take(np.isin(e.student_ids, rows)) for e in (counts, base))
@@ -61,7 +54,7 @@ def choose_alpha(
     for alpha in ALPHAS:
         edges = counts._replace(weights=counts.weights + alpha * weights).normalized()
         order = map_order(edges)
-        kept = order[ranks(edges.student_ids) < top_k]  # rows lie where they lay
+        kept = order[ranks(edges.student_ids) < top_k]  # sorting keeps the positions of rows
         predicted = np.zeros(len(keys))
         predicted[kept] = edges.take(kept).normalized().weights
         surprise = losses(np.where(is_edge, predicted[places], 0.0), width)
@@ -76,7 +69,7 @@ def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 
 
 def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weight of each pair `student_id << 32 | teacher_id`; 0 if it is not an edge."""
+    """Return the weights of pairs `student_id << 32 | teacher_id`, 0 for pairs without an edge."""
     if not len(edges.weights):
         return np.zeros(len(keys))
     of_edges = edge_keys(edges)

@@ -1,11 +1,8 @@
-"""Vocabularies as a corpus: synthetic text from two vocabularies' tokens, and pairs counted on it.
+"""Synthetic text from two vocabularies' tokens, and pairs of tokens counted on it.
 
-A vocabulary reflects the text that it was trained on: its tokens are what occurs often, in
-order of frequency (byte-pair encoding merges the most frequent pair first; Sennrich et al., ACL
-2016). In the synthetic text, the kinds of tokens (a word, the continuation of one, a number, white
-space, …) are a Markov chain, and tokens of one kind are drawn by Zipf's law over their order. A
-word is continued the way other tokens with the same letters go on, the longest context first. Both
-tokenizers encode the text, and pairs are counted on it as on any other.
+Tokens of byte-pair encoding are in order of frequency (Sennrich et al., ACL 2016). In synthetic
+text, the kinds of tokens (word, continuation, number, white space, …) form a Markov chain, and
+tokens of a kind follow Zipf's law. A continuation follows the same last letters as in other tokens.
 """
 
 from __future__ import annotations
@@ -34,18 +31,18 @@ if TYPE_CHECKING:
 
 
 class TextKind(IntEnum):
-    """What a token of a synthetic text is."""
+    """Kind of a token in synthetic text."""
 
     WORD = 0  # a space and letters
-    CONTINUATION = 1  # letters alone
-    UNSPACED = 2  # of a script without spaces between words
+    CONTINUATION = 1  # letters only
+    UNSPACED = 2  # a script without spaces between words
     NUMBER = 3
     SPACE = 4
     SYMBOL = 5
 
 
-# How often each kind follows each, in languages with spaces (English, French, German, Python) and
-# without (Chinese, Japanese); scripts/benchmark.py synthetic prints them, to within 0.03.
+# Transition probabilities between kinds, in languages with spaces (English, French, German, Python)
+# and without (Chinese, Japanese); scripts/benchmark.py synthetic prints them, to within 0.03.
 _SPACED = np.array(
     [
         [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
@@ -68,35 +65,35 @@ _UNSPACED = np.array(
 )
 _SHARE_UNSPACED = 0.33
 
-# A token's weight among its kind is 1 / (rank + shift) ** exponent; fitted a little flatter than
-# what scripts/benchmark.py synthetic prints, so that rare tokens are drawn, and counted, enough.
+# Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. A little
+# flatter than the fit of scripts/benchmark.py synthetic, to count rare tokens often enough.
 _ZIPF = {
     TextKind.WORD: (1.0, 0.9),
     TextKind.CONTINUATION: (5.0, 0.8),
     TextKind.UNSPACED: (10.0, 0.7),
     TextKind.SYMBOL: (10.0, 0.95),
 }
-_SINGLE_SHARE = {TextKind.CONTINUATION: 0.16, TextKind.SYMBOL: 0.3}  # of single ASCII characters
+_SINGLE_SHARE = {TextKind.CONTINUATION: 0.16, TextKind.SYMBOL: 0.3}  # single ASCII characters
 
-_CONTEXT = 6  # most bytes of a word by which a continuation is looked up; at least two are needed
-_LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
+_CONTEXT = 6  # maximum bytes of a word to look up a continuation by; the minimum is 2
+_LOOK_UP, _SERVES = 0.7, 0.75  # probability of a look-up, and of using a context that was found
 _TOKENS_PER_TEXT = 24
-_LONGEST_TOKEN = 1024  # longer ones would fill the texts; the longest of Claude 2 has as many bytes
-PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
+_LONGEST_TOKEN = 1024  # longer tokens would fill the texts; Claude 2's longest has 1,024 bytes
+PREFIXES_PER_ROW = 32
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
-_TEXTS_PER_DOCUMENT = 25  # encoded as one, which is faster
+_TEXTS_PER_DOCUMENT = 25  # joined, since encoding few documents is faster
 
 NUM_TEXTS = 50_000
+# If the sides share less than half of all tokens, more chunks have several tokens, so counts vary
+# more (scripts/benchmark.py chunks).
 MANY_TEXTS = 150_000
-"""Where less than half of all tokens are both sides': more chunks have several tokens, and their
-counts scatter (scripts/benchmark.py chunks)."""
 
+# Pseudo-count of a token's first piece, or, shared, of all its pieces
 FIRST_PIECE = 1 / 3
-"""The pseudo-count of a token's first piece, or, split among them, of all the pieces."""
 
+# Pseudo-count per row of the pairs from `prefixes`
 FALLBACK = 0.02
-"""The pseudo-count, per row, of the pairs in which one token's bytes begin the other's."""
 
 Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -110,20 +107,13 @@ def synthetic_edges(
 ) -> tuple[Edges, list[int]]:
     """Count pairs of tokens on synthetic text.
 
-    Every text token of the student also has pseudo-counts: of the first piece that the teacher
-    spells it with, and of the teacher tokens whose bytes begin with its own or the other way round.
-    Where chunks are counted, of all its pieces, and of the teacher tokens that it helps to spell.
-
-    Args:
-        pair: the two tokenizers, with their own tables.
-        target: what is counted, as in `BuildConfig`.
-        num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000,
-            or 150,000 where less than half of all tokens are both sides'.
-        progress: called with the number of texts.
+    Text tokens of the student also get pseudo-counts: for the first piece of their spelling and for
+    teacher tokens with the same beginning; for chunks, for all pieces in both directions.
+    `num_texts` is two per id by default, at most 50,000, or 150,000 if the sides share less than
+    half of all tokens.
 
     Returns:
-        Edges with float64 weights, in which a pair may occur twice; and the student ids whose bytes
-        the teacher cannot spell.
+        edges with float64 weights, possibly repeated; and the student ids without a spelling.
     """
     student, teacher = pair.tokenizers
     counts = _count(pair, target, num_texts, progress)
@@ -150,7 +140,6 @@ def synthetic_edges(
 
 
 def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress) -> Counts:
-    """Draw texts, and count them; texts are drawn while those before are encoded."""
     tables = [side.table for side in pair.tokenizers]
     if num_texts is None:
         ours, theirs = (table.canonical_ids().keys() for table in tables)
@@ -158,8 +147,8 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
         num_texts = min(most, 2 * sum(map(len, tables)))
     source = SyntheticSource(tables)
     tally, aligner = Tally(target), TextAligner(pair)
-    left = num_texts  # to draw
-    waiting = 0  # texts that are being encoded
+    left = num_texts  # texts to draw
+    waiting = 0  # texts being encoded
     with (
         TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
@@ -178,10 +167,7 @@ def _count(pair: Pair, target: Target, num_texts: int | None, progress: Progress
 
 
 def _pieces(pair: Pair) -> Edges:
-    """Spell each text token of the student in the teacher's, where it lacks the token itself.
-
-    The pieces of one token weigh the same.
-    """
+    """Spell each student token, as an equal teacher token if there is one, with equal weights."""
     own = np.flatnonzero(pair.equal_bytes >= 0)
     ids = np.setdiff1d(pair.tables[0].text_ids, own)
     pieces, counts = pair.pieces(ids)
@@ -192,21 +178,21 @@ def _pieces(pair: Pair) -> Edges:
 
 
 def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
-    """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law.
+    """Pair tokens if one's bytes start with the other's, weighted by Zipf's law.
 
-    A row has its token's beginnings, the shortest first, then the tokens that it begins.
+    Beginnings of the row's token come first, shortest first.
     """
     tokens = sorted(rows.keys() | columns.keys())
-    # Of each token: its row and its column, or −1.
+    # [tokens], row and column of each token, or −1
     row, column = (
         np.array([id_of.get(t, -1) for t in tokens], np.int64) for id_of in (rows, columns)
     )
-    order = np.zeros(max(columns.values(), default=0) + 1, np.int64)  # of each column among all
+    order = np.zeros(max(columns.values(), default=0) + 1, np.int64)  # rank of each column
     order[list(columns.values())] = np.arange(len(columns))
     longer = np.arange(len(tokens))
     shorter, before = longer, _longest_beginnings(tokens)
     pairs = []
-    for depth in count():  # tokens and themselves, the longest that begins them, the next one …
+    for depth in count():  # pairs of tokens with themselves, then ever shorter beginnings
         forward = (row[longer] >= 0) & (column[shorter] >= 0)
         rank = np.full(int(forward.sum()), -1 - depth)
         pairs.append((row[longer[forward]], column[shorter[forward]], rank))
@@ -219,7 +205,7 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
         if not len(longer):
             break
     s_ids, t_ids, rank = map(np.concatenate, zip(*pairs, strict=True))
-    first = np.argsort((s_ids << 32) + rank)  # no two are equal
+    first = np.argsort((s_ids << 32) + rank)  # without ties
     first = first[ranks(s_ids[first]) < PREFIXES_PER_ROW]
     s_ids, t_ids = s_ids[first].astype(np.int32), t_ids[first].astype(np.int32)
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
@@ -227,12 +213,9 @@ def prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
 
 
 def _longest_beginnings(tokens: Sequence[bytes]) -> NDArray[np.int64]:
-    """Return, for each of some sorted tokens, the place of the longest that begins it, or −1.
-
-    Linear in the tokens' bytes: those that begin a token are among those that begin the one before.
-    """
+    """Return the index of the longest other token that each sorted token starts with, or −1."""
     before: list[int] = []
-    begun: list[int] = []  # places of tokens that begin one another
+    begun: list[int] = []  # indices of nested beginnings of the current token
     for place, token in enumerate(tokens):
         while begun and not token.startswith(tokens[begun[-1]]):
             begun.pop()
@@ -242,12 +225,10 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 class _EvenNumbers:
-    """Numbers in [0, 1) to draw with, spread more evenly than random ones: fewer texts do.
+    """Numbers in [0, 1) that are spread more evenly than random numbers, so fewer texts suffice.
 
-    Each kind of decision has a sequence of its own: multiples of the golden ratio, modulo 1, any
-    stretch of which is spread evenly. It is dealt out in the order of what the decisions depend on,
-    so that the draws after one token are spread evenly too (array-RQMC: L'Ecuyer, Lécot and Tuffin,
-    Operations Research 56(4), 2008).
+    Each decision has its own multiples of the golden ratio, modulo 1, assigned in the order of the
+    decision's causes (array-RQMC: L'Ecuyer, Lécot and Tuffin, Operations Research 56(4), 2008).
     """
 
     def __init__(self) -> None:
@@ -255,11 +236,11 @@ class _EvenNumbers:
         self._next: dict[object, float] = {}
 
     def in_any_order(self, decision: object, number: int) -> NDArray[np.float64]:
-        """Return numbers for a decision that depends on nothing."""
+        """Return numbers for a decision without causes."""
         return self(decision, self._rng.permutation(number))
 
     def __call__(self, decision: object, causes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return a number for each of the integers that a decision depends on."""
+        """Return a number for each cause of a decision."""
         first = self._next.get(decision)
         if first is None:
             first = self._rng.random()
@@ -267,14 +248,14 @@ class _EvenNumbers:
         sequence -= np.floor(sequence)
         self._next[decision] = float(sequence[-1])
         numbers = np.empty(len(causes))
-        bits = len(causes).bit_length()  # sorting places with what they are sorted by is faster
+        bits = len(causes).bit_length()  # sorting causes and indices as one integer is faster
         order = np.sort(causes << bits | np.arange(len(causes))) & (1 << bits) - 1
         numbers[order] = sequence[:-1]
         return numbers
 
 
 class SyntheticSource:
-    """The tokens of several vocabularies by kind, with their weights, and how words continue."""
+    """Tokens of several vocabularies by kind, with their weights, and continuations of words."""
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
         self.draw = _EvenNumbers()
@@ -290,7 +271,7 @@ class SyntheticSource:
         self.weights = np.concatenate([part[2] for part in parts])
         padded = np.frombuffer(bytes(8) + b"".join(tokens), np.uint8)
         self.data = padded[8:]
-        # The eight bytes before each place, the last one as the highest.
+        # The eight bytes before each position, the last byte as the highest
         self.last_bytes = np.ndarray(len(self.data) + 1, "<u8", padded, strides=(1,))
         self.ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
         self.starts = np.append(np.int32(0), self.ends[:-1])
@@ -304,11 +285,7 @@ class SyntheticSource:
         return ids, np.cumsum(self.weights[ids])
 
     def _index(self, kinds: NDArray[np.int64]) -> None:
-        """Index the places in tokens where a letter follows, by the bytes before them.
-
-        The key of a place has the byte before it first, so that places with the same last bytes are
-        neighbours, however many bytes are compared.
-        """
+        """Index the positions of letters in tokens by their preceding bytes, last byte first."""
         ids = np.arange(len(self.ends), dtype=np.int32)
         token_at = np.repeat(ids, self.ends - self.starts)
         lower = self.data | 32
@@ -332,7 +309,7 @@ class SyntheticSource:
         starts, stops = self._spans(number)
         lengths = stops - starts
         ends = np.cumsum(lengths.sum(axis=1))
-        # How far what a token's bytes are copied from lies behind where they go to.
+        # [tokens], distance from a token's position in the text to its position in the data
         shifts = (starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])).astype(np.int32)
         places = np.arange(ends[-1], dtype=np.int32) + np.repeat(shifts, lengths.ravel())
         drawn = self.data[places].tobytes()
@@ -342,15 +319,15 @@ class SyntheticSource:
         ]
 
     def _spans(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where each token of each text lies in the joined tokens, int64 `[number, 24]`."""
+        """Return the position of each token in the joined tokens, int64 `[number, 24]`."""
         unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
         unspaced &= len(self.scripts) > 0
         script = self._draw_scripts(number)
-        # What a kind's number must pass for each next one, after each kind in both sorts of texts.
+        # Cumulative transition probabilities, after each kind in texts with and without spaces
         chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(TextKind), -1).T
         kind = np.where(unspaced, TextKind.UNSPACED, TextKind.WORD)
         indented = np.zeros(number, np.bool_)
-        # The last bytes of each text, the very last one first; and how many there are.
+        # The last bytes of each text, the very last byte first; and their number
         tail, tail_length = np.zeros((2, number), np.int64)
         starts, stops = np.zeros((2, number, _TOKENS_PER_TEXT), np.int64)
         start = np.zeros(number, np.int64)
@@ -369,7 +346,7 @@ class SyntheticSource:
                 self._continue_words(rows, tail, tail_length, start, stop)
             starts[:, step], stops[:, step] = start, stop
             length = np.minimum(stop - start, _CONTEXT)
-            bits = 8 * (_CONTEXT - length)  # of the tail that stay
+            bits = 8 * (_CONTEXT - length)  # bits of the tail to keep
             before_stop = (self.last_bytes[stop] >> 64 - 8 * _CONTEXT).astype(np.int64)
             tail = before_stop >> bits << bits | tail >> 8 * length
             tail_length = np.minimum(tail_length + length, _CONTEXT)
@@ -377,7 +354,6 @@ class SyntheticSource:
         return starts, stops
 
     def _draw_scripts(self, number: int) -> NDArray[np.int64]:
-        """Return a script for each text: Chinese, Japanese, or another by its tokens' weight."""
         language = self.draw.in_any_order("language", number)
         others = sorted(set(self.scripts) - {_HAN, _KANA})
         mass = np.cumsum([self.scripts[s][1][-1] for s in others])
@@ -392,7 +368,6 @@ class SyntheticSource:
     def _draw_tokens(
         self, kind: NDArray[np.int64], script: NDArray[np.int64], last: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw tokens of the given kinds; `last` is the token that each follows."""
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
@@ -408,7 +383,7 @@ class SyntheticSource:
             rows = np.flatnonzero(chosen)
             if len(rows) and len(ids):
                 goal = self.draw(group, last[rows]) * cumulated[-1]
-                order = np.argsort(goal)  # neighbours are looked up together
+                order = np.argsort(goal)  # for the processor's cache
                 rows, goal = rows[order], goal[order]
                 tokens = ids[np.searchsorted(cumulated, goal, "right").clip(0, len(ids) - 1)]
                 start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
@@ -422,8 +397,8 @@ class SyntheticSource:
         start: NDArray[np.int64],
         stop: NDArray[np.int64],
     ) -> None:
-        """Replace drawn tokens, in place, by what follows a text's last letters in some token."""
-        rows = rows[np.argsort(tail[rows], kind="stable")]  # neighbours are looked up together
+        """Replace drawn tokens, in place, by text that follows the last letters in some token."""
+        rows = rows[np.argsort(tail[rows], kind="stable")]  # for the processor's cache
         for length in range(_CONTEXT, 1, -1):
             bits = 8 * (_CONTEXT - length)
             context = tail[rows] >> bits
@@ -440,20 +415,20 @@ class SyntheticSource:
             rows = rows[~serves]
 
 
-# What follows chooses what is drawn together, by code points that never change; it is not one of
-# the classes of `tokenizers.classes`, which follow Unicode's names, and a map must not.
-_HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8
+# Scripts that are drawn together. They are defined by fixed code points, unlike the classes of
+# `tokenizers.classes`, because maps must not change with a new version of Unicode.
+_HAN, _KANA, _JAPANESE = -1, -2, -3  # other scripts: code point >> 8
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
 
 def kind_of(token: bytes) -> TextKind | None:
-    """Return what a token is in a synthetic text; None if it is not text on its own."""
+    """Return the kind of a token; None if it is not valid text."""
     try:
         text = token.decode()
     except UnicodeDecodeError:
         return None
     body = text.removeprefix(" ")
-    if text.isascii() and body.isalpha():  # most of them
+    if text.isascii() and body.isalpha():  # most tokens
         return TextKind.WORD if text[0] == " " else TextKind.CONTINUATION
     if not text:
         return None
@@ -468,12 +443,9 @@ def kind_of(token: bytes) -> TextKind | None:
     return TextKind.SYMBOL
 
 
-def _tokens_by_kind(
-    table: TokenTable,
-) -> list[tuple[TextKind, list[bytes], NDArray[np.float64]]]:
-    """Return a vocabulary's tokens of each kind in `_ZIPF`, with their weights."""
+def _tokens_by_kind(table: TokenTable) -> list[tuple[TextKind, list[bytes], NDArray[np.float64]]]:
     of_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
-    # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
+    # USER_DEFINED tokens are markup; their rank says nothing about their frequency.
     normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
     for token in compress(table.tokens(), normal):
         is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
@@ -495,7 +467,7 @@ def _block(token: bytes) -> int:
 
 
 def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
-    """Weigh tokens by rank; single ASCII characters, whose rank is arbitrary, by their use."""
+    """Weight tokens by rank, but single ASCII characters by frequency: their rank is arbitrary."""
     shift, exponent = _ZIPF[kind]
     lengths = np.array([len(token) for token in tokens], np.int64)
     single = lengths == 1
@@ -516,7 +488,6 @@ def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
 
 
 def _numbers() -> dict[str, float]:
-    """Return numbers and their weights: small ones, round ones, years, powers of two."""
     weights = {str(n): 1 / n for n in range(1, 10)} | {str(n): 0.6 / n for n in range(10, 100)}
     weights |= {str(n): 0.3 / n for n in range(100, 1000)}
     weights |= {str(n): 0.2 / 700 for n in range(1000, 10000, 13)}
@@ -531,21 +502,19 @@ def _numbers() -> dict[str, float]:
 
 
 def _spaces() -> dict[str, float]:
-    """Return white space and its weights: line ends, and indentation, mostly by fours."""
     weights = {"\n": 0.4, "\n\n": 0.12, "\n\n\n": 0.01, "\t": 0.05, "\t\t": 0.02, "\n\t": 0.01}
     weights |= {" ": 0.1, "\r\n": 0.005}
     runs = {" " * n: 0.03 * (4 if n % 4 in (0, 3) else 1) / n for n in range(2, 25)}
     return weights | runs
 
 
-# National standards list the characters in common use: GB 2312 and JIS X 0208 their first levels
-# (the rows of a 94 by 94 table), KS X 1001 the syllables of Korean; and the kana.
+# National standards list the characters in common use, as rows of a 94 × 94 table: the first levels
+# of GB 2312 and JIS X 0208, and the Korean syllables of KS X 1001. Kana are added below.
 _STANDARDS = (("gb2312", 16, 56, 0.1), ("euc_jp", 16, 48, 0.1), ("euc_kr", 16, 41, 0.1))
 _KANA_SHARE = 0.1
 
 
 def _characters() -> dict[str, float]:
-    """Return common characters of scripts without spaces, which a vocabulary may lack."""
     weights: dict[str, float] = defaultdict(float)
     for codec, first, end, share in _STANDARDS:
         places = [(row, cell) for row in range(first, end) for cell in range(1, 95)]

@@ -1,1 +1,1 @@
-"""Maps from token embeddings."""
+"""Maps from token similarity."""

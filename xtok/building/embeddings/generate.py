@@ -1,4 +1,4 @@
-"""`generate`: a map by the similarity of tokens: of their spelling, or of their embeddings."""
+"""`generate`: a map of similar tokens, by spelling or by embeddings."""
 
 from __future__ import annotations
 
@@ -31,14 +31,12 @@ from xtok.tokenizers.table import TokenTable, TokenType
 if TYPE_CHECKING:
     from xtok.building.embeddings.sources import InputLayer, SentenceModel
 
-OWN = "own"
-"""The embedding model that stands for the two models' own input-embedding layers."""
+OWN = "own"  # both models' own input-embedding layers
 
-SPELLING = "spelling"
-"""What stands for no embedding model: tokens are compared by their bytes."""
+SPELLING = "spelling"  # byte n-grams, without an embedding model
 
+# Number of student vectors to prepare at once; it limits the memory and does not affect the result
 CHUNK_SIZE = 8192
-"""Student vectors that are prepared at once: bounds the memory, changes nothing else."""
 
 
 def generate(
@@ -51,44 +49,40 @@ def generate(
     force_recompute: bool = False,
     progress: Progress = silent,
 ) -> ProjectionMap:
-    """Map each student token to the teacher tokens that are most similar to it.
+    """Map each student token to the most similar teacher tokens.
 
-    Control and unused ids have empty rows; with embeddings, parts of characters have them, too.
-    Weights are by NeMo-RL's rule: |cosine| to the power of 10 times the row's largest, over the
-    row's sum.
+    Rows of control and unused ids are empty; with embeddings, also rows of partial characters.
+    Weights follow NeMo-RL's rule: |cosine| to the power of 10 times the row's largest, normalized.
 
     >>> xtok.generate(xtok.pair("bytes", "bytes"), "spelling")["a"].entries[0]
     RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)
 
     Args:
-        pair: the models of the rows and the columns, with their tokenizers.
-        embedding_model: `own`, the two models' own input embeddings, fitted to each other on the
-            tokens that both have; `spelling`, byte n-grams, without a model; `sentence:MODEL`, a
-            model that sentence-transformers runs; `input:MODEL`, the mean of a language model's
-            input embeddings over the token's pieces. None is `own` if both models have
-            safetensors weights, else `spelling`; a note names it.
-        config: the options; the defaults if None.
-        offline: take models from the local cache only, as with `HF_HUB_OFFLINE=1`.
-        cache_dir: where sentence embeddings are kept; xtok's cache folder if None.
-        force_recompute: embed again, and replace what is kept.
+        pair: the student and the teacher, with their tokenizers.
+        embedding_model: `own`, both models' input embeddings, fitted on shared tokens; `spelling`,
+            byte n-grams; `sentence:MODEL`, a sentence-transformers model; `input:MODEL`, the mean
+            input embedding of the token's pieces. Default: `own` if both models have safetensors
+            weights, otherwise `spelling`.
+        config: the options.
+        offline: use only the local cache of models.
+        cache_dir: folder for sentence embeddings; default: xtok's cache folder.
+        force_recompute: replace cached sentence embeddings.
         progress: called for each pass.
 
     Raises:
-        EmbeddingError: if an embedding model, or a model's weights, are unusable.
-        TokenizerError: if a tokenizer is.
-        XtokError: if `top_k` is more than the teacher's tokens.
+        EmbeddingError: if an embedding model is unusable.
     """
     config = GenerateConfig.or_default(config)
     _check_device(config.device)
     source = None
-    if embedding_model not in (None, OWN, SPELLING):  # a mistake shows before tokenizers take time
+    if embedding_model not in (None, OWN, SPELLING):  # check it before loading tokenizers
         source = open_source(
             embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
         )
     if config.top_k > pair.shape[1]:
         raise XtokError(
-            f"top_k {config.top_k} is more than the {pair.shape[1]} tokens of the teacher",
-            hint="give a smaller {option}",
+            f"top_k is {config.top_k}, expected at most the teacher's {pair.shape[1]} tokens",
+            hint="reduce {option}",
             parameter="top_k",
         )
     if embedding_model is None:
@@ -124,13 +118,13 @@ def generate(
 
 def _check_device(device: str) -> None:
     kind = device.partition(":")[0]
-    problem = "" if kind in ("cpu", "cuda") else "there is no such device"
+    problem = "" if kind in ("cpu", "cuda") else "unknown device"
     if not problem and device != "cpu":
         import torch
 
         try:
             torch.zeros(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # the latter of a PyTorch without CUDA
+        except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
             problem = str(error).splitlines()[0]
     if problem:
         raise EmbeddingError(
@@ -143,7 +137,6 @@ def _check_device(device: str) -> None:
 def _edges_by_spelling(
     pair: Pair, config: GenerateConfig, progress: Progress
 ) -> tuple[Edges, dict[str, float], list[str]]:
-    """Return the edges, counts and notes."""
     student, teacher = pair.tables
     row_ids, column_ids = student.text_ids, np.sort(list(teacher.canonical_ids().values()))
     rows, columns = (
@@ -163,7 +156,7 @@ def _edges_by_spelling(
 
 
 def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Raise to the exponent in whole eighths, by operations that every machine rounds alike."""
+    """Raise to an exponent in eighths, with operations that round equally on all machines."""
     eighths = np.rint(exponent * 8).astype(np.int64)
     factor, result = np.sqrt(np.sqrt(np.sqrt(base))), np.ones_like(base)
     while eighths.any():
@@ -175,7 +168,7 @@ def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[
 def _weights(
     cosines: Any, largest: Any, config: GenerateConfig, *, power: Any = pow, exp: Any = np.exp
 ) -> Any:
-    """Return weights `[n, k]` that are not normalized yet, of arrays or tensors.
+    """Return weights `[n, k]`, not normalized, of arrays or tensors.
 
     `largest` is the largest cosine of each row, `[n, 1]`.
     """
@@ -192,7 +185,7 @@ def _edges_above_threshold(
     sums: NDArray[np.float64],
     config: GenerateConfig,
 ) -> tuple[Edges, dict[str, float]]:
-    """Return the edges that have a weight and the threshold's share of their row's sum."""
+    """Return the edges with at least the threshold's share of their row's sum."""
     kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:
@@ -214,7 +207,7 @@ def _edges_by_embedding(
     offline: bool,
     progress: Progress,
 ) -> tuple[Edges, dict[str, float], list[str]]:
-    """Return the edges, counts and notes; without a source by the models' own embeddings."""
+    """Return the edges, counts and notes; without a source, by the models' own embeddings."""
     tables, relaxed = pair.tables, config.canonicalization == "relaxed"
     counts: dict[str, float] = {}
     (row_ids, row_texts), (column_ids, column_texts) = (_texts(table, relaxed) for table in tables)
@@ -230,16 +223,16 @@ def _edges_by_embedding(
             require_finite(vectors, ids, table, source.model_id)
     else:
         if relaxed:
-            notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
+            notes.append("canonicalization has no effect on own embeddings, which belong to ids")
         x, y, counts = fitted_embeddings(
             pair, row_ids, column_ids, offline=offline, progress=progress
         )
-    # Of teacher ids with equal bytes, one stands for all. Zero vectors are similar to nothing.
+    # Of teacher ids with equal bytes, only the canonical id is compared. Zero vectors are excluded.
     single = np.isin(column_ids, list(tables[1].canonical_ids().values()))
     rows, columns = x.any(axis=1), single & y.any(axis=1)
     for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
         if zeros.any():
-            notes.append(f"{side} tokens whose embedding is zero: {zeros.sum():,}")
+            notes.append(f"{side} tokens with a zero embedding: {zeros.sum():,}")
     edges, dropped = _most_similar(
         row_ids[rows], x[rows], column_ids[columns], y[columns], config, progress
     )
@@ -247,7 +240,6 @@ def _edges_by_embedding(
 
 
 def _texts(table: TokenTable, relaxed: bool) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the ids whose bytes are UTF-8, and their texts."""
     tokens = table.tokens()
     texts: dict[int, str] = {}
     for i in table.text_ids.tolist():
@@ -257,13 +249,12 @@ def _texts(table: TokenTable, relaxed: bool) -> tuple[NDArray[np.int64], list[st
 
 
 def _notes_of_textless(table: TokenTable, side: str, num_texts: int) -> list[str]:
-    """Return a note that counts the ids without a text; none if there are none."""
     counts = {
         "partial UTF-8": len(table.text_ids) - num_texts,
         "control": len(table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)),
         "unused": len(table.ids_of_type(TokenType.UNUSED)),
     }
-    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
     return [f"{side} tokens without a text to embed: {listed}"] if listed else []
 
 
@@ -275,13 +266,12 @@ def _most_similar(
     config: GenerateConfig,
     progress: Progress,
 ) -> tuple[Edges, dict[str, float]]:
-    """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
     k = min(config.top_k, len(column_ids))
     if not (len(row_ids) and k):
         return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)), {}
     import torch
 
-    # A threshold is on a share of the whole row, of which the `top_k` are the largest.
+    # The threshold applies to the share in the whole row, not only in the `top_k`.
     weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
     with one_thread_each() as pool, progress("comparing", len(x)) as advance:
         cosine = Cosine(

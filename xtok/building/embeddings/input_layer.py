@@ -1,4 +1,4 @@
-"""The input-embedding layer of a checkpoint: which tensor it is, read without the others."""
+"""Find and read the input-embedding layer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xtok.tokenizers.hub import ModelFiles
 if TYPE_CHECKING:
     import torch
 
-# The layer's name in the checkpoints of transformers' models, the more common first.
+# Names of the layer in the checkpoints of transformers' models, the most common first
 _NAMES = (
     "model.embed_tokens.weight", "transformer.wte.weight", "embeddings.word_embeddings.weight",
     "model.language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight",
@@ -30,36 +30,31 @@ _NAMES = (
     "gpt_neox.embed_in.weight", "embed_in.weight", "backbone.embeddings.weight",
     "backbone.embedding.weight", "shared.weight",
 )  # fmt: skip
-_OUTPUT_NAME = "lm_head.weight"  # the same matrix where config.json ties the two
+_OUTPUT_NAME = "lm_head.weight"  # the same matrix if config.json ties both
 
 _FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Model(ModelFiles):
-    """A model's files."""
+    """A model's files, with errors about embeddings."""
 
     error = EmbeddingError
 
     @property
     def model_id(self) -> str:
-        """The name that a map gives it: a folder's own, without the path to it."""
+        """The repo id, or the name of a folder without its path."""
         return self.model.name if isinstance(self.model, Path) else self.model
 
     def has_checkpoint(self) -> bool | None:
-        """Whether there is a safetensors checkpoint, without fetching it.
-
-        None if that is unknown, because the repo is not in the local cache.
-        """
+        """Whether there is a safetensors checkpoint, without fetching it; None if unknown."""
         return True if self.find(INDEX) is not None else self.has(_FILE)
 
 
 def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
-    """Return a model's input-embedding layer: its name, and float32 `[rows, dimension]`.
-
-    No other tensor of the checkpoint is read.
+    """Return the name of a model's input-embedding layer, and its float32 `[rows, dimension]`.
 
     Raises:
-        EmbeddingError: if there is no safetensors checkpoint, or no such layer in it.
+        EmbeddingError: if there is no safetensors checkpoint, or it has no known layer.
     """
     files = tensor_files(model)
     name = choose_layer(files, model)
@@ -67,7 +62,7 @@ def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
 
 
 def tensor_files(model: Model) -> dict[str, str]:
-    """Return the file name of each tensor in a safetensors checkpoint; fetches no shard.
+    """Return the file name of each tensor in a safetensors checkpoint, without fetching shards.
 
     Raises:
         EmbeddingError: if there is no safetensors checkpoint, or its index is damaged.
@@ -88,14 +83,10 @@ def tensor_files(model: Model) -> dict[str, str]:
 
 
 def shard_path(model: Model, name: str) -> Path:
-    """Return the path of a file that `tensor_files` names, fetched if need be.
-
-    Raises:
-        EmbeddingError: if it is missing.
-    """
+    """Return the local path of a checkpoint's file, fetched if necessary."""
     path = model.find(name, required=True)
     if path is None:
-        raise EmbeddingError(f"{model} lacks {name}, which its {INDEX} names", hint=_FETCH_HINT)
+        raise EmbeddingError(f"{model} lacks {name}, listed in its {INDEX}", hint=_FETCH_HINT)
     return path
 
 
@@ -112,8 +103,8 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
     floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     if tensor.ndim not in dimensions or tensor.dtype not in floats:
         raise EmbeddingError(
-            f"{name} of {path} is {tensor.dtype} {list(tensor.shape)}, not a matrix of floats",
-            hint="give the checkpoint that is not quantized, or fetch it again",
+            f"{path}, {name}: {tensor.dtype} {list(tensor.shape)}, expected a matrix of floats",
+            hint="give a checkpoint without quantization, or fetch it again",
         )
     return tensor
 
@@ -136,14 +127,14 @@ _FETCH_HINT = "the checkpoint is damaged: fetch it again"
 
 
 def choose_layer(names: Collection[str], model: Model) -> str:
-    """Return the layer's name of a checkpoint's tensors, by the known names alone."""
+    """Return the first known name of an input-embedding layer."""
     for name in _NAMES:
         if name in names:
             return name
     if _OUTPUT_NAME in names and model.json("config.json").get("tie_word_embeddings") is True:
         return _OUTPUT_NAME
     raise EmbeddingError(
-        f"none of the {len(names)} tensors of {model} is an input-embedding layer that xtok knows",
-        hint="give another model; known names are model.embed_tokens.weight, "
-        "transformer.wte.weight, embeddings.word_embeddings.weight and similar ones",
+        f"{model}: none of its {len(names)} tensors is a known input-embedding layer",
+        hint="give another model; known names include model.embed_tokens.weight, "
+        "transformer.wte.weight and embeddings.word_embeddings.weight",
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from xtok._lib.kernels import kernel
 
-STRIDE = 64  # similarities that are compared at once, before any is looked at alone
+STRIDE = 64  # similarities to compare with the smallest kept value before reading them one by one
 
 
 @kernel
@@ -14,12 +14,12 @@ def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: i
     """Merge a tile of similarities into each row's `k` largest so far.
 
     Args:
-        tile: float32 `[rows, columns]`, no NaN.
-        num_columns: how many of the tile's columns count.
-        first_id: the id of the first column; every id so far is smaller.
+        tile: float32 `[rows, columns]`, without NaN.
+        num_columns: number of valid columns.
+        first_id: id of the first column; larger than all earlier ids.
         absolute: compare absolute values.
-        values: float32 `[rows, k]`, falling in each row; ties stay in the order of ids.
-        ids: int32 `[rows, k]`, as the values.
+        values: float32 `[rows, k]`, descending; ties in the order of ids.
+        ids: int32 `[rows, k]`.
     """
     k = values.shape[1]
     for row in range(tile.shape[0]):
@@ -52,21 +52,21 @@ def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
     row_starts, row_grams, row_lengths, squares, starts, columns, per_length, column_places,
     values, places,
 ):  # fmt: skip
-    """Fill the rows that are empty with the `k` columns of the largest cosines.
+    """Fill empty rows with the `k` columns of the largest cosines.
 
-    A product is the sum of `squares` of the n-grams that a row and a column both have.
+    A product is the sum of `squares` of the shared n-grams.
 
     Args:
-        row_starts: int64 `[rows + 1]`; row r has `row_grams[row_starts[r]:row_starts[r + 1]]`.
+        row_starts: int64 `[rows + 1]`, starts in `row_grams`.
         row_grams: int32.
         row_lengths: float64 `[rows]`.
         squares: int32 `[grams]`.
-        starts: int64 `[grams + 1]`; n-gram g is in `columns[starts[g]:starts[g + 1]]`.
+        starts: int64 `[grams + 1]`, starts in `columns`.
         columns: int32.
         per_length: float64 `[columns]`, 1 / length.
-        column_places: int64 `[columns]`, what is written for a column; ties go to the lower one.
-        values: float64 `[rows, k]`, falling in each row, 0 behind the last column.
-        places: int32 `[rows, k]`, as the values; -1 in rows that are empty.
+        column_places: int64 `[columns]`, index to write; ties go to the lower index.
+        values: float64 `[rows, k]`, descending, then 0.
+        places: int32 `[rows, k]`; -1 in empty rows.
     """
     k = values.shape[1]
     sums = np.zeros(len(per_length), np.int32)
@@ -79,7 +79,7 @@ def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
             gram = row_grams[i]
             for j in range(starts[gram], starts[gram + 1]):
                 column = columns[j]
-                touched[num_touched] = column  # stays only if it is new
+                touched[num_touched] = column  # overwritten by the next column unless it is new
                 num_touched += sums[column] == 0
                 sums[column] += squares[gram]
         for i in range(num_touched):

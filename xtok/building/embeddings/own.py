@@ -1,4 +1,4 @@
-"""The two models' own input embeddings, and a linear map from the student's to the teacher's."""
+"""Both models' input embeddings, and a linear map from the student's to the teacher's."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from xtok.tokenizers.pairs import SIDES, Pair
 if TYPE_CHECKING:
     import torch
 
-_HELD_OUT = 10  # every tenth anchor is not fitted on
+_HELD_OUT = 10  # every tenth anchor is held out
 _FEWEST_ANCHORS = 20
 _RIDGE = 0.01  # penalty, as a share of the mean variance
 
 
 def lacking_weights(pair: Pair, *, offline: bool) -> str:
-    """Return which model has no safetensors weights here; "" if both have them."""
+    """Return a sentence about a model without safetensors weights; "" if both have weights."""
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
         model = model_of(tokenizer, offline)
         try:
             has_weights = model is not None and model.has_checkpoint()
         except EmbeddingError as error:  # no network, or no access
-            return f"whether {name} has weights is unknown ({error.message})"
+            return f"the weights of {name} are unknown ({error.message})"
         if has_weights is None:
             return f"the weights of {name} are not in the local cache"
         if not has_weights:
@@ -60,11 +60,8 @@ def fitted_embeddings(
 ) -> tuple[Vectors, Vectors, dict[str, float]]:
     """Return both models' vectors in the teacher's space, and counts with the error of the fit.
 
-    Both sides are centred on the means of the anchors, the exactly equal tokens. Every tenth anchor
-    is held out, and the error is on these. The map is a ridge regression.
-
-    Raises:
-        EmbeddingError: if a model has no such layer, or they cannot be fitted.
+    A ridge regression on equal tokens (anchors), after centring both sides. Every tenth anchor is
+    held out for the error.
     """
     import torch
 
@@ -104,7 +101,7 @@ def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool)
     model_id, model = tokenizer.vocabulary.model_id, model_of(tokenizer, offline)
     if model is None:
         raise EmbeddingError(
-            f"{model_id} is a tokenizer file: it has no embeddings of its own",
+            f"{model_id} is a tokenizer file without embeddings",
             hint="give the model's folder or repo id, or another {option}",
             parameter="embedding_model",
         )
@@ -118,12 +115,11 @@ def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool)
 def _anchors(
     pair: Pair, row_ids: NDArray[np.int64], column_ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of exactly equal tokens among the embedded ids, in order of student id."""
     places = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
     if len(places) < _FEWEST_ANCHORS:
         raise EmbeddingError(
-            f"only {len(places)} tokens are exactly equal on both sides, too few to fit "
-            "one model's embeddings to the other's",
+            f"only {len(places)} tokens are equal on both sides, expected at least "
+            f"{_FEWEST_ANCHORS} to fit one model's embeddings to the other's",
             hint="give spelling, sentence:MODEL or input:MODEL with {option}",
             parameter="embedding_model",
         )
@@ -131,7 +127,7 @@ def _anchors(
 
 
 def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:
-    """Return xᵀy in float64, summed over blocks of rows in their order."""
+    """Return xᵀy in float64, summed over blocks of rows in order."""
     import torch
 
     def work(start: int) -> torch.Tensor:
@@ -140,7 +136,7 @@ def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:
 
     total = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64)
     starts = range(0, len(x), 8192)
-    for first in range(0, len(starts), 4):  # few at a time: each is a whole matrix
+    for first in range(0, len(starts), 4):  # four at a time, since each result is a whole matrix
         for part in pool.map(work, starts[first : first + 4]):
             total += part
     return total

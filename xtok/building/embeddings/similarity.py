@@ -1,4 +1,4 @@
-"""Cosine similarity of two lists of vectors in tiles of a fixed size: the largest of each row."""
+"""Largest cosine similarities of two lists of vectors, in tiles of a fixed size."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ Vectors = NDArray[np.float32]
 Advance = Callable[[int], object]
 Weigh = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
+# Rows and columns of a tile on a CPU: 4 MB. Every product has this shape and runs on one thread, so
+# its bits depend neither on the chunk size nor on the number of threads.
 TILE = (512, 2048)
-"""Rows and columns of a tile on a CPU: 4 MB. A product of a tile has always this shape and runs on
-one thread, so that its bits depend neither on the chunk size nor on the number of threads."""
 
 CUDA_TILE = (4096, 16384)
 
 
 class Cosine:
-    """The similarity of student vectors to one fixed list of teacher vectors.
+    """Similarity of student vectors to a fixed list of teacher vectors.
 
     Args:
-        teachers: float32 `[m, d]`, finite, no vector zero.
+        teachers: float32 `[m, d]`, finite, without zero vectors.
         device: `cpu`, `cuda`, or `cuda:N`.
-        dtype: `float32`; `bfloat16` and `float16` round the normalized vectors, and products are
-            still summed up in float32.
-        chunk_size: how many student vectors are prepared at once; bounds the memory.
-        pool: the threads, as `one_thread_each` gives them.
+        dtype: rounding of the normalized vectors; sums stay float32.
+        chunk_size: number of student vectors to prepare at once.
+        pool: threads of `one_thread_each`.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class Cosine:
         advance: Advance,
         weigh: Weigh | None = None,
     ) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
-        """Return each student vector's `k` ≤ m largest cosines and the teachers' indices.
+        """Return each student vector's `k` largest cosines and teacher indices, both `[n, k]`.
 
-        Both are `[n, k]`, sorted by falling value, then rising index. `absolute` compares |cosine|.
-        Beside them the sum over all m weights, `[n]`, where `weigh` makes them of cosines and the
-        row's largest one, `[rows, 1]`; else zeros.
+        They are sorted by descending value, then index; `absolute` compares |cosine|. Also return
+        the sum of all m weights, `[n]`, if `weigh` converts cosines, given the row's largest, to
+        weights.
         """
         import torch
 
@@ -101,8 +100,8 @@ class Cosine:
         import torch
 
         length = -(-len(vectors) // multiple) * multiple
-        # Elsewhere than on a CPU, low precision is what the hardware multiplies; on a CPU, it is
-        # rounded to and multiplied as float32, which gives the same products.
+        # A GPU multiplies low precision directly. A CPU rounds to it and multiplies as float32,
+        # which gives the same products.
         on_cpu = self._device.type == "cpu"
         dtype = torch.float32 if on_cpu else self._dtype
         result = torch.zeros(length, vectors.shape[1], dtype=dtype, device=self._device)
@@ -114,13 +113,15 @@ class Cosine:
         return result
 
     def _tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the first index and the cosines of tile after tile, float32, without padding."""
+        """Yield the first index and the cosines of each tile, float32, without padding."""
         import torch
 
-        how: dict[str, Any] = {} if rows.dtype == torch.float32 else {"out_dtype": torch.float32}
+        options: dict[str, Any] = {}
+        if rows.dtype != torch.float32:
+            options["out_dtype"] = torch.float32
         shape = (len(rows), self._columns)
         tile = torch.empty(shape, dtype=torch.float32, device=self._device)
         for start in range(0, len(self._teachers), self._columns):
             columns = self._teachers[start : start + self._columns].T
-            torch.mm(rows, columns, out=tile, **how)
+            torch.mm(rows, columns, out=tile, **options)
             yield start, tile[:, : self._num_teachers - start]

@@ -24,7 +24,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.table import TokenTable
 
-_TEXTS_PER_BATCH = 256  # fixed, because what they are padded to changes the last bits
+_TEXTS_PER_BATCH = 256  # fixed, because the padding of a batch affects the last bits
 
 
 def open_source(
@@ -35,11 +35,7 @@ def open_source(
     force_recompute: bool,
     offline: bool,
 ) -> SentenceModel | InputLayer:
-    """Return the source that `sentence:MODEL` or `input:MODEL` names, fetched but not loaded.
-
-    Raises:
-        EmbeddingError: if it is neither, cannot be found, or lacks what it needs.
-    """
+    """Return the source of `sentence:MODEL` or `input:MODEL`, fetched but not loaded."""
     kind, colon, location = embedding_model.partition(":")
     if not (colon and location and kind in ("sentence", "input")):
         raise EmbeddingError(
@@ -63,14 +59,7 @@ def open_source(
 
 
 class SentenceModel:
-    """A sentence-transformers model, which that library runs.
-
-    It takes minutes, so vectors are kept in a folder, by what they depend on; several processes may
-    share it.
-
-    Raises:
-        EmbeddingError: without the library, or for a model that is none of its own.
-    """
+    """A sentence-transformers model; its vectors are cached, since embedding takes minutes."""
 
     def __init__(
         self, model: Model, config: GenerateConfig, cache: Path, *, force_recompute: bool = False
@@ -97,7 +86,7 @@ class SentenceModel:
         }  # fmt: skip
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Embed the texts, or take what the cache folder has of them."""
+        """Embed the texts, or load them from the cache."""
         digest = hashlib.sha256(json.dumps([self.key, *texts], sort_keys=True).encode())
         path = self._cache / f"{digest.hexdigest()}.npy"
         kept = None if self._recompute else read_sealed(path, path.name)
@@ -110,12 +99,12 @@ class SentenceModel:
             np.save(content, vectors)
             try:
                 write_sealed(path, [content.getbuffer()], path.name)
-            except OutputError as error:  # better no cache than minutes of work lost
-                self.notes.append(f"embeddings are not kept: {error.message}")
+            except OutputError as error:  # keep minutes of work without the cache
+                self.notes.append(f"embeddings are not cached: {error.message}")
         return vectors
 
     def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Embed batches of texts of like length, on one thread: others may round otherwise."""
+        """Embed batches of texts of similar length, on one thread for reproducible rounding."""
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         result: Vectors = np.zeros((len(texts), 0), np.float32)
         with one_thread_each(), progress(f"embedding with {self.model_id}", len(texts)) as advance:
@@ -147,7 +136,7 @@ class SentenceModel:
 
 
 class InputLayer:
-    """The input-embedding layer of a language model: the mean over a text's pieces."""
+    """The input-embedding layer of a language model; a text is the mean over its pieces."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -155,8 +144,8 @@ class InputLayer:
         tokenizer = model.find("tokenizer.json", required=True)
         if tokenizer is None:
             raise EmbeddingError(
-                f"{model} has no tokenizer.json to cut tokens into its pieces with",
-                hint="give a folder that holds the model's tokenizer as well",
+                f"{model} has no tokenizer.json to segment tokens with",
+                hint="give a folder that also contains the model's tokenizer",
             )
         self.model_id, self.notes = model.model_id, list[str]()
         digest = hashlib.sha256(tokenizer.read_bytes())
@@ -167,7 +156,7 @@ class InputLayer:
         }  # fmt: skip
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Cut the texts as in the middle of a longer one, and take the mean of their rows."""
+        """Segment the texts as within a longer text, and average their pieces' rows."""
         at = f"@{self._model.revision}" if self._model.revision else ""
         tokenizer = load_tokenizer(f"hf:{self._model}{at}", offline=self._model.offline)
         require_rows(tokenizer, len(self._matrix), self._name)
@@ -178,7 +167,7 @@ class InputLayer:
                 spelled = tokenizer.segment_batch([text.encode() for text in part])
                 pieces = {start + i: ids for i, ids in enumerate(spelled) if ids}
                 if pieces:
-                    # All texts' pieces one after the other; reduceat sums each text's stretch.
+                    # Pieces of all texts, concatenated; reduceat sums each text's pieces
                     lengths = np.array([len(ids) for ids in pieces.values()])
                     flat = self._matrix[np.concatenate(list(pieces.values()))]
                     sums = np.add.reduceat(flat, np.cumsum(lengths) - lengths, axis=0)
@@ -188,12 +177,12 @@ class InputLayer:
 
 
 def require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
-    """Check that a layer has a row for every id of a tokenizer."""
+    """Raise an `EmbeddingError` if a layer has fewer rows than the tokenizer has ids."""
     needed = tokenizer.vocabulary.tokenizer_vocab_size or 0
     if num_rows < needed:
         raise EmbeddingError(
-            f"{name} of {tokenizer.vocabulary.model_id} has {num_rows} rows, and its tokenizer "
-            f"{needed} ids",
+            f"{tokenizer.vocabulary.model_id}, {name}: {num_rows} rows, expected at least {needed} "
+            "(the tokenizer's ids)",
             hint="give a checkpoint and a tokenizer that belong together",
         )
 
@@ -201,18 +190,18 @@ def require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
 def require_finite(
     vectors: Vectors, ids: NDArray[np.int64], table: TokenTable, model_id: str
 ) -> None:
-    """Check that no embedding holds NaN or infinity; the error names the tokens."""
+    """Raise an `EmbeddingError` that names tokens with NaN or infinity in their embeddings."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
         raise EmbeddingError(
-            f"embeddings by {model_id} are not finite: of {examples_of(bad, table)}",
+            f"embeddings by {model_id} are not finite for {examples_of(bad, table)}",
             hint="check the checkpoint, or give float32 with {option}",
             parameter="dtype",
         )
 
 
 def _folder_sha256(folder: Path) -> str:
-    """Return a digest of a folder's files, by name and content; hidden ones and .md apart."""
+    """Return a digest of a folder's files, except hidden files and .md."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

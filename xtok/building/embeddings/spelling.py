@@ -1,10 +1,9 @@
-"""Similarity of spelling: cosines of vectors of byte n-grams, which need no model.
+"""Similarity of spelling: cosines of byte n-gram vectors, without a model.
 
-A token's n-grams are the stretches of 1 to 4 of its bytes, a mark before the first byte and one
-behind the last included, and the token as a whole. The second occurrence of an n-gram in a token is
-an n-gram of its own, and so on, so that 8 spaces are nearest to 9 and 7. Each n-gram weighs
-16 · log2((N + 1) / how many of both vocabularies' N tokens have it), as a whole number: sums are
-exact, and the same on every machine.
+A token's n-grams are its stretches of 1 to 4 bytes, with marks at both ends, and the whole token. A
+repeated n-gram counts as another n-gram, so 8 spaces are nearest to 9 and 7. The weight of an
+n-gram is 16 · log2((N + 1) / tokens with it), of N tokens on both sides, rounded: integer sums are
+equal on all machines.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from numpy.typing import NDArray
 from xtok._lib.progress import Progress
 from xtok._lib.threads import available_cores
 
+# N-grams in more columns are ignored: with a limit of 3,000, the search for Llama 3 → Qwen takes
+# three times as long, with the same first entries.
 MOST_COLUMNS = 1000
-"""N-grams that more columns have are left out: with 3,000, the search of Llama 3 → Qwen takes three
-times as long, and the first entries stay the same."""
 
-_LONGEST = 2048  # bytes of a token that are cut into n-grams: sums of squares stay below 2**31
+_LONGEST = 2048  # maximum bytes of a token to use, to keep sums of squares below 2**31
 _TOKEN_BITS, _TIMES_BITS = 25, 12
 BLOCK_ROWS = 4096
-_PARTS = 4  # of the n-grams of one length
+_PARTS = 4  # parts of the n-grams of one length
 
 Ints = NDArray[np.int32]
 
@@ -38,16 +37,16 @@ def most_similar(
     progress: Progress,
     most_columns: int = MOST_COLUMNS,
 ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-    """Return each row's largest cosines and the places of their columns, both `[rows, top_k]`.
+    """Return each row's largest cosines and the indices of their columns, both `[rows, top_k]`.
 
-    They are sorted by falling cosine, then rising place; behind the last similar column, cosines
-    are 0 and places -1. A row without similar columns is compared again with no n-gram left out.
+    They are sorted by descending cosine, then index, and padded with 0 and -1. A row without
+    similar columns is compared again with all n-grams.
     """
     values = np.zeros((len(rows), top_k))
     places = np.full((len(rows), top_k), -1, np.int32)
     if not (rows and columns):
         return values, places
-    # Neighbours in the alphabet share n-grams, whose columns are in the processor's cache then.
+    # Neighbours in sorted order share n-grams, so their columns are in the processor's cache.
     row_order, column_order = (
         np.array(sorted(range(len(side)), key=side.__getitem__)) for side in (rows, columns)
     )
@@ -61,25 +60,22 @@ def most_similar(
 
 
 class _SharedGrams(NamedTuple):
-    """The n-grams that a row and a column have, and the length of every token's vector."""
+    """N-grams shared by rows and columns, and the length of every token's vector."""
 
-    row_starts: NDArray[np.int64]  # [rows + 1], where each row's n-grams begin
+    row_starts: NDArray[np.int64]  # [rows + 1], start of each row in `row_grams`
     row_grams: Ints
-    starts: NDArray[np.int64]  # [n-grams + 1], where each n-gram's columns begin
+    starts: NDArray[np.int64]  # [n-grams + 1], start of each n-gram in `columns`
     columns: Ints
-    squares: Ints  # [n-grams], the squared weight of each
+    squares: Ints  # [n-grams], squared weights
     lengths: NDArray[np.float64]  # [tokens]
 
 
 def _shared_ngrams(
     tokens: list[bytes], is_wanted: NDArray[np.bool_], most_columns: int
 ) -> _SharedGrams:
-    """Return the n-grams of the wanted rows that up to so many columns have.
-
-    The rows come before the columns in `tokens`; all of them count for an n-gram's weight.
-    """
+    """Return the n-grams of the wanted rows that at most `most_columns` columns have."""
     num_rows, sums = len(is_wanted), np.zeros(len(tokens))
-    entries: list[NDArray[np.int64]] = []  # a row, and in the low half its n-gram
+    entries: list[NDArray[np.int64]] = []  # row << 32 | n-gram
     columns: list[Ints] = []
     sizes, weights = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
     size = 0
@@ -120,7 +116,6 @@ def _fill(
     column_places: NDArray[np.int64],
     progress: Progress,
 ) -> None:
-    """Fill the rows that are empty, in the order of `values` and `column_places`."""
     from xtok.building.embeddings.kernels import add_up_and_keep_largest
 
     num_rows, lengths = len(values), shared.lengths
@@ -140,10 +135,9 @@ def _fill(
 
 
 def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
-    """Give the n-grams of all tokens, numbered from 0, and beside each its token's place.
+    """Yield numbered n-grams, sorted, with the index of each one's token.
 
-    First whole tokens, then n-grams of one symbol, of two, three and four, in parts by the last
-    symbol: a part at a time takes little memory. Each is sorted by n-gram, then token.
+    Whole tokens come first, then n-grams by length, in parts by their last symbol, to save memory.
     """
     number: dict[bytes, int] = {}
     whole = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
@@ -153,7 +147,7 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     sizes = np.fromiter(map(len, cut), np.int64, len(cut)) + 2
     owners = np.repeat(np.arange(len(cut), dtype=np.int32), sizes)
     ends = np.cumsum(sizes)
-    # Symbols of 9 bits: 1 and 2 are the marks, 3 to 258 the bytes.
+    # Symbols have 9 bits: 1 and 2 are the marks, 3 to 258 the bytes.
     is_byte = np.ones(len(owners), np.bool_)
     is_byte[ends - sizes] = is_byte[ends - 1] = False
     symbols = np.zeros(len(owners), np.int16)
@@ -172,11 +166,8 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
-    """Return n-grams, given as numbers below 2**38, as numbers from 0; sorted with their tokens.
-
-    Of equal ones in a token, each is an n-gram of its own.
-    """
-    codes <<= _TOKEN_BITS  # one integer for an n-gram and its token, so that one sort groups them
+    """Number n-grams, given as codes below 2**38, from 0; return them sorted with their tokens."""
+    codes <<= _TOKEN_BITS  # an n-gram and its token as one integer, for a single sort
     codes |= owners
     codes.sort()
     repeated = np.flatnonzero(~_is_first(codes))
@@ -196,7 +187,6 @@ def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
 
 
 def _is_first(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of sorted values are not the same as the one before."""
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])
     return is_first
