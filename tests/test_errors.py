@@ -355,7 +355,7 @@ PATHS = "give another path"
 BOTH = "give both models with pair="
 FOLDER = "give the path of a model's folder, or a repo id"
 DEVICE = "give cpu, cuda or cuda:0 with device="
-FLOATS = "give the checkpoint that is not quantized, or fetch it again"
+FLOATS = "give a checkpoint without quantization, or fetch it again"
 WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes one"
 FETCH = "the checkpoint is damaged: fetch it again"
 WHOLE = "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
@@ -366,7 +366,7 @@ OF_TEACHERS = (
 SAME_ANSWERS = "give both sides the same answers, in one order; everything else may differ"
 COLLATE = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
 
-NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes a map of two models"
 
 ERRORS: list[tuple[Cause, str, str]] = [
     # Tokenizers
@@ -534,7 +534,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.txt.zst needs the package pyarrow, which is not installed",
      "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
     (lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
-     "nothing can be counted: 0 documents, 0 bytes of text",
+     "the text has no shared token boundary: 0 documents, 0 bytes",
      "give non-empty text that both tokenizers can spell; xtok align shows how they differ"),
     # Conversations
     (lambda: read_chats("a.jsonl", '[{"role": "user", "content": "x"}]\n{"mess'),
@@ -631,13 +631,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
      NO_MAP),
     (lambda: ProjectionMap.load(there("folder", os.mkdir)),
      "the map folder cannot be read: Is a directory",
-     "give the path of a .safetensors or .pt map; xtok build makes one of two models, xtok "
-     "doctor compares them"),
+     "give the path of a .safetensors or .pt map; xtok build makes a map of two models; "
+     "xtok doctor compares the models"),
     (lambda: ProjectionMap.load("nul\0.pt"), "the map nul\x00.pt has a NUL in its name", PATHS),
     (lambda: read_map(b"not a map"), "map.safetensors is not a whole safetensors file: …", MAP),
     (lambda: read_map(b"PK", "map.pt"), "map.pt is not a whole .pt file: …", MAP),
     (lambda: read_map(safetensors({"weights": torch.zeros(3)})),
-     "map.safetensors is a safetensors file, but not an xtok map: it holds 'weights'", MAP),
+     "map.safetensors is a safetensors file, but not an xtok map; its tensors: 'weights'", MAP),
     (lambda: read_map(b'{"model_type": "llama"}', "config.json"),
      "config.json is neither a .safetensors nor a .pt", NO_MAP),
     (lambda: read_map(pt_bytes({"step": 3, "model": {}}), "a.pt"),
@@ -652,24 +652,24 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "map.safetensors is not a valid map: row 0 sums to 0.5, not 1",
      "if its weights were trained, convert the map once with normalize="),
     (lambda: read_map(to_safetensors(TINY).replace(TINY.teacher_ids.tobytes(), bytes(28))),
-     "map.safetensors is not a valid map: its tensors were changed since it was written",
+     "map.safetensors is not a valid map: its tensors changed after it was written",
      "if its weights were trained, convert the map once with normalize="),
     (lambda: read_map(Path(there("a.pt", TINY.save)).read_bytes().replace(b"org/s", b"org/t"),
          "map.pt"),
      "map.pt is not a whole .pt file: the checksum of its part …", MAP),
     (lambda: read_map(edited(format_version=2)),
-     "map.safetensors is not a valid map: format version 2 is not 1, which this xtok reads", MAP),
+     "map.safetensors is not a valid map: its format version is 2, expected 1", MAP),
     (lambda: read_map(pt_bytes({**FOREIGN, "x": print}), "map.pt"),
-     "map.pt is damaged, or holds more than tensors, which could run code",
-     "save only tensors, numbers and strings in it, or a dict of counts {(student_id, "
+     "map.pt is damaged, or contains objects that could run code",
+     "save only tensors, numbers and strings, or a dict of counts {(student_id, "
      "teacher_id): number}, or make it again"),
     (lambda: read_map(to_safetensors(TINY), teacher_vocab_size=5),
-     "map.safetensors is 4 wide on the teacher's side, not 5",
-     "is it the map of this pair? It is of org/student and org/teacher; else leave out "
-     "teacher_vocab_size="),
+     "map.safetensors is 4 wide on the teacher's side, expected 5",
+     "check that the map belongs to this pair: its models are org/student and org/teacher; or "
+     "leave out teacher_vocab_size="),
     (lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2),
-     "map.pt has the teacher id 3, and is not 2 wide",
-     "give the width of its logits with teacher_vocab_size=, at least 4"),
+     "map.pt has the teacher id 3, expected a width of 2",
+     "give the width of the logits with teacher_vocab_size=, at least 4"),
     (lambda: read_map(pt_bytes(FOREIGN), "map.pt", teacher_vocab_size=2**30),
      "map.pt cannot be 1073741824 wide", "give teacher_vocab_size= up to 16777216"),
     (lambda: read_map(pt_bytes(FOREIGN), "map.pt")["ab"],
@@ -689,12 +689,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the map was made with the token form raw, and carries no display strings", BOTH),
     (lambda: xtok.reapply_exact(replace(TINY, history=({"stage": "multitoken",
          "options": {"special_tokens": "x"}},))),
-     "the map's history names options that this xtok does not know: special_tokens is 'x', and "
+     "the map's history contains unsupported options: special_tokens is 'x', and "
      "must be one of ('roles', 'fuzzy', 'off')",
      "rebuild the map, or use the version of xtok that made it"),
     (lambda: xtok.sort_cut(TINY, xtok.SortCutConfig(top_k=1)),
-     "a row of one entry has room for nothing but its scale slot",
-     "give top_k= of 2 or more, or build the map without the scale trick"),
+     "a row with one entry can only contain its scale slot",
+     "set top_k= to 2 or more, or build the map without the scale trick"),
     (lambda: xtok.explain(GOOD, token_class="digits"),
      "the map carries no tokens, so no classes: xtok did not write it",
      "list its rows by kind alone"),
@@ -720,8 +720,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a .pt of 6 rows of 1073741824 columns would take 6 times 12 GiB",
      "cut the map first with xtok sort-cut, or write .safetensors"),
     (lambda: to_safetensors(replace(TINY, method="x" * (8 << 20))),
-     "a map of org/student and org/teacher cannot be written: its metadata takes 8389469 bytes, "
-     "and may take 8388608 at most",
+     "a map of org/student and org/teacher cannot be written: its metadata has 8389469 bytes, "
+     "expected at most 8388608",
       "shorten the names of the special tokens in the tokenizer's files"),
     (lambda: check_output("map.txt", or_folder=True),
      "the output map.txt does not end in .safetensors or .pt",
@@ -760,14 +760,15 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a spelling map is not measured on text",
      "xtok verify checks it; evaluate projection maps, or event maps"),
     (lambda: xtok.convert(there("s.safetensors", spellings().save), "t.pt", teacher_vocab_size=9),
-     "s.safetensors is 256 wide on the teacher's side, not 9",
-     "is it the map of this pair? It is of bytes and bytes; else leave out teacher_vocab_size="),
+     "s.safetensors is 256 wide on the teacher's side, expected 9",
+     "check that the map belongs to this pair: its models are bytes and bytes; or leave out "
+     "teacher_vocab_size="),
     (lambda: xtok.convert(there("s.safetensors", spellings().save), "t.pt", preserve_last=False),
      "s.safetensors is a spelling map, which has no weights", "leave out preserve_last="),
     (lambda: xtok.convert(there("s.safetensors", spellings().save), "t.pt", normalize=True),
      "s.safetensors is a spelling map, which has no weights", "leave out normalize="),
     (lambda: xtok.convert(xtok.events("bytes", "bytes"), "e.safetensors"),
-     "an event map has one format, .safetensors",
+     "an event map supports only .safetensors",
      "give a projection map or a spelling map; copy the file of an event map"),
     (lambda: SpellingMap.load(tables("t.pt")),
      "t.pt contains a table for NeMo-RL, which xtok writes but does not read",
@@ -779,12 +780,12 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the output hf:owner/name/map.safetensors is on the hub, and xtok writes local files only",
      "write a local file, then share it: hf upload OWNER/NAME FILE"),
     (lambda: (file("t.reverse.pt", "mine"), tables("t.pt")),
-     "t.reverse.pt exists, and is not a table by xtok: the teacher's table would replace it",
-     "move it away, or give the output another name than t.pt"),
+     "t.reverse.pt exists and is not a table that xtok wrote; the teacher's table would replace it",
+     "move it, or choose another output name than t.pt"),
     (lambda: check_reverse(Path(tables("t.pt")), "a", "b"),
-     "t.reverse.pt exists, and is the table of bytes in bytes: the teacher's table would replace "
-     "it",
-     "move it away, or give the output another name than t.pt"),
+     "t.reverse.pt exists and contains the table of bytes in bytes; the teacher's table would "
+     "replace it",
+     "move it, or choose another output name than t.pt"),
     # Embeddings
     (lambda: generate("small/small-digits"),
      "the embedding model small/small-digits does not name the embeddings to use",
@@ -799,24 +800,24 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: generate(f"input:{there('empty', os.mkdir)}"), "empty has no model.safetensors",
      WEIGHTS),
     (lambda: generate(f"input:{model_of(MATRIX)}"),
-     "model has no tokenizer.json to cut tokens into its pieces with",
-     "give a folder that holds the model's tokenizer as well"),
+     "model has no tokenizer.json to segment tokens with",
+     "give a folder that also contains the model's tokenizer"),
     (lambda: generate(weights(np.zeros((9, 4), np.float32))),
-     "model.embed_tokens.weight of model has 9 rows, and its tokenizer 800 ids",
+     "model, model.embed_tokens.weight: 9 rows, expected at least 800 (the tokenizer's ids)",
      "give a checkpoint and a tokenizer that belong together"),
     (lambda: generate(weights(np.full((896, 4), np.nan, np.float32))),
-     "embeddings by model are not finite: of 128 tokens: 0 '\\x00', 1 '\\x01', 2 '\\x02', …",
+     "embeddings by model are not finite for 128 tokens: 0 '\\x00', 1 '\\x01', 2 '\\x02', …",
      "check the checkpoint, or give float32 with dtype="),
-    (lambda: generate("own"), "bytes is a tokenizer file: it has no embeddings of its own",
+    (lambda: generate("own"), "bytes is a tokenizer file without embeddings",
      "give the model's folder or repo id, or another embedding_model="),
     (lambda: generate("own", "small/small-byte-level"),
      "small/small-byte-level has no model.safetensors", WEIGHTS),
-    (lambda: generate(None, device="tpu"), "the device tpu cannot be used: there is no such device",
+    (lambda: generate(None, device="tpu"), "the device tpu cannot be used: unknown device",
      DEVICE),
     (lambda: generate(None, device="cpu:"), "the device cpu: cannot be used: …", DEVICE),
     (lambda: generate(None, device="cuda:\u0663"), "the device cuda:٣ cannot be used: …", DEVICE),
     (lambda: generate("spelling", top_k=4000),
-     "top_k 4000 is more than the 896 tokens of the teacher", "give a smaller top_k="),
+     "top_k is 4000, expected at most the teacher's 896 tokens", "reduce top_k="),
     (lambda: instead("sentence_transformers", lambda: generate("sentence:small/small-digits")),
      "sentence embeddings need sentence-transformers",
      "pip install sentence-transformers, or in a clone of xtok: pip install -e '.[sentence]'"),
@@ -825,24 +826,24 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "small/small-digits has no modules.json, so it is not a sentence-transformers model",
      "give input:small/small-digits for its input-embedding layer, or another model"),
     (lambda: layer(torch.zeros(4)),
-     "wte.weight of model/model.safetensors is torch.float32 [4], not a matrix of floats", FLOATS),
+     "model/model.safetensors, wte.weight: torch.float32 [4], expected a matrix of floats", FLOATS),
     (lambda: layer(MATRIX, name="other"),
-     "none of the 1 tensors of model is an input-embedding layer that xtok knows",
-     "give another model; known names are model.embed_tokens.weight, transformer.wte.weight, "
-     "embeddings.word_embeddings.weight and similar ones"),
+     "model: none of its 1 tensors is a known input-embedding layer",
+     "give another model; known names include model.embed_tokens.weight, transformer.wte.weight "
+     "and embeddings.word_embeddings.weight"),
     (lambda: layer(b"x"), "model/model.safetensors is not a whole safetensors file: …", FETCH),
     (lambda: layer(safetensors({"wte.weight": MATRIX})[:-1]),
      "model/model.safetensors is not a whole safetensors file: …", FETCH),
     (lambda: layer((3).to_bytes(8, "little") + b"[1]"),
      "model/model.safetensors is not a whole safetensors file: …", FETCH),
     (lambda: layer(MATRIX.to(torch.int8)),
-     "wte.weight of model/model.safetensors is torch.int8 [4, 2], not a matrix of floats", FLOATS),
+     "model/model.safetensors, wte.weight: torch.int8 [4, 2], expected a matrix of floats", FLOATS),
     (lambda: layer(MATRIX, {"model.embed_tokens.weight": "model.safetensors"}),
      "model/model.safetensors is not a whole safetensors file: …", FETCH),
     (lambda: layer(MATRIX, []), "the model.safetensors.index.json of model is damaged", FETCH),
     (lambda: layer(b"x", [1]), "the model.safetensors.index.json of model is damaged", FETCH),
     (lambda: layer(b"x", {"wte.weight": "none.safetensors"}),
-     "model lacks none.safetensors, which its model.safetensors.index.json names", FETCH),
+     "model lacks none.safetensors, listed in its model.safetensors.index.json", FETCH),
     # Transplant
     (lambda: transplanted(init="bytes"),
      "init is bytes, expected pieces, mean or the path of a map", "give one of these with init="),
@@ -1091,7 +1092,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the student's logits are 5 wide, the map's student 256",
      "give a map of this student, or build it 5 wide with vocab_size="),
     (lambda: ProjectionModule(read_map(pt_bytes(FOREIGN), "map.pt")),
-     "the map's file does not tell the width of the teacher's logits, only ids up to 3",
+     "the map file does not record the width of the teacher's logits (largest id: 3)",
      "load or convert the map with teacher_vocab_size="),
 ]  # fmt: skip
 

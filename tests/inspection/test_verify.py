@@ -81,7 +81,7 @@ def set_item(name: str, place: int, value: float) -> Change:
         (set_item("teacher_ids", 0, 260), "ids", "teacher_ids are not all in 0..259"),
         (set_item("student_ids", 0, -1), "ids", "student_ids are not all in 0..257"),
         (set_item("student_ids", 0, 5), "row kinds",
-         "row_kind is not empty exactly where a row is"),
+         "row_kind does not mark exactly the empty rows"),
         (set_item("row_kind", 0, 99), "row kinds", "row_kind are not all in 0..7"),
         (set_item("teacher_ids", 7, 8), "exact rows",
          "other bytes in the rows of 1 id: 7 '\\x07'"),
@@ -94,7 +94,7 @@ def set_item(name: str, place: int, value: float) -> Change:
         (lambda _, m: m["student"]["roles"].update({"\x1b[31m": [1]}), "student roles",
          "unknown roles"),
         (lambda _, m: m.pop("history"), "format", "it lacks 'history'"),
-        (lambda _, m: m.update(format_version=2), "format", "format version 2 is not 1"),
+        (lambda _, m: m.update(format_version=2), "format", "its format version is 2"),
         (lambda t, _: t.pop("row_kind"), "format", "it lacks 'row_kind'"),
     ],
 )  # fmt: skip
@@ -153,7 +153,7 @@ def test_a_pt_that_another_program_changed(projection: ProjectionMap, tmp_path: 
     assert (loaded.recipe, loaded.stages[-1]) == (None, "import")
     checked = verify(path)
     assert checked.failed == ("as written", "exact rows")
-    assert messages(checked)["as written"] == "1 file that another program changed"
+    assert messages(checked)["as written"] == "1 files changed by another program"
 
 
 def test_another_model(path: Path, pair: Pair, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ DAMAGES: list[tuple[str, bytes]] = [
     ("list of int32", edited({"student_ids": np.zeros((7, 1), np.int32)})),
     ("enable_scale_trick", edited({"scale_slot": None})),
     ("sums to 0.5, not 1|not sorted", edited({"weights": np.full(7, 0.5, np.float32)})),
-    ("the student's table is not 6", edited({"student_token_types": np.ones(5, np.uint8)})),
+    ("the student's table of", edited({"student_token_types": np.ones(5, np.uint8)})),
     ("student_token_types is not", edited({"student_token_types": np.full(6, 9, np.uint8)})),
     ("teacher_token_offsets is", edited({"teacher_token_offsets": np.array([0, 2, 1, 2, 2])})),
     ("teacher's table_sha256", edited({"teacher_token_bytes": np.array([97, 99], np.uint8)})),
@@ -171,7 +171,7 @@ def test_a_damaged_event_map(tmp_path: Path, message: str, change: Change) -> No
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        ("student_counts is below 0 at 0", lambda t, f: t["student_counts"].fill(-1)),
+        ("student_counts has a negative count", lambda t, f: t["student_counts"].fill(-1)),
         ("is not of shape", lambda t, f: t.update(student_counts=t["student_counts"][1:])),
         ("teacher_pieces has", lambda t, f: t.update(teacher_pieces=t["teacher_pieces"][1:])),
         ("student_pieces is not all in 0..", lambda t, f: t["student_pieces"].fill(10**6)),

@@ -235,7 +235,7 @@ def test_a_weight_that_rounds_to_1_beside_others_comes_back(tmp_path: Path) -> N
     assert same(load_bytes(to_nemo(rounded), tmp_path), rounded)
     del found["xtok"]["tensors"]["lowered_rows"]  # as an earlier version wrote it
     counts = read_pt(tmp_path, found).reports[-1].counts
-    assert counts == {"file that another program changed": 1}
+    assert counts == {"files changed by another program": 1}
 
 
 def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix:
     assert found.teacher_ids.tolist() == [0, 1, 2, 3, 1, 3, 2]  # the slot of row 3 is in its place
     assert found.reports[-1].counts == {"scale slots turned into entries": 2}
     assert found.reports[-1].notes == (
-        "the map has no scale slots any more: a cut may drop the entries that they were",
+        "the scale slots are now ordinary entries; a cut may drop them",
     )
     assert [step["options"] for step in found.history[1:]] == [{"preserve_last": False}]
     replace(found, top_k=3, history=()).save(path)
@@ -325,7 +325,7 @@ def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix:
     slotted.check()
     has_a_last_column = np.flatnonzero(known(slotted.scale_slot)).tolist()
     assert has_a_last_column == [3]
-    assert slotted.reports[-1].counts == {"rows whose last column is a scale slot": 1}
+    assert slotted.reports[-1].counts == {"rows with a scale slot in the last column": 1}
 
 
 MATRIX = torch.tensor([[0, 3.0, 1], [0, 0, 0], [5, 0, 0]])

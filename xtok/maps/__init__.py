@@ -1,1 +1,1 @@
-"""Maps of a pair: projection maps, event maps and spelling maps; arrays, invariants, files."""
+"""Maps of a pair: projection maps, event maps and spelling maps."""

@@ -1,4 +1,4 @@
-"""`convert`: a map as another file format; and what NeMo-RL's training script takes for it."""
+"""`convert`: a map in another file format, and the options of NeMo-RL's training script for it."""
 
 from __future__ import annotations
 
@@ -22,34 +22,29 @@ from xtok.tokenizers.pairs import Pair
 
 
 def convert(
-    projection: AnyMapLike,
-    output: str | PathLike[str],
-    pair: Pair | None = None,
-    **options: Any,
+    projection: AnyMapLike, output: str | PathLike[str], pair: Pair | None = None, **options: Any
 ) -> Path:
     """Write a map in the format of the output's suffix, and return the output's path.
 
     Args:
         projection: a projection map or a spelling map, or the path of its file.
-        output: a `.safetensors` file, or a `.pt` as NeMo-RL reads it; for a spelling map the
-            student's table; the teacher's is written next to it, as `NAME.reverse.pt`.
-        pair: the map's models, whose tokens a map without tokens takes.
-        options: as for `load`, for a path.
+        output: a `.safetensors` file, or a `.pt` for NeMo-RL; for a spelling map, `NAME.pt` is the
+            student's table, `NAME.reverse.pt` the teacher's.
+        pair: the models; they provide missing tokens.
+        options: as for `ProjectionMap.load`, only for a path.
 
     Raises:
-        OutputError: if the output cannot be written.
-        MapFileError: if the file is not a map.
-        XtokError: if the map is of another pair, or an event map.
+        XtokError: if the map belongs to another pair, or is an event map.
     """
     target = mapfile.check_output(output)
     if isinstance(projection, AnyMap):
         if options:
-            raise TypeError(f"{', '.join(options)}: options of reading a file, not of a map")
+            raise TypeError(f"{', '.join(options)}: supported only with the path of a file")
     else:
         projection = read_map(projection, **options)
     if isinstance(projection, EventMap):
         raise XtokError(
-            "an event map has one format, .safetensors",
+            "an event map supports only .safetensors",
             hint="give a projection map or a spelling map; copy the file of an event map",
         )
     if pair is not None:
@@ -59,10 +54,9 @@ def convert(
 
 
 def nemo_overrides(any_map: AnyMap, path: Path, loss: Loss | None = None) -> list[str]:
-    """Return what NeMo-RL's training script takes for a map, and for the loss that it is for.
+    """Return notes with the options of NeMo-RL's training script for a map and its loss.
 
-    A counted map is for P-KL, or for gold where it has exact rows. A spelling map is
-    for its draft "v6" alone, which has had two forms.
+    By default, a counted map is for P-KL, or for gold if it has exact rows.
     """
     if not isinstance(any_map, ProjectionMap):
         return _draft_overrides(path)
@@ -76,13 +70,13 @@ def nemo_overrides(any_map: AnyMap, path: Path, loss: Loss | None = None) -> lis
 
 
 def _draft_overrides(path: Path) -> list[str]:
-    """Return what NeMo-RL's draft "v6" takes for the two tables, in its newest and its first form.
+    """Return the options of NeMo-RL's draft "v6", in its newest and its first form.
 
-    The newest is the draft author's branch in October 2026 (38aea62, 7e6492b), which refuses the
-    paths of the first, pull request 4177 at a84de17. That takes a teacher without a projection path
-    for one of the student's tokenizer, and reads the file only where `common_indices_from_subtoks`
-    is false. Without `kl_chunk_shift` both score a chunk's tokens by the logits at their own
-    places, which predict the tokens after them.
+    The newest is the author's branch in October 2026 (38aea62, 7e6492b), which rejects the paths of
+    the first, pull request 4177 at a84de17. The first requires a projection path for another
+    tokenizer, but reads it only if `common_indices_from_subtoks` is false. Without
+    `kl_chunk_shift`, both compare a chunk's tokens with the logits at their own positions, which
+    predict the following tokens.
     """
     tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_of(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]
@@ -103,14 +97,14 @@ def _draft_overrides(path: Path) -> list[str]:
     ]
 
 
-_PLAIN = re.compile(r"[\w/.+%@:-]+", re.ASCII)
-"""Values that Hydra's grammar of overrides takes without quotes."""
+# Values that need no quotes in Hydra's grammar of overrides
+_UNQUOTED = re.compile(r"[\w/.+%@:-]+", re.ASCII)
 
 
 def _override(key: str, path: Path) -> str:
-    """Return one override as a shell takes it, its value quoted for Hydra where need be."""
+    """Return one override, quoted for Hydra and for the shell if necessary."""
     value = os.path.abspath(path)
-    if not _PLAIN.fullmatch(value):
+    if not _UNQUOTED.fullmatch(value):
         escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
         escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
         value = f"'{escaped}'"

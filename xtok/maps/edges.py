@@ -1,4 +1,4 @@
-"""Edges of a map as flat arrays, and the operations on their rows."""
+"""Edges of a map as flat arrays, and operations on their rows."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-SLOT_WEIGHT = 0.2
-"""Weight of the scale slot of a row that sums to 1, before both are normalized."""
+SLOT_WEIGHT = 0.2  # weight of a scale slot, before the row and its slot are normalized together
 
-SUM_TOLERANCE = 1e-4
-"""How far from 1 the float32 weights of a row may sum."""
+SUM_TOLERANCE = 1e-4  # maximum deviation from 1 of the sum of a row's float32 weights
 
 
 class Edges(NamedTuple):
-    """Weighted pairs of a student and a teacher id, as three arrays of one length."""
+    """Weighted pairs of a student id and a teacher id, as three arrays of equal length."""
 
     student_ids: NDArray[np.signedinteger[Any]]
     teacher_ids: NDArray[np.signedinteger[Any]]
     weights: NDArray[np.floating[Any]]
 
     def take(self, selection: NDArray[Any]) -> Edges:
-        """Return the edges of a boolean mask, or in an order."""
+        """Select edges by a boolean mask or by indices."""
         return Edges(*(array[selection] for array in self))
 
     def normalized(self) -> Edges:
-        """Return the edges with weights that sum to 1 for each student id."""
+        """Scale the weights so that each student id's weights sum to 1."""
         return self._replace(weights=self.weights / row_sums(self))
 
     @staticmethod
     def concatenate(parts: Iterable[Edges]) -> Edges:
-        """Return all edges of several lists, one list after another."""
+        """Concatenate several lists of edges."""
         return Edges(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return where an edge stands before one that should come before it, bool `[nnz - 1]`.
+    """Return where two neighbours are in the wrong order, bool `[nnz - 1]`; see `map_order`.
 
-    The order is that of `map_order`; student ids are sorted.
+    Student ids must be sorted.
     """
     s, t, w = edges
-    # One bool per pair of neighbours, so that a large map is checked in little memory.
+    # One bool per pair of neighbours, to save memory on large maps
     in_order: NDArray[np.bool_] = (w[1:] < w[:-1]) | ((w[1:] == w[:-1]) & (t[1:] > t[:-1]))
     in_order &= last[1:] == last[:-1]
     in_order |= (last[1:] > last[:-1]) | (s[1:] != s[:-1])
@@ -50,21 +48,21 @@ def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the edges' order by student, then teacher id, and where each pair begins in it."""
+    """Return the order of edges by student id and teacher id, and the start of each pair."""
     pairs = _pairs(edges)
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
 
 
 def num_duplicates(edges: Edges) -> int:
-    """Return how many edges have the student and the teacher id of another one before them."""
+    """Return the number of edges that repeat the pair of another edge."""
     pairs = _pairs(edges)
     pairs.sort()
     return int(np.count_nonzero(pairs[1:] == pairs[:-1]))
 
 
 def _pairs(edges: Edges) -> NDArray[np.int64]:
-    """Return both ids of each edge as one number."""
+    """Return both ids of each edge as one integer, int64."""
     pairs = edges.student_ids.astype(np.int64)
     pairs <<= 32  # in place: a map may be large
     pairs |= edges.teacher_ids
@@ -72,9 +70,9 @@ def _pairs(edges: Edges) -> NDArray[np.int64]:
 
 
 def sum_duplicates(edges: Edges) -> Edges:
-    """Add up the weights of equal pairs, in the order given; sorted by student, then teacher id.
+    """Add up the weights of equal pairs; sort by student id, then teacher id.
 
-    Ids are int64, weights float64.
+    Ids become int64, weights float64.
 
     >>> edges = Edges(np.array([1, 0, 1]), np.array([5, 6, 5]), np.array([1.0, 2.0, 3.0]))
     >>> [array.tolist() for array in sum_duplicates(edges)]
@@ -87,7 +85,7 @@ def sum_duplicates(edges: Edges) -> Edges:
 
 
 def row_sums(edges: Edges) -> NDArray[np.float64]:
-    """Return, for each edge, the sum of its row's weights, float64 `[nnz]`."""
+    """Return the sum of its row's weights for each edge, float64 `[nnz]`."""
     if not len(edges.weights):
         return np.zeros(0)
     sums: NDArray[np.float64] = np.bincount(edges.student_ids, edges.weights)[edges.student_ids]
@@ -95,7 +93,7 @@ def row_sums(edges: Edges) -> NDArray[np.float64]:
 
 
 def ranks(student_ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Return each edge's place in its row, int64 `[nnz]`, from 0; student ids are sorted.
+    """Return each edge's position in its row, int64 `[nnz]`; student ids must be sorted.
 
     >>> ranks(np.array([0, 0, 3])).tolist()
     [0, 1, 0]
@@ -105,19 +103,19 @@ def ranks(student_ids: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def row_starts(student_ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where each non-empty row begins, int64; student ids are sorted."""
+    """Return the start of each non-empty row, int64; student ids must be sorted."""
     is_start = np.ones(len(student_ids), np.bool_)
     np.not_equal(student_ids[1:], student_ids[:-1], out=is_start[1:])
     return np.flatnonzero(is_start)
 
 
 def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Return the order that a map has: student id, (`last` behind,) falling weight, teacher id.
+    """Return the indices that sort edges by student id, `last`, descending weight and teacher id.
 
-    Weights are compared as float32, as a map has them.
+    Weights are compared as float32.
     """
     order, _ = pair_order(edges)
-    # Of floats, the bits as integers have the same order, but that negative ones run backwards.
+    # The bits of a float, as an integer, have the same order; for negative floats, reversed.
     bits = np.subtract(0, edges.weights, dtype=np.float32, casting="same_kind").view(np.int32)
     bits ^= bits >> 31 & np.iinfo(np.int32).max
     rows = edges.student_ids.astype(np.int64) * 2
@@ -128,10 +126,7 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
 
 
 def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
-    """Return the edges in the order of `map_order`; weights are float32.
-
-    What is in order stays as it is, and rows of several maps need only be put in their order.
-    """
+    """Sort the edges as `map_order`, if they are not sorted; weights must be float32."""
     if (edges.student_ids[1:] < edges.student_ids[:-1]).any():
         order = np.argsort(edges.student_ids, kind="stable")
         edges, last = edges.take(order), last[order]
@@ -152,7 +147,7 @@ def heaviest(edges: Edges, top_k: int) -> Edges:
 def slot_entries(
     student_ids: NDArray[Any], scale_slot: NDArray[np.uint8] | None
 ) -> NDArray[np.bool_]:
-    """Return which entries are scale slots, bool `[nnz]`: a row's last, where it has one."""
+    """Return the entries that are scale slots, bool `[nnz]`."""
     if scale_slot is None or not len(student_ids):
         return np.zeros(len(student_ids), np.bool_)
     is_last = np.append(student_ids[1:] != student_ids[:-1], True)
@@ -161,7 +156,7 @@ def slot_entries(
 
 
 def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> Edges:
-    """Return an edge of weight 1 from each student id to the teacher id in its place."""
+    """Return one edge of weight 1 for each student id and the teacher id at the same index."""
     s, t = (np.fromiter(ids, np.int32, len(ids)) for ids in (student_ids, teacher_ids))
     return Edges(s, t, np.ones(len(s), np.float32))
 
@@ -169,7 +164,7 @@ def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> 
 def add_slots(
     edges: Edges, candidates: Iterable[int], num_rows: int
 ) -> tuple[Edges, NDArray[np.uint8]]:
-    """Give each non-empty row a scale slot: the first candidate that the row does not have."""
+    """Give each non-empty row a scale slot: the first candidate that the row does not contain."""
     slot_of_row = np.full(num_rows, -1)
     waiting = np.zeros(num_rows, np.bool_)
     waiting[edges.student_ids] = True

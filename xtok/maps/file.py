@@ -1,7 +1,6 @@
-"""Files of maps of every kind: `.safetensors` here, NeMo-RL's `.pt` by `nemo`.
+"""Files of maps of every kind; NeMo-RL's `.pt` is in `nemo`.
 
-Both formats store a map as named tensors and one JSON text, which `pack` and `assemble` convert
-from and to the fields of its class; this module makes no maps itself.
+Both formats store named tensors and one JSON text; `pack` and `assemble` convert fields.
 """
 
 from __future__ import annotations
@@ -31,37 +30,34 @@ from xtok.tokenizers.table import TokenTable, TokenType, Vocabulary
 
 M = TypeVar("M", bound="StoredMap")
 
-MapKind: TypeAlias = Literal["map", "events", "spellings"]
-"""What a file holds."""
+MapKind: TypeAlias = Literal["map", "events", "spellings"]  # kind of map in a file
 
+# Name of each kind in messages, and the command that builds it
 KINDS: Mapping[MapKind, tuple[str, str]] = {
     "map": ("a projection map", "xtok build"), "events": ("an event map", "xtok events"),
     "spellings": ("a spelling map", "xtok events --for csd"),
 }  # fmt: skip
-"""What messages call each kind, and the command that makes it."""
 
 FORMAT_VERSION = 1
 
-MAX_HEADER = 1 << 23
-"""Bytes of the longest JSON text that is read or written."""
+MAX_HEADER = 1 << 23  # maximum size of a map's JSON text, in bytes, for reading and writing
 
-SUFFIXES = (".safetensors", ".pt")
-"""Of a map's file; an event map has no `.pt`."""
+SUFFIXES = (".safetensors", ".pt")  # suffixes of map files; event maps support only the first
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredMap:
-    """A map of two vocabularies that a file can hold."""
+    """Base class of maps: two vocabularies, a history, and a file."""
 
     KIND: ClassVar[MapKind]
+    # By name: a check that raises a `ValueError`, and the sentence for a map that passes. A check
+    # may rely on the checks before it
     INVARIANTS: ClassVar[Mapping[str, tuple[Callable[[Any], None], str]]]
-    """What holds for every map of the class: a check that raises a `ValueError`, and the
-    sentence for one that passes. A check may rely on those before it."""
 
     student: Vocabulary
     teacher: Vocabulary
-    history: tuple[Mapping[str, Any], ...] = ()  # an object per stage: its name, options, version
-    reports: tuple[StageReport, ...] = ()  # what the stages of this process reported; not saved
+    history: tuple[Mapping[str, Any], ...] = ()  # one object per stage: name, options, version
+    reports: tuple[StageReport, ...] = ()  # of the stages that ran in this process; not saved
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,16 +65,12 @@ class StoredMap:
         return self.student.vocab_size, self.teacher.vocab_size
 
     def check(self) -> None:
-        """Check what holds for every map of the class.
-
-        Raises:
-            ValueError: naming the first thing that does not hold.
-        """
+        """Check the invariants of the class; a `ValueError` names the first that does not hold."""
         for check, _ in self.INVARIANTS.values():
             check(self)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the map as `.safetensors`, or in NeMo-RL's layout as `.pt`; see `save`."""
+        """Write the map to a `.safetensors` or `.pt` file; see `xtok.maps.file.save`."""
         save(self, path)
 
     @classmethod
@@ -88,10 +80,10 @@ class StoredMap:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Read a map of the class.
+        """Read a map of this class.
 
         Raises:
-            MapFileError: if the file holds none, or is damaged.
+            MapFileError: if the file contains another kind of map, or is damaged.
         """
         fields = read(path)
         if kind_of(fields) != cls.KIND:
@@ -104,16 +96,13 @@ class StoredMap:
 
 
 def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
-    """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
+    """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map gives the same bytes.
 
-    A spelling map as `.pt` is two files, the second next to the first: `nemo_tables.reverse_of`.
-    The file is written under a temporary name in the same folder, which is made if it is missing,
-    flushed, and renamed, so that there is never a half-written one under `path`.
+    A spelling map as `.pt` consists of two files. Files are written completely, then renamed.
 
     Raises:
-        OutputError: if the path has another suffix, or cannot be written; or another file has the
-            name of the second one.
-        ValueError: if the map breaks an invariant of its class.
+        OutputError: if a file cannot be written, or another file has the name of the second.
+        ValueError: if the map breaks an invariant.
     """
     suffixes = SUFFIXES[: 1 if kind_of(vars(any_map)) == "events" else 2]
     targets = [check_output(file, suffixes) for file in files_of(any_map, Path(path))]
@@ -129,7 +118,7 @@ def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
 
 
 def files_of(any_map: StoredMap, path: Path) -> list[Path]:
-    """Return the files that `save` writes to a path: two for a spelling map as `.pt`."""
+    """Return the files that `save` writes for a path: two for a spelling map as `.pt`."""
     if path.suffix == ".pt" and kind_of(vars(any_map)) == "spellings":
         return [path, nemo_tables.reverse_of(path)]
     return [path]
@@ -138,7 +127,7 @@ def files_of(any_map: StoredMap, path: Path) -> list[Path]:
 def check_output(
     path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES, *, or_folder: bool = False
 ) -> Path:
-    """Check, before any work is done, that a map can be written there; see `io.check_output`."""
+    """Check that a map can be written to a path, before any work; see `io.check_output`."""
     if is_on_hub(path):
         raise OutputError(
             f"the output {path} is on the hub, and xtok writes local files only",
@@ -148,27 +137,26 @@ def check_output(
 
 
 def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
-    """Check that the teacher's table replaces, next to the student's, none but that of its pair.
+    """Check that the teacher's table, next to `path`, would only replace one of the same pair.
 
     Raises:
-        OutputError: if there is anything else, which the name of the student's table did not name.
+        OutputError: if its file contains anything else.
     """
     beside = nemo_tables.reverse_of(path)
     if not beside.exists():
         return
     try:
-        there = load_pt(beside, beside)
+        table = load_pt(beside, beside)
     except MapFileError:
-        there = None
-    if nemo_tables.are_tables(there) and "xtok" in there:
-        if (there.get("src"), there.get("dst")) == (teacher_id, student_id):
+        table = None
+    contents = "is not a table that xtok wrote"
+    if nemo_tables.are_tables(table) and "xtok" in table:
+        if (table.get("src"), table.get("dst")) == (teacher_id, student_id):
             return
-        what = f"the table of {there.get('src')} in {there.get('dst')}"
-    else:
-        what = "not a table by xtok"
+        contents = f"contains the table of {table.get('src')} in {table.get('dst')}"
     raise OutputError(
-        f"{beside} exists, and is {what}: the teacher's table would replace it",
-        hint=f"move it away, or give the output another name than {path.name}",
+        f"{beside} exists and {contents}; the teacher's table would replace it",
+        hint=f"move it, or choose another output name than {path.name}",
     )
 
 
@@ -177,7 +165,9 @@ def to_safetensors(any_map: StoredMap) -> bytes:
     from safetensors.numpy import save
 
     tensors, metadata = pack(any_map)
-    return bytes(save(tensors, {"xtok": metadata}))  # several keys would be in random order
+    return bytes(
+        save(tensors, {"xtok": metadata})
+    )  # safetensors writes several keys in random order
 
 
 def to_nemo(projection: Any) -> bytes:
@@ -197,12 +187,10 @@ def sha256(any_map: StoredMap) -> str:
 def read(
     path: str | PathLike[str], preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of the map in a file, of whatever kind, for `map_of_fields`.
+    """Return the fields of a map of any kind, for `map_of_fields`.
 
-    Args:
-        path: the kind of file is detected from its contents.
-        preserve_last: whether the last column of a file by another program holds scale slots.
-        normalize: put weights that were trained in order.
+    `preserve_last`: the last column of another program's file contains scale slots; `normalize`:
+    its weights were trained.
 
     Raises:
         MapFileError: if the file is not a map, or is damaged.
@@ -228,18 +216,16 @@ def read(
             entries = nemo.read_padded(tensors["indices"], tensors["likelihoods"], stated)
             return _imported(entries, preserve_last)
     raise MapFileError(
-        f"{source} is a safetensors file, but not an xtok map: it holds "
-        f"{listed(map(repr, tensors), 5) or 'no tensors'}",
+        f"{source} is a safetensors file, but not an xtok map; its tensors: "
+        f"{listed(map(repr, tensors), 5) or 'none'}",
         hint=MAP_HINT,
     )
 
 
 def table_digests(path: str | PathLike[str]) -> list[str] | None:
-    """Return the `table_sha256` of both sides, as a table for NeMo-RL's draft records them.
+    """Return both sides' `table_sha256` from a table for NeMo-RL's draft; None for another file.
 
-    Returns:
-        the student's and the teacher's; none if another program wrote the table. None if the file
-        is not such a table.
+    The list is empty if another program wrote the table.
     """
     source = Path(path)
     with opened(source) as (contents, is_pt), naming(source):
@@ -253,7 +239,7 @@ def table_digests(path: str | PathLike[str]) -> list[str] | None:
 def _imported(
     entries: nemo.PtEntries, preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of a map that may have to be put in order, with a report of that."""
+    """Return the fields of another program's map, or of trained weights, and report repairs."""
     if entries.own is None:
         fields, counts, notes = nemo.foreign_fields(entries, preserve_last)
         return fields | {
@@ -265,7 +251,7 @@ def _imported(
     tensors, counts = nemo.repaired_tensors(entries, tensors)
     fields, is_whole = _unpacked(tensors, metadata)
     if not (is_whole or counts or normalize):
-        counts = {"file that another program changed": 1}
+        counts = {"files changed by another program": 1}
     if counts or normalize:
         step = history_step("import", {"normalize": True} if normalize else {})
         fields |= {"history": (*fields["history"], step), "recipe": None}
@@ -274,11 +260,7 @@ def _imported(
 
 
 def map_of_fields(kind: type[M], fields: Mapping[str, Any], source: str | PathLike[str]) -> M:
-    """Make a map of the fields that `read` gives, and check its invariants.
-
-    Raises:
-        MapFileError: if it breaks one.
-    """
+    """Make a map of the fields from `read`, and check its invariants."""
     with naming(Path(source)):
         any_map = kind(**fields)
         any_map.check()
@@ -286,17 +268,17 @@ def map_of_fields(kind: type[M], fields: Mapping[str, Any], source: str | PathLi
 
 
 def kind_of(names: Container[str]) -> MapKind:
-    """Return what has tensors or fields of these names."""
+    """Return the kind of map that has tensors or fields with these names."""
     if "student_event" in names:
         return "events"
     return "spellings" if "student_counts" in names else "map"
 
 
 def check_json(text: str) -> None:
-    """Check that JSON in a map file takes a bounded amount of memory; else a `ValueError`."""
+    """Raise a `ValueError` if JSON of a map file is too long."""
     size = len(text.encode())
     if size > MAX_HEADER:
-        raise ValueError(f"its metadata takes {size} bytes, and may take {MAX_HEADER} at most")
+        raise ValueError(f"its metadata has {size} bytes, expected at most {MAX_HEADER}")
 
 
 # A map as tensors and JSON
@@ -324,15 +306,11 @@ _VOCABULARY_TYPES = {
     "width_source": (str,),
     "tokenizer_vocab_size": (int, NoneType),
 }
-_DEFINITION = "definition_sha256"  # files of earlier versions have none
+_DEFINITION = "definition_sha256"  # missing in files of earlier versions
 
 
 def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
-    """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
-
-    Raises:
-        XtokError: if the JSON is too long to be read, as with thousands of very long names.
-    """
+    """Return a map's arrays by their names in a file, and all other fields as sorted JSON."""
     kind = kind_of(vars(any_map))
     fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
     if kind != "map":
@@ -370,9 +348,9 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
 
 
 def tensors_sha256(tensors: Mapping[str, NDArray[Any] | None]) -> str:
-    """Return the digest of a map's own tensors, by name; the tokens' have one of their own.
+    """Return the digest of a map's own tensors, without token tables.
 
-    It takes 1.3 ms of the 19 ms that a map of Llama 3 and Qwen takes to load.
+    It takes 1.3 of the 19 ms to load a map of Llama 3 and Qwen.
     """
     digest = hashlib.sha256()
     for name in sorted(_ARRAY_DTYPES[kind_of(tensors)]):
@@ -384,17 +362,16 @@ def tensors_sha256(tensors: Mapping[str, NDArray[Any] | None]) -> str:
 
 
 def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:
-    """Return the fields of a map's class as `assemble` does, and check the digests."""
+    """Return the fields of a map as `assemble` does, after checking the digests."""
     fields, is_whole = _unpacked(tensors, metadata)
     if not is_whole:
-        problem = "its tensors were changed since it was written"
+        problem = "its tensors changed after it was written"
         is_map = kind_of(tensors) == "map"
         raise InvariantError("tensors", problem) if is_map else ValueError(problem)
     return fields
 
 
 def _unpacked(tensors: Mapping[str, NDArray[Any]], metadata: str) -> tuple[dict[str, Any], bool]:
-    """Return the fields, and whether the map's own tensors are those that were written."""
     fields, digests = assemble(tensors, metadata)
     for side in SIDES:
         table = fields[side].table
@@ -407,21 +384,18 @@ def _unpacked(tensors: Mapping[str, NDArray[Any]], metadata: str) -> tuple[dict[
 def assemble(
     tensors: Mapping[str, NDArray[Any]], metadata: str
 ) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Return the fields of a map's class from a file's tensors and JSON text.
+    """Return the fields of a map's class, and the recorded digests, from a file's tensors and JSON.
 
-    Its invariants and digests are not yet checked; `kind_of` detects the class.
-
-    Returns:
-        the fields, and the digests in the file: `table_sha256` of each side, and of `tensors`.
+    Neither invariants nor digests are checked.
 
     Raises:
-        ValueError: if they are not a map; or any other of `MALFORMED`.
+        ValueError: if the file is not a map; also other exceptions of `MALFORMED`.
     """
     kind = kind_of(tensors)
     header = _header(metadata)
     for name, dtype in {**_ARRAY_DTYPES[kind], **_BOTH_TABLES_DTYPES}.items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
-            raise ValueError(f"{name} is not a list of {dtype}")
+            raise ValueError(f"{name} is not a 1-D array of {dtype}")
     fields: dict[str, Any] = {side: _vocabulary(side, header[side], tensors) for side in SIDES}
     fields |= {name: tensors[name] for name in _ARRAY_DTYPES[kind] if name != "scale_slot"}
     fields["history"] = tuple(dict(step) for step in header["history"])
@@ -434,19 +408,16 @@ def assemble(
         fields["rest"] = header["rest"]
         require_valid(type(fields["rest"]) in (int, NoneType), "rest")
     digests = {side: header[side].get("table_sha256") for side in SIDES}
-    digests["tensors"] = header.get("tensors_sha256")  # files of earlier versions have none
+    digests["tensors"] = header.get("tensors_sha256")  # missing in files of earlier versions
     return fields, digests
 
 
 def _header(metadata: str) -> dict[str, Any]:
-    """Return the JSON object of a file, with its version and history checked."""
     check_json(metadata)
     header: dict[str, Any] = parse_json(metadata)
     version = header["format_version"]
     if version != FORMAT_VERSION:
-        raise ValueError(
-            f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
-        )
+        raise ValueError(f"its format version is {version!r}, expected {FORMAT_VERSION}")
     json.dumps(header, ensure_ascii=False).encode()  # no lone surrogates
     for step in header["history"]:
         require_valid(type(step["stage"]) is str and type(step["options"]) is dict, "history")
@@ -456,9 +427,8 @@ def _header(metadata: str) -> dict[str, Any]:
 def _projection_fields(
     header: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
-    """Return the fields that only a projection map has, from a file's JSON and arrays."""
     if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
-        raise ValueError("scale_slot and enable_scale_trick do not agree")
+        raise ValueError("scale_slot and enable_scale_trick contradict each other")
     top_k, recipe = header["top_k"], header.get("recipe")
     require_valid(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
     require_valid(isinstance(recipe, dict | NoneType), "recipe")
@@ -469,7 +439,6 @@ def _projection_fields(
 def _vocabulary(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
-    """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
     for name, kinds in _VOCABULARY_TYPES.items():
         require_valid(type(fields[name]) in kinds, f"the {side}'s {name}")
     definition = fields.get(_DEFINITION)
@@ -487,14 +456,14 @@ def _table(
 ) -> TokenTable:
     data, offsets, types = (tensors[f"{side}_token_{name}"] for name in _TABLE_DTYPES)
     require_valid(
-        len(types) == width == len(offsets) - 1, f"the {side}'s table is not {width} long"
+        len(types) == width == len(offsets) - 1, f"the {side}'s table of {len(types)} tokens"
     )
     rising = bool((np.diff(offsets) >= 0).all())
     require_valid(offsets[0] == 0 and offsets[-1] == len(data) and rising, f"{side}_token_offsets")
     require_valid(bool(np.isin(types, list(TokenType)).all()), f"{side}_token_types")
 
     def known_id(value: Any) -> int:
-        token_id = int(value)  # keys of JSON objects are text
+        token_id = int(value)  # keys of JSON objects are strings
         require_valid(0 <= token_id < width, f"the {side}'s token id {value}")
         return token_id
 
@@ -507,6 +476,6 @@ def _table(
         preferred_ids=tuple(map(known_id, fields["preferred_ids"])),
     )
     without_bytes = ~np.isin(types, [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE])
-    require_valid(not table.lengths[without_bytes].any(), f"the {side}'s special tokens have bytes")
-    fields["table_sha256"]  # a table has one
+    require_valid(not table.lengths[without_bytes].any(), f"a special token of the {side}")
+    fields["table_sha256"]  # required
     return table

@@ -25,19 +25,14 @@ AnyMapLike: TypeAlias = MapLike | EventMap | SpellingMap
 M = TypeVar("M", bound=AnyMap)
 OptionalMap = TypeVar("OptionalMap", bound=AnyMap | None)
 
+# The class of each kind of file
 CLASSES: Mapping[mapfile.MapKind, type[AnyMap]] = {
     "map": ProjectionMap, "events": EventMap, "spellings": SpellingMap,
 }  # fmt: skip
-"""The class of each kind of file."""
 
 
 def read_map(source: AnyMapLike, **options: Any) -> AnyMap:
-    """Load a map of any kind from its path; return a map unchanged.
-
-    Args:
-        source: a map, or its path or `hf:` location.
-        options: as for `ProjectionMap.load`; `preserve_last` and `normalize` are only for
-            projection maps.
+    """Load a map of any kind, with the options of `ProjectionMap.load`; return a map unchanged.
 
     Raises:
         MapFileError: if the file is not a map, has another width, or does not support an option.
@@ -74,13 +69,12 @@ def bind_map(
 
     Args:
         any_map: a map of any kind; None returns the pair unchanged.
-        pair: the pair, or tokenizers by side (`student`, `teacher`). The map provides the missing
-            sides.
+        pair: the pair, or tokenizers by side (`student`, `teacher`). Default: the map's.
         name: name of the map in errors.
 
     Returns:
-        the map, with the pair's tokens on a side that has none, and the pair, as wide as the map
-        unless the user set another width.
+        the map, with the pair's tokens if it lacks them, and the pair, as wide as the map unless
+        the user set a width.
 
     Raises:
         XtokError: if the tokens or the width of a side differ.
@@ -98,15 +92,7 @@ def bind_maps(
 ) -> tuple[list[Any], Pair, list[str]]:
     """Load one or several maps of one pair, check them as `bind_map` does, and name them.
 
-    Args:
-        sources: maps or paths.
-        pair: the pair; by default, that of the maps.
-        names: a name for each map; by default a file's path, or `map 1` and so on.
-        any_kind: accept event maps and spelling maps too.
-
-    Raises:
-        XtokError: if a map belongs to another pair.
-        ValueError: if there is no map, or the number of names differs from the number of maps.
+    Default names are paths, or `map 1` and so on. `any_kind` accepts event and spelling maps.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
@@ -124,7 +110,7 @@ def bind_maps(
 
 
 def _pair_of(pair: Pair | Mapping[str, Tokenizer] | None, maps: Sequence[AnyMap]) -> Pair:
-    """Return the pair of some maps, with the tokenizers of `pair`, as wide as the first map."""
+    """Return the pair of the maps, with the tokenizers of `pair`, as wide as the first map."""
     if isinstance(pair, Pair):
         return _at_map_widths(pair, maps[0])
     sides: dict[str, Any] = {}
@@ -157,8 +143,7 @@ def _at_map_widths(pair: Pair, any_map: AnyMap) -> Pair:
 def _shared_width(of_map: Vocabulary, of_pair: Vocabulary) -> int:
     """Return the width of a tokenizer that is used with a side of a map.
 
-    A width that the user set has priority, then the map's width if both have the same tokens. A
-    width that is not from a model's config is only a lower bound.
+    Priority: the user's width, the map's if the tokens are equal, the model config's.
     """
     if of_pair.width_source == "option":
         return of_pair.vocab_size
@@ -193,7 +178,6 @@ def _bound(pair: Pair, any_map: M, name: str) -> M:
 
 
 def _require_same(pair: Pair, side: str, any_map: AnyMap, name: str) -> None:
-    """Raise an `XtokError` if the tokens or the width of a side differ."""
     of_map: Vocabulary = getattr(any_map, side)
     of_pair: Vocabulary = getattr(pair, side)
     have_tokens = of_map.table is not None and of_pair.table is not None
@@ -213,10 +197,7 @@ def is_swapped(pair: Pair, any_map: AnyMap) -> bool:
 
 
 def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
-    """Return a note for each side without tokens if the map names another model.
-
-    For such a side, `bind_map` can only compare the widths.
-    """
+    """Return a note for each side without tokens if the map names another model."""
     notes = []
     for side in SIDES if any_map else ():
         of_map, of_pair = getattr(any_map, side), getattr(pair, side)
@@ -232,8 +213,7 @@ def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
 def can_grow(of_map: Vocabulary, other: Vocabulary) -> bool:
     """Whether a side of a map may be padded with empty rows or columns to another width.
 
-    This requires a file that records ids but no width. A file by another program may also have as
-    many rows as the tokenizer has ids, fewer than the model's logits.
+    The file must record ids but no width, or as many rows as the tokenizer has ids.
     """
     if not of_map.is_lower_bound or of_map.vocab_size > other.vocab_size:
         return False

@@ -25,11 +25,7 @@ def name_of_map(
     loss: Loss | None = None,
     texts: Sequence[str | Path] = (),
 ) -> str:
-    """Return the file name that `build` gives to a map that has none.
-
-    It has the models, the loss, `top_k`, each option that differs from its default (or from the
-    loss's), and the first text.
-    """
+    """Return the default file name of a map by `build`: models, loss, options and first text."""
     usual = BuildConfig.for_loss(loss) if loss else BuildConfig()
     if texts:
         config, usual = config.for_text(), usual.for_text()
@@ -46,7 +42,7 @@ def name_of_map(
 
 
 def map_name(projection: ProjectionMap, stage: str) -> str:
-    """Return a file name of the pair, the stage, and what differs from the defaults."""
+    """Return a default file name for a map after a stage."""
     stages = projection.stages
     has_exact = "reapply-exact" in stages
     exact = ""
@@ -74,21 +70,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
-    """Return a file name for a map of two models, with more parts."""
+    """Return a file name with the two models and more parts."""
     models = f"{_name_part(student_id) or 'student'}_to_{_name_part(teacher_id) or 'teacher'}"
     name = "_".join(filter(None, (models, *parts)))
-    if len(name.encode()) > 220:  # systems allow 255 bytes; other files are named after this one
+    if len(name.encode()) > 220:  # file systems allow 255 bytes; temporary files add a suffix
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         name = f"{shorten_name(name, 210)}_{digest}"
     return f"{name}.safetensors"
 
 
 def _name_part(text: str) -> str:
-    """Return the last component of a path or repo id as a part of a file name.
-
-    Letters, marks and digits of every script stay; all else is a hyphen, but not at the beginning,
-    where a command would take it for an option.
-    """
+    """Return the last component of a path or repo id, safe as part of a file name."""
     name = text.rstrip("/").rsplit("/", 1)[-1]
     for suffix in (".model", ".tiktoken"):
         name = name.removesuffix(suffix)
@@ -97,10 +89,7 @@ def _name_part(text: str) -> str:
 
 
 def option_words(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return a part of a file name for each option that is not at its default.
-
-    `top_k` and the scale trick have parts of their own.
-    """
+    """Return a part of a file name for each option that differs from its default."""
     return [
         _word(name.replace("_", "-"), value)
         for name, value in options.items()
@@ -119,7 +108,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def text_word(texts: Sequence[str | Path]) -> str:
-    """Return the part of a file name for the text that a map is counted on, none without any."""
+    """Return the part of a file name for the texts of a counted map; "" without texts."""
     if not texts:
         return ""
     more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""

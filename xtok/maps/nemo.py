@@ -39,14 +39,14 @@ Tensors = Mapping[str, NDArray[Any]]
 
 _MAX_CELLS = 2**30
 
+# 1 - 2⁻²⁴, written for a weight of 1 that is not an exact pair
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))
-"""1 − 2⁻²⁴: what is written for a weight of 1 that is not an exact pair."""
 
+# Name of the tensor under `xtok` that lists the rows with a lowered first weight, int64
 _LOWERED = "lowered_rows"
-"""The tensor under `xtok` that lists the rows whose first weight was written so, int64."""
 
+# Maximum rounding error of a row sum of float32 weights (2^-24 per weight)
 _ROW_SUM_ROUNDING = 1e-6
-"""How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
 
 
 # Writing
@@ -57,20 +57,15 @@ def to_nemo(
 ) -> bytes:
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
-    `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
-    -1 and 0; a scale slot is in the last column. Two things that the layout cannot say: a weight
-    of 1 that is not an exact match is written just below 1, which no reader takes for an exact pair
-    (xtok's own finds its row in `lowered_rows`), and an empty last row has an id of weight 0, so
-    that its reader sizes the matrix right. A map for P-KL, counted and without exact rows, has no
-    exact pairs at all, so that what compares exact pairs finds none: NeMo-RL's draft 4177 then
-    stops, and would train on its special tokens alone.
+    `indices` (int64) and `likelihoods` (float32) are `[V_student, k]`, k = max(2, top_k), padded
+    with -1 and 0. A scale slot is in the last column.
 
-    Args:
-        tensors: the map's arrays by name; xtok reads it back from them without loss.
-        metadata: all else of it, as JSON.
-        student: the vocabulary of the rows.
-        teacher: the vocabulary of the columns.
-        top_k: the most entries of a row.
+    NeMo-RL takes a weight of 1 for an exact pair, so any other weight of 1 is lowered to 1 - 2⁻²⁴;
+    `lowered_rows` lists these rows. It sizes the matrix by the last row with an id, so an empty
+    last row gets an id with weight 0. A map for P-KL, counted and without exact rows, gets no exact
+    pairs: NeMo-RL's draft 4177 then stops, instead of training on special tokens alone.
+
+    xtok reads the map from `tensors` and `metadata`, its arrays and JSON.
     """
     import torch
 
@@ -79,7 +74,7 @@ def to_nemo(
     num_rows, k = student.vocab_size, max(2, top_k)
     if num_rows * k > _MAX_CELLS:
         raise OutputError(
-            f"a .pt of {num_rows} rows of {k} columns would take {num_rows * k >> 30} times 12 GiB",
+            f"a .pt of {num_rows} rows and {k} columns would take {12 * num_rows * k >> 30} GiB",
             hint="cut the map first with xtok sort-cut, or write .safetensors",
         )
     column = np.where(slot_entries(s, slot), k - 1, ranks(s))
@@ -98,7 +93,7 @@ def to_nemo(
         for name, tensor in {**tensors, _LOWERED: lowered}.items()
         if name not in Edges._fields
     }
-    buffer = io.BytesIO()  # torch.save writes a file's name into it
+    buffer = io.BytesIO()  # torch.save would write a file's name into the archive
     torch.save(
         {
             "indices": torch.from_numpy(indices),
@@ -117,34 +112,27 @@ def to_nemo(
 
 
 class PtEntries(NamedTuple):
-    """The entries of a file, and its metadata."""
+    """Entries of a file in any layout, and its metadata."""
 
-    edges: Edges  # in arrays of their own, sorted by student id; ids int32, weights not integers
-    is_last: NDArray[np.bool_]  # [nnz], the entries that are slots if their row has one
-    top_k: int  # the number of columns of a padded layout, else the longest row
-    has_order: bool = False  # whether a row's entries are in an order, as in a padded layout
-    shape: tuple[int | None, int | None] = (None, None)  # None: not in the file
-    stated: Mapping[str, Any] = MappingProxyType({})  # names of models, whether slots
-    without_id: int = 0  # how many weights have no teacher id
-    own: tuple[Tensors, str] | None = None  # the tensors and the JSON text of a map that xtok wrote
+    edges: Edges  # copies, sorted by student id; ids int32, weights floating-point
+    is_last: NDArray[np.bool_]  # [nnz], entries that are the slot of their row, if it has a slot
+    top_k: int  # number of columns in a padded layout, otherwise the size of the longest row
+    has_order: bool = False  # whether the layout defines the order of a row's entries
+    shape: tuple[int | None, int | None] = (None, None)  # None: missing in the file
+    stated: Mapping[str, Any] = MappingProxyType({})  # names of models, presence of slots
+    without_id: int = 0  # number of weights without a teacher id
+    own: tuple[Tensors, str] | None = None  # tensors and JSON text that xtok wrote
 
 
 def read_pt(loaded: Any, size: int) -> PtEntries:
-    """Read a map from a `.pt` of `size` bytes: xtok's, or any that NeMo-RL's tools write.
-
-    Raises:
-        ValueError: if it is something else; or a `RuntimeError`, or what its shape provokes.
-    """
+    """Read the contents of a `.pt` of `size` bytes, by xtok or by NeMo-RL's tools."""
     entries = _read_entries(loaded, size)
     own = entries.stated.get("xtok")
     return entries._replace(own=own_tensors(own, size)) if isinstance(own, dict) else entries
 
 
 def read_trained(tensors: Tensors, metadata: str) -> PtEntries:
-    """Read the tensors of a map by xtok whose weights were trained since.
-
-    If more of it is wrong than the sums and order of its rows, that is a `ValueError`.
-    """
+    """Read the tensors of a map by xtok with trained weights."""
     edges = Edges(*(tensors[name] for name in Edges._fields))
     s = edges.student_ids
     require_valid(
@@ -158,7 +146,6 @@ def read_trained(tensors: Tensors, metadata: str) -> PtEntries:
 
 
 def _read_entries(loaded: Any, size: int) -> PtEntries:
-    """Read any of the layouts that NeMo-RL's tools write, from a file of `size` bytes."""
     import torch
 
     if isinstance(loaded, dict) and {"indices", "likelihoods"} & loaded.keys():
@@ -174,16 +161,16 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
         return entries._replace(shape=(loaded.shape[0], loaded.shape[1]))
     if isinstance(loaded, dict) and any(type(key) is tuple for key in loaded):
         return _entries_by_row(_edges_of_counts(loaded))
-    what = type(loaded).__name__
+    contents = type(loaded).__name__
     if isinstance(loaded, dict):
-        what = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
+        contents = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
     raise ValueError(
-        f"it holds {what}, and not indices and likelihoods, counts of pairs, or a matrix"
+        f"it contains {contents}, expected indices and likelihoods, counts of pairs, or a matrix"
     )
 
 
 def _sparse(matrix: torch.Tensor, size: int) -> Edges:
-    """Return the entries of a sparse matrix; `ValueError` if it is more than its file, or none."""
+    """Return the entries of a sparse matrix, after comparing its size with the file's."""
     import torch
 
     is_coo = matrix.layout == torch.sparse_coo
@@ -201,13 +188,13 @@ def _sparse(matrix: torch.Tensor, size: int) -> Edges:
 
 
 def _edges_of_counts(counts: Mapping[Any, Any]) -> Edges:
-    """Return what `{(student_id, teacher_id): count}` holds, ids as int64, counts as float64."""
+    """Return the entries of a dict `{(student_id, teacher_id): count}`."""
     pairs = all(
         type(pair) is tuple and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int
         for pair in counts
     )
     require_valid(
-        pairs and {int, float}.issuperset(map(type, counts.values())), "a dict of other things"
+        pairs and {int, float}.issuperset(map(type, counts.values())), "a key or value of the dict"
     )
     n = len(counts)
     s, t = (np.fromiter((pair[side] for pair in counts), np.int64, n) for side in (0, 1))
@@ -217,9 +204,9 @@ def _edges_of_counts(counts: Mapping[Any, Any]) -> Edges:
 def read_padded(
     indices: NDArray[Any], likelihoods: NDArray[Any], stated: Mapping[str, Any]
 ) -> PtEntries:
-    """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
+    """Read `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
 
-    `stated` is the rest of the file: names of models, and whether there are scale slots.
+    `stated` contains the other values of the file.
     """
     require_valid(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require_valid(indices.dtype.kind == "i", "the type of indices")
@@ -228,7 +215,7 @@ def read_padded(
     require_valid(least >= -1, f"the teacher id {least} (padding is -1)")
     is_entry = indices >= 0
     padding = likelihoods[~is_entry]
-    require_valid(not np.isnan(padding).any(), "a weight that is not a number")
+    require_valid(not np.isnan(padding).any(), "a NaN weight")
     s, column = np.nonzero(is_entry)
     return _entries_by_row(Edges(s, indices[s, column], likelihoods[s, column]))._replace(
         is_last=column == top_k - 1,
@@ -241,7 +228,7 @@ def read_padded(
 
 
 def _entries_by_row(edges: Edges) -> PtEntries:
-    """Take entries in any order; those of a row stay in theirs."""
+    """Sort entries by student id; entries of a row keep their order."""
     for side, ids in zip(SIDES, edges[:2], strict=True):
         lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
         require_valid(lowest >= 0, f"the {side} id {lowest}")
@@ -258,13 +245,13 @@ def _entries_by_row(edges: Edges) -> PtEntries:
 def repaired_tensors(
     entries: PtEntries, tensors: Tensors
 ) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
-    """Put in order what was edited of a map that xtok wrote; count what had to be changed.
+    """Repair a map by xtok that another program edited; count the changes.
 
-    NeMo-RL's tools copy what they do not know, so kinds and slots may be those of earlier rows.
+    NeMo-RL's tools copy unknown keys, so row kinds and slots may belong to earlier rows.
     """
     s, _, w = entries.edges
     lowered = tensors.get(_LOWERED)
-    # Files of earlier versions have no list: there, rows of one entry are known to be meant.
+    # Files of earlier versions have no list; they lowered only rows with a single entry.
     was_1 = np.bincount(s, minlength=1)[s] == 1 if lowered is None else np.isin(s, lowered)
     weights = np.where(was_1 & (w == _BELOW_1), 1, w)
     entries = entries._replace(edges=entries.edges._replace(weights=weights))
@@ -272,7 +259,7 @@ def repaired_tensors(
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
     edges, slotted, counts = _put_in_order(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
-    counts.pop("zero weights dropped", None)  # those of fillers are not worth a count
+    counts.pop("zero weights dropped", None)  # xtok wrote them to fill rows
     has_entries = np.zeros(len(kind), np.bool_)
     has_entries[edges.student_ids] = True
     kind[~has_entries] = RowKind.EMPTY
@@ -287,7 +274,7 @@ def repaired_tensors(
 def foreign_fields(
     entries: PtEntries, preserve_last: bool | None
 ) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
-    """Return the fields of another program's map and of its sides, counts of changes, and notes."""
+    """Return the fields of another program's map, counts of repairs, and notes."""
     student, teacher = sides = [_side(place, entries) for place in (0, 1)]
     scale_trick = bool(entries.stated.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
@@ -318,7 +305,7 @@ def foreign_fields(
         "top_k": top_k,
     }
     unknown = tuple(
-        f"the width of the {side} is not in the file, and taken from its largest id: "
+        f"the file does not record the width of the {side}; using its largest id + 1: "
         f"{vocabulary['vocab_size']:,}"
         for side, vocabulary in zip(SIDES, sides, strict=True)
         if vocabulary["width_source"] == "ids"
@@ -327,11 +314,11 @@ def foreign_fields(
 
 
 def _side(place: int, entries: PtEntries) -> dict[str, Any]:
-    """Return a side as far as a file has it; a width that is missing is at least its ids."""
+    """Return the fields of a side; a missing width becomes the largest id + 1."""
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
     width, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
     size = highest + 1 if width is None else width
-    require_valid(highest < size, f"the {side} id {highest} of {size}")
+    require_valid(highest < size, f"the {side} id {highest} (width {size})")
     require_valid(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
     stated = entries.stated
     model_id = str(stated.get(f"{side}_model_id") or stated.get(f"{old}_id") or "unknown")
@@ -350,19 +337,10 @@ def _side(place: int, entries: PtEntries) -> dict[str, Any]:
 def _put_in_order(
     edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROW_SUM_ROUNDING
 ) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
-    """Add up duplicates, drop zero weights, normalize and sort; count what had to be done.
+    """Add up duplicates, drop zero weights, normalize and sort; count each repair.
 
-    Rows that are in order keep their bits.
-
-    Args:
-        edges: sorted by student id.
-        last: which of them are slots.
-        has_order: whether an order of a row's entries is worth a count.
-        tolerance: how far the sum of a row that is not to be normalized may be from 1.
-
-    Returns:
-        the edges with a map's dtypes and order, the rows whose last entry is a slot, and the
-        counts.
+    Rows that need no repair keep their bits. `last` marks slots; `has_order` counts reordered rows.
+    Also return the rows with a slot.
     """
     if not (np.isfinite(edges.weights) & (edges.weights >= 0)).all():
         raise InvariantError("weights", "a weight is negative or not finite")
@@ -392,4 +370,4 @@ def _put_in_order(
     edges, last = Edges(s, t, weights).take(seen), last[seen]
     last &= np.bincount(edges.student_ids, minlength=1)[edges.student_ids] > 1
     slotted = edges.student_ids[last]
-    return in_map_order(edges, last), slotted, {what: n for what, n in counts.items() if n}
+    return in_map_order(edges, last), slotted, {name: n for name, n in counts.items() if n}

@@ -1,7 +1,6 @@
 """NeMo-RL's two tables for Common-Support Distillation: `subtoks` and `lengths` of each side.
 
-They are read by its draft "v6", pull request 4177: `_v3_fwd_table`, `_v3_rev_table` and
-`_ensure_bidir_prefix_support_index` of `loss_functions.py` at a84de17.
+Its draft "v6", pull request 4177 at a84de17, reads them in `loss_functions.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, NDArray[Any]]
 
-N_MAX = 8
-"""How many pieces of a spelling a row holds: the draft's default."""
+N_MAX = 8  # maximum number of pieces in a row; the draft's default
 
 
 def are_tables(loaded: Any) -> bool:
-    """Whether what a `.pt` file holds is one of the two tables."""
+    """Whether the contents of a `.pt` file are one of the two tables."""
     return isinstance(loaded, dict) and {"subtoks", "lengths"} <= loaded.keys()
 
 
@@ -44,16 +42,9 @@ def to_tables(
 ) -> tuple[bytes, bytes]:
     """Return the bytes of the student's table and of the teacher's.
 
-    `subtoks` is int64 `[V_src, N_MAX]`, padded with -1, V_src being the tokenizer's largest id + 1
-    and not the width of the logits; `lengths`, int64 `[V_src]`, is 0 for a token that is left out.
-    A longer spelling is cut, and keeps its length: the draft skips rows that are longer than the
-    table is wide. With the length N_MAX it would take the beginning for the whole token.
-
-    Args:
-        tensors: the arrays of the `.safetensors` by name; each file carries those of its side.
-        metadata: all else of the spelling map, as JSON, in both files.
-        student: the student's vocabulary.
-        teacher: the teacher's.
+    `subtoks` is int64 `[V_src, N_MAX]`, padded with -1, V_src being the tokenizer's largest id + 1.
+    `lengths` is int64 `[V_src]`, 0 without a spelling. A longer spelling is cut but keeps its
+    length, so the draft skips its row; it would take N_MAX pieces for complete.
     """
     import torch
 
@@ -61,7 +52,7 @@ def to_tables(
     for side, vocabulary, into in zip(SIDES, (student, teacher), (teacher, student), strict=True):
         size = _num_ids(vocabulary)
         pieces, counts = tensors[f"{side}_pieces"], tensors[f"{side}_counts"]
-        buffer = io.BytesIO()  # torch.save writes a file's name into it
+        buffer = io.BytesIO()  # torch.save would write a file's name into the archive
         torch.save(
             {
                 "subtoks": torch.from_numpy(_padded(pieces, counts)[:size]),

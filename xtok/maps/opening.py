@@ -1,4 +1,4 @@
-"""Opening a map's file: what it is, its tensors or what a `.pt` holds, and errors that name it."""
+"""Open a map file, local or on the hub, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from pickle import UnpicklingError  # noqa: TID251 - what torch.load raises; nothing is unpickled
+from pickle import UnpicklingError  # noqa: TID251 - torch.load raises it; nothing is unpickled
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,15 +23,15 @@ from xtok.errors import MALFORMED, MAP_HINT, MapFileError
 from xtok.maps.records import InvariantError
 from xtok.maps.tensors import require_valid
 
-_NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+_NO_MAP_HINT = "give the path of a .safetensors or .pt map; xtok build makes a map of two models"
 
+# Invariants that training can break; `normalize` restores them
 _BROKEN_BY_TRAINING = ("weights", "order", "sums", "tensors")
-"""The invariants that training breaks, and `normalize` restores."""
 
 
 @contextmanager
 def naming(source: Path) -> Iterator[None]:
-    """Turn what reading a damaged file raises into an error that names it."""
+    """Convert the exceptions of reading a damaged file to a `MapFileError` that names the file."""
     try:
         yield
     except (*MALFORMED, RuntimeError) as error:
@@ -52,11 +52,7 @@ def is_on_hub(path: str | PathLike[str]) -> bool:
 
 
 def _downloaded(source: Path) -> Path:
-    """Return the local copy of `hf:OWNER/NAME/FILE` or `hf:OWNER/NAME@REVISION/FILE`.
-
-    Raises:
-        MapFileError: if the file is not available.
-    """
+    """Return the local copy of `hf:OWNER/NAME/FILE` or `hf:OWNER/NAME@REVISION/FILE`."""
     from xtok.tokenizers.hub import ModelFiles
 
     parts = _ON_HUB.fullmatch(str(source))
@@ -78,10 +74,7 @@ def _downloaded(source: Path) -> Path:
 
 @contextmanager
 def opened(source: Path) -> Iterator[tuple[Path, bool]]:
-    """Give the path of a map's contents, and whether it is a `.pt`.
-
-    The kind of file is detected from its first bytes, else from the suffix.
-    """
+    """Yield the local path of a map, and whether its first bytes are those of a `.pt`."""
     if "\0" in str(source):
         raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
     path = _downloaded(source) if is_on_hub(source) else source
@@ -99,7 +92,7 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield path, is_pt
                 return
-            # The libraries read no pipes, and torch.load takes any .safetensors for safetensors.
+            # The libraries cannot read pipes; torch.load reads any .safetensors as safetensors.
             with tempfile.NamedTemporaryFile() as copy:
                 copy.write(start)
                 shutil.copyfileobj(file, copy)
@@ -108,19 +101,13 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
     except OSError as error:
         hint = _NO_MAP_HINT
         if source.is_dir():
-            hint += ", xtok doctor compares them"
+            hint += "; xtok doctor compares the models"
         message = f"the map {source} cannot be read: {error.strerror or error}"
         raise MapFileError(message, hint=hint) from error
 
 
 def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str] | None:
-    """Return a `.safetensors` map's tensors and metadata, not checked; None for any other file.
-
-    `assemble` makes a map of them.
-
-    Raises:
-        MapFileError: if the file cannot be read.
-    """
+    """Return the unchecked tensors and JSON of a `.safetensors` map; None for any other file."""
     source = Path(path)
     with opened(source) as (contents, is_pt):
         tensors, header = ({}, {}) if is_pt else read_tensors(contents, source)
@@ -128,7 +115,7 @@ def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str]
 
 
 def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the tensors of a safetensors file, read-only, and its metadata."""
+    """Return the read-only tensors and the metadata of a safetensors file."""
     try:
         with safe_open(contents, framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -136,7 +123,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             parse_json(file.read(size))
-    except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
+    except (*MALFORMED, SafetensorError) as error:  # dtypes missing in NumPy raise several kinds
         message = f"{source} is not a whole safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP_HINT
         raise MapFileError(message, hint=hint) from error
@@ -146,16 +133,10 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
 
 
 def load_pt(path: Path, source: Path) -> Any:
-    """Return what a `.pt` file holds; its tensors are views of the file, not of memory.
+    """Load a `.pt` file; errors name `source`.
 
-    Mapped storages cannot grow, so that no tensor takes memory for what a file only claims.
-
-    Args:
-        path: where its bytes are.
-        source: what messages call it.
-
-    Raises:
-        MapFileError: if it holds more than tensors, numbers and strings, or is damaged.
+    Tensors are memory-mapped: a storage cannot be larger than the file, so a false size takes no
+    memory.
     """
     import torch
 
@@ -165,20 +146,20 @@ def load_pt(path: Path, source: Path) -> Any:
             if any(m.compress_type != zipfile.ZIP_STORED for m in members):
                 raise ValueError("it is compressed, which torch.save does not do")
             if sum(m.file_size for m in members) > path.stat().st_size:
-                raise ValueError("it claims to hold more than it has bytes")
-            part = archive.testzip()  # PyTorch does not check it; it takes 4 ms of 41
+                raise ValueError("its index declares more data than the file contains")
+            part = archive.testzip()  # PyTorch skips this check; it takes 4 ms of 41
             require_valid(part is None, f"the checksum of its part {part}")
-        # Sparse tensors are checked when it is known that they are no larger than the file.
+        # Sparse tensors are checked later, after a comparison of their size with the file's.
         unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
         with unchecked, warnings.catch_warnings():
-            # It warns that CSR is beta; newer versions, that checking it takes time.
+            # PyTorch warns that CSR is beta; newer versions warn that the check takes time.
             warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
             return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except UnpicklingError as error:
-        # PyTorch's own text recommends to load the file in a way that runs its code.
+        # PyTorch's message recommends a way of loading that would run code from the file.
         raise MapFileError(
-            f"{source} is damaged, or holds more than tensors, which could run code",
-            hint="save only tensors, numbers and strings in it, or a dict of counts "
+            f"{source} is damaged, or contains objects that could run code",
+            hint="save only tensors, numbers and strings, or a dict of counts "
             "{(student_id, teacher_id): number}, or make it again",
         ) from error
     except Exception as error:

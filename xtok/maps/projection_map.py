@@ -1,4 +1,4 @@
-"""`ProjectionMap`: a sparse matrix `[V_student, V_teacher]`, its invariants, and row operations."""
+"""`ProjectionMap`: a sparse matrix `[V_student, V_teacher]`, its invariants and row operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xtok.maps.edges import (
     slot_entries,
 )
 from xtok.maps.file import StoredMap
-from xtok.maps.records import InvariantError, Recipe, history_step
+from xtok.maps.records import InvariantError, Recipe, history_step, require
 from xtok.maps.records import RowKind as RowKind
 from xtok.maps.records import StageReport as StageReport
 from xtok.tokenizers.sides import MAX_WIDTH, SIDES
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowEntry:
-    """One entry of a row; `token` is escaped, or a control token's name."""
+    """One entry of a row; `token` is escaped text or a control token's name."""
 
     teacher_id: int
     token: str | None
@@ -67,8 +67,8 @@ class _HasSides(Protocol):
 class ProjectionMap(StoredMap):
     """A cross-tokenizer projection map W, float32 `[V_student, V_teacher]`, as sorted COO.
 
-    Entries are sorted by student id, then by falling weight, then by teacher id; a row's scale
-    slot comes last whatever its weight. Every non-empty row sums to 1.
+    Entries are sorted by student id, descending weight and teacher id. A scale slot is always the
+    last entry of its row. Each row with entries sums to 1.
     """
 
     KIND = "map"
@@ -76,11 +76,11 @@ class ProjectionMap(StoredMap):
     student_ids: NDArray[np.int32]  # int32 [nnz]
     teacher_ids: NDArray[np.int32]  # int32 [nnz]
     weights: NDArray[np.float32]  # float32 [nnz], > 0
-    row_kind: NDArray[np.uint8]  # [V_student], a `RowKind` each
-    scale_slot: NDArray[np.uint8] | None  # [V_student], 1 where the row's last entry is the slot
-    method: str  # how the edges were found; see the guide to the file format
-    top_k: int  # the most entries of a row
-    recipe: Recipe | None = None  # what `build` made it of; None once it was changed
+    row_kind: NDArray[np.uint8]  # [V_student], values of `RowKind`
+    scale_slot: NDArray[np.uint8] | None  # [V_student], 1 if the row's last entry is the slot
+    method: str  # origin of the edges; see the guide to the file format
+    top_k: int  # maximum number of entries in a row
+    recipe: Recipe | None = None  # the inputs of `build`; None after any change
 
     def __repr__(self) -> str:
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
@@ -88,7 +88,7 @@ class ProjectionMap(StoredMap):
 
     @property
     def nnz(self) -> int:
-        """The number of entries."""
+        """Number of entries."""
         return len(self.weights)
 
     @property
@@ -98,7 +98,7 @@ class ProjectionMap(StoredMap):
 
     @property
     def stages(self) -> list[str]:
-        """The stages of the history."""
+        """Names of the stages in the history."""
         return [str(step["stage"]) for step in self.history]
 
     @property
@@ -108,17 +108,17 @@ class ProjectionMap(StoredMap):
 
     @property
     def entries_per_row(self) -> NDArray[np.int64]:
-        """The number of entries of each row, int64 `[V_student]`."""
+        """Number of entries of each row, int64 `[V_student]`."""
         return np.bincount(self.student_ids, minlength=self.shape[0])
 
     @property
     def is_slot(self) -> NDArray[np.bool_]:
-        """Which entries are scale slots, bool `[nnz]`."""
+        """Entries that are scale slots, bool `[nnz]`."""
         return slot_entries(self.student_ids, self.scale_slot)
 
     @property
     def heaviest_teacher_ids(self) -> NDArray[np.int32]:
-        """The heaviest entry of each row but for its slot, int32 `[V_student]`; −1 for none."""
+        """Teacher id of each row's heaviest entry except the slot, int32 `[V_student]`, or −1."""
         heaviest = np.full(self.shape[0], -1, np.int32)
         entries = self.edges.take(~self.is_slot)
         rows, places = np.unique(entries.student_ids, return_index=True)
@@ -126,29 +126,25 @@ class ProjectionMap(StoredMap):
         return heaviest
 
     def row(self, student_id: str | bytes | int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return the teacher ids (int32) and weights (float32) of one row, heaviest first.
-
-        Args:
-            student_id: the row's id, or its token as `projection[token]` takes it.
-        """
+        """Return the teacher ids (int32) and weights (float32) of one row, heaviest first."""
         if isinstance(student_id, str | bytes):
             student_id = self._emitted_id(student_id)
         if not 0 <= student_id < self.shape[0]:
             raise IndexError(f"student id {student_id} is not in 0..{self.shape[0] - 1}")
-        ends = np.array([student_id, student_id + 1], self.student_ids.dtype)  # else ids are copied
+        ends = np.array([student_id, student_id + 1], self.student_ids.dtype)  # avoids a copy
         start, end = np.searchsorted(self.student_ids, ends)
         return self.teacher_ids[start:end], self.weights[start:end]
 
     def __getitem__(self, token: str | bytes | int) -> Row:
-        """Return the row of a student token: its text, its bytes, or its id.
+        """Return the row of a student token: its text, its bytes, or an id.
 
-        Of several ids with the same bytes, it is the one that the tokenizer emits.
+        Of several ids with the same bytes, it is the id that the tokenizer emits.
 
         >>> xtok.build("bytes", "bytes")["a"].entries
         (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
         Raises:
-            XtokError: if the student has no such token or id; see `student_ids_of`.
+            XtokError: if the student has no such token or id.
         """
         student_id = self._emitted_id(token)
         teacher_ids, weights = (array.tolist() for array in self.row(student_id))
@@ -172,16 +168,16 @@ class ProjectionMap(StoredMap):
         return ids[0]
 
     def student_ids_of(self, token: str | bytes | int) -> list[int]:
-        """Return the student ids of a token, as `Vocabulary.ids_of` takes it."""
+        """Return the student ids of a token; see `Vocabulary.ids_of`."""
         return self.student.ids_of(token)
 
     def after(self, stage: str, options: Mapping[str, Any], **details: Any) -> ProjectionMap:
-        """Return the map with one more step in its history, and without a recipe."""
+        """Add a step to the history and remove the recipe."""
         history = (*self.history, history_step(stage, options, **details))
         return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
-        """Return the map with another vocabulary, at least as wide, as a side; see `bind_map`."""
+        """Replace the vocabulary of a side by another that is at least as wide."""
         changed: dict[str, Any] = {side: vocabulary}
         more = vocabulary.vocab_size - getattr(self, side).vocab_size
         if side == "student" and more:
@@ -191,11 +187,7 @@ class ProjectionMap(StoredMap):
         return replace(self, **changed)
 
     def at_width(self, side: str, width: int, *, name: str = "the map") -> ProjectionMap:
-        """Return the map with a side of this width.
-
-        Raises:
-            MapFileError: if it has ids beyond it, or is known to have another.
-        """
+        """Set the width of a side without tokens, if the file does not record another."""
         require_width(self, side, width, name=name)
         vocabulary: Vocabulary = getattr(self, side)
         if vocabulary.table is not None:
@@ -208,24 +200,20 @@ class ProjectionMap(StoredMap):
             vocabulary: Vocabulary = getattr(self, side)
             if vocabulary.width_source == "ids":
                 raise XtokError(
-                    f"the map's file does not tell the width of the {side}'s logits, only ids up "
-                    f"to {vocabulary.vocab_size - 1:,}",
+                    f"the map file does not record the width of the {side}'s logits (largest id: "
+                    f"{vocabulary.vocab_size - 1:,})",
                     hint="load or convert the map with {option}",
                     parameter=f"{side}_vocab_size",
                 )
 
     def check(self) -> None:
-        """Check every invariant of the class.
-
-        Raises:
-            InvariantError: naming the first one that does not hold, and where.
-        """
+        """Check the invariants; an `InvariantError` names the first that does not hold."""
         if "_holds" not in vars(self):
             for name, (check, _) in self.INVARIANTS.items():
                 _check_named(name, check, self)
             arrays = (*self.edges, self.row_kind, self.scale_slot)
             if not any(array is not None and array.flags.writeable for array in arrays):
-                vars(self)["_holds"] = True  # of arrays that cannot change, once is enough
+                vars(self)["_holds"] = True  # read-only arrays need one check
 
     def to_torch(self) -> torch.Tensor:
         """Return W as a coalesced sparse COO tensor, float32 `[V_student, V_teacher]`."""
@@ -242,7 +230,7 @@ class ProjectionMap(StoredMap):
         )
 
     def to_scipy(self) -> sparse.csr_matrix:
-        """Return W as a SciPy CSR matrix, float32 `[V_student, V_teacher]`, its indices sorted.
+        """Return W as a SciPy CSR matrix, float32 `[V_student, V_teacher]`, with sorted indices.
 
         Raises:
             ImportError: if SciPy is not installed.
@@ -264,19 +252,17 @@ class ProjectionMap(StoredMap):
         preserve_last: bool | None = None,
         normalize: bool = False,
     ) -> ProjectionMap:
-        """Read a map from `.safetensors`, or from any `.pt` that NeMo-RL's tools write.
+        """Read a map from `.safetensors`, or from any `.pt` by NeMo-RL's tools.
 
         Args:
-            path: the kind of file is detected from its contents.
-            student_vocab_size: the width of the rows, for a file without it; else it is
-                at least the largest id + 1.
-            teacher_vocab_size: the width of the columns.
-            preserve_last: whether the last column holds scale slots; overrides the file.
-            normalize: divide rows of learned weights by their sums, slots included. Those of a
-                `.pt` always are; a `.safetensors` is else taken only as it is.
+            path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub.
+            student_vocab_size: width of the rows, if the file does not record it.
+            teacher_vocab_size: width of the columns.
+            preserve_last: whether the last column contains scale slots; overrides the file.
+            normalize: normalize trained weights; a `.pt` always is.
 
         Raises:
-            MapFileError: if the file is not a map, is damaged, or is of other widths.
+            MapFileError: if the file is not a map, is damaged, or has other widths.
         """
         fields = mapfile.read(path, preserve_last, normalize)
         return ProjectionMap.of_fields(
@@ -294,7 +280,7 @@ class ProjectionMap(StoredMap):
         preserve_last: bool | None = None,
         normalize: bool = False,
     ) -> ProjectionMap:
-        """Make a map of what `file.read` gave; the options are those of `load`."""
+        """Make a map of the fields from `file.read`, with the options of `load`."""
         kind = mapfile.kind_of(fields)
         if kind != "map":
             raise MapFileError(
@@ -310,36 +296,36 @@ class ProjectionMap(StoredMap):
         return projection
 
     def _with_slots(self, preserve_last: bool) -> ProjectionMap:
-        """Take the entries of the last column as scale slots, or slots as entries like others."""
+        """Turn the entries of the last column into scale slots, or slots into ordinary entries."""
         if preserve_last == self.enable_scale_trick:
             return self
         edges, slot = self.edges, None
         if preserve_last:
             full = (self.entries_per_row == self.top_k) & (self.top_k > 1)
             slot = full.astype(np.uint8)
-            counts = {"rows whose last column is a scale slot": int(full.sum())}
-            note = "the entries of the last column are scale slots, which a cut keeps"
+            counts = {"rows with a scale slot in the last column": int(full.sum())}
+            note = "the entries of the last column are scale slots; a cut keeps them"
         else:
             edges = in_map_order(edges, np.zeros(self.nnz, np.bool_))
             counts = {"scale slots turned into entries": int(self.is_slot.sum())}
-            note = "the map has no scale slots any more: a cut may drop the entries that they were"
+            note = "the scale slots are now ordinary entries; a cut may drop them"
         reports = (*self.reports, StageReport("import", counts, (note,)))
         result = replace(self, **edges._asdict(), scale_slot=slot, reports=reports)
         return result.after("import", {"preserve_last": preserve_last})
 
 
 def require_width(m: _HasSides, side: str, width: int, *, name: str = "the map") -> None:
-    """Raise a `MapFileError` if a side of a map of any kind cannot be of this width."""
+    """Raise a `MapFileError` if a side of a map of any kind cannot have this width."""
     vocabulary: Vocabulary = getattr(m, side)
     if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
-        problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, not {width}"
+        problem = f"is {vocabulary.vocab_size} wide on the {side}'s side, expected {width}"
         hint = (
-            f"is it the map of this pair? It is of {m.student.model_id} and "
-            f"{m.teacher.model_id}; else leave out {{option}}"
+            f"check that the map belongs to this pair: its models are {m.student.model_id} and "
+            f"{m.teacher.model_id}; or leave out {{option}}"
         )
     elif width < vocabulary.vocab_size:
-        problem = f"has the {side} id {vocabulary.vocab_size - 1}, and is not {width} wide"
-        hint = f"give the width of its logits with {{option}}, at least {vocabulary.vocab_size}"
+        problem = f"has the {side} id {vocabulary.vocab_size - 1}, expected a width of {width}"
+        hint = f"give the width of the logits with {{option}}, at least {vocabulary.vocab_size}"
     elif width > MAX_WIDTH:
         problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
     else:
@@ -348,7 +334,7 @@ def require_width(m: _HasSides, side: str, width: int, *, name: str = "the map")
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
-    """Return a token as reports show it; None if the map carries no tokens."""
+    """Return a token as reports show it; None if the map has no tokens."""
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
 
 
@@ -359,19 +345,15 @@ def _check_named(name: str, check: Callable[[ProjectionMap], None], m: Projectio
         raise InvariantError(name, str(error)) from error
 
 
-# The checks are few passes over the entries, none of which needs more memory than they do.
+# Each check takes few passes over the entries, and no more memory than the entries themselves.
 
 
 def _check_shapes(m: ProjectionMap) -> None:
     num_rows, _ = m.shape
-    _require_invariant(
-        len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length"
-    )
-    _require_invariant(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
+    require(len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length")
+    require(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
     if m.scale_slot is not None:
-        _require_invariant(
-            m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]"
-        )
+        require(m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]")
 
 
 def _check_ids(m: ProjectionMap) -> None:
@@ -382,10 +364,8 @@ def _check_ids(m: ProjectionMap) -> None:
 
 def _check_weights(m: ProjectionMap) -> None:
     lowest, highest = m.weights.min(initial=1), m.weights.max(initial=1)  # NaN comes through
-    _require_invariant(
-        bool(np.isfinite(lowest) and np.isfinite(highest)), "weights are not all finite"
-    )
-    _require_invariant(bool(lowest > 0), "weights are not all > 0")
+    require(np.isfinite(lowest) and np.isfinite(highest), "weights are not all finite")
+    require(lowest > 0, "weights are not all > 0")
 
 
 def _check_kinds(m: ProjectionMap) -> None:
@@ -393,28 +373,28 @@ def _check_kinds(m: ProjectionMap) -> None:
     starts = row_starts(m.student_ids)
     filled = np.zeros(m.shape[0], np.bool_)
     filled[m.student_ids[starts]] = True
-    _require_invariant(
-        bool((filled == (m.row_kind != RowKind.EMPTY)).all()),
-        "row_kind is not empty exactly where a row is",
+    require(
+        (filled == (m.row_kind != RowKind.EMPTY)).all(),
+        "row_kind does not mark exactly the empty rows as empty",
     )
     sizes = np.diff(starts, append=m.nnz)
     if m.scale_slot is not None:
         _require_in(m.scale_slot, 2, "scale_slot")
-        _require_invariant(bool(filled[m.scale_slot == 1].all()), "an empty row has a scale slot")
+        require(filled[m.scale_slot == 1].all(), "an empty row has a scale slot")
         is_alone = m.scale_slot[m.student_ids[starts[sizes == 1]]] == 1
-        _require_invariant(not is_alone.any(), "a row has nothing but its scale slot")
+        require(not is_alone.any(), "a row has only its scale slot")
     longest = int(sizes.max(initial=0))
-    _require_invariant(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
+    require(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
 
 
 def _check_order(m: ProjectionMap) -> None:
     rising = m.student_ids[1:] >= m.student_ids[:-1]
-    _require_invariant(bool(rising.all()), "student_ids are not sorted")
+    require(rising.all(), "student_ids are not sorted")
     wrong = out_of_order(m.edges, m.is_slot)
     if wrong.any():
         row = int(m.student_ids[np.argmax(wrong)])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    _require_invariant(num_duplicates(m.edges) == 0, "a row has the same teacher id twice")
+    require(num_duplicates(m.edges) == 0, "a row has the same teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:
@@ -433,17 +413,12 @@ ProjectionMap.INVARIANTS = {
     "shapes": (_check_shapes, "every array has its length"),
     "ids": (_check_ids, "within the two widths"),
     "weights": (_check_weights, "finite and above 0"),
-    "row kinds": (_check_kinds, "fit the rows, which have at most top_k entries"),
-    "order": (_check_order, "sorted, no pair twice"),
-    "sums": (_check_sums, "every row that has entries sums to 1"),
+    "row kinds": (_check_kinds, "consistent with the rows; at most top_k entries per row"),
+    "order": (_check_order, "sorted, without duplicates"),
+    "sums": (_check_sums, "every row with entries sums to 1"),
 }
 
 
-def _require_invariant(holds: bool, message: str) -> None:
-    if not holds:
-        raise ValueError(message)
-
-
 def _require_in(values: NDArray[Any], bound: int, name: str) -> None:
-    if len(values) and not (int(values.min()) >= 0 and int(values.max()) < bound):
-        raise ValueError(f"{name} are not all in 0..{bound - 1}")
+    is_within = not len(values) or (int(values.min()) >= 0 and int(values.max()) < bound)
+    require(is_within, f"{name} are not all in 0..{bound - 1}")

@@ -19,8 +19,8 @@ from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import SIDES, Pair
 from xtok.tokenizers.roles import slot_candidates
 
+# Minimum weight of a row's heaviest entry for H-KL to compare its two tokens (NeMo-RL)
 H_KL_THRESHOLD = 0.6
-"""Minimum weight of a row's heaviest entry for H-KL to compare its two tokens (NeMo-RL)."""
 
 _IN_WORDS = {
     "texts": "it was counted on other text",
@@ -40,11 +40,8 @@ def map_of_edges(
 ) -> ProjectionMap:
     """Make a map: round weights to float32, sort each row, and put its slot last.
 
-    Args:
-        edges: the entries; if a row has a slot, the slot is its last edge.
-        scale_slot: uint8 `[V_student]`, 1 for each row with a slot.
-        before: the map that provides the fields missing from `fields`.
-        fields: fields of `ProjectionMap`.
+    `scale_slot`, uint8 `[V_student]`, is 1 if the row's last edge is its slot. `before` provides
+    missing fields.
     """
     edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
     last = np.zeros(len(edges.weights), np.bool_)
@@ -75,7 +72,7 @@ def map_of_rows(
 ) -> ProjectionMap:
     """Make a map of unsorted edges: add up duplicates, normalize, cut, and add scale slots.
 
-    `kind` is uint8 `[V_student]`; rows without edges become empty.
+    `kind` is uint8 `[V_student]`.
     """
     edges = sum_duplicates(edges).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0
@@ -109,11 +106,7 @@ def recipe_of(
 ) -> Recipe:
     """Return the recipe of the map that `build` makes.
 
-    Args:
-        config: the options.
-        texts: the files that `build` counts on, in order.
-        field: the field or column of the text in these files.
-        initial: the map that the counts are smoothed towards, if the user passed one.
+    `texts` are the files to count on, in order; `initial` is the map to smooth towards.
     """
     digests = [text.sha256 for text in texts]
     options = asdict(config.for_text() if digests else config)
@@ -125,7 +118,7 @@ def recipe_of(
 
 
 def recipe_of_stage(config: MultitokenConfig) -> Recipe:
-    """Return the recipe of a map by `multitoken`, as if `build` had stopped after this stage."""
+    """Return the recipe of a map by `multitoken`, as a `build` that stops there."""
     shared = {f.name: getattr(config, f.name) for f in fields(MultitokenConfig)}
     return recipe_of(BuildConfig(**shared, prep_top_k=config.top_k, exact_match=False))
 
@@ -144,11 +137,7 @@ def differing(made: Recipe, request: Recipe) -> list[str]:
 
 
 def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
-    """Return why a map is not the map of this pair and recipe; None if it is.
-
-    Tokenizers are compared by their tokens and their definition. The version of xtok is not
-    compared. Event maps and spelling maps have no recipe.
-    """
+    """Return why a map is not the map of this pair and recipe; None if it is."""
     for side, table, now in zip(SIDES, pair.tables, pair.sides, strict=True):
         before = getattr(existing, side)
         if before.vocab_size != now.vocab_size:

@@ -56,8 +56,8 @@ class StageReport:
     failures: tuple[str, ...] = ()  # tokens that could not be decoded or spelled
 
 
+# The inputs that determine a map, except its pair and the version of xtok, as JSON values
 Recipe: TypeAlias = Mapping[str, Any]
-"""The inputs that determine a map, except its pair and the version of xtok, as JSON values."""
 
 
 class InvariantError(ValueError):
@@ -69,6 +69,12 @@ class InvariantError(ValueError):
 
     def __str__(self) -> str:
         return self.message
+
+
+def require(holds: object, message: str) -> None:
+    """Raise a `ValueError` unless the condition holds."""
+    if not holds:
+        raise ValueError(message)
 
 
 def history_step(stage: str, options: Mapping[str, Any], **details: Any) -> dict[str, Any]:
@@ -130,7 +136,7 @@ def require_complete(any_map: StoredMap) -> None:
 
 
 def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
-    """Return notes on a map's scale slots and on its empty rows, except those of `ignored` ids."""
+    """Return notes on scale slots and empty rows, except rows of `ignored` ids."""
     table, kind = require_table(projection.student), projection.row_kind
     text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
     special = [i for i in table.control_names if not kind[i] and i not in ignored]
@@ -143,7 +149,6 @@ def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[
 
 
 def _slot_notes(projection: ProjectionMap) -> list[str]:
-    """Return notes on rows without a scale slot, and on the teacher ids that serve as slots."""
     if projection.scale_slot is None:
         return []
     notes = []

@@ -9,32 +9,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.file import StoredMap
+from xtok.maps.records import require
 from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import TokenTable, TokenType
 
 Ids = NDArray[np.int64]
 
-UNUSED = "unused"
-"""The reason that is none: an id beyond the tokenizer's."""
+UNUSED = "unused"  # reason for ids beyond the tokenizer's largest id
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpellingMap(StoredMap):
-    """How each side writes the other's tokens in the middle of a text, byte for byte.
+    """Spellings of each side's tokens in the other side's tokens, byte for byte.
 
-    A token that is spelled by one token is *shared*: the two have the same bytes, or are special
-    tokens of the same role. Shared tokens are one to one. Of several ids with the same bytes, the
-    one that the tokenizer emits is spelled, and the others are left out, so that no two tokens of a
-    side have the same spelling.
-
-    Common-Support Distillation (arXiv 2610.28895) reads it: its events are the shared tokens, and
-    the tokens that are spelled alike but for the last piece.
+    Two tokens with the same bytes or role are *shared*, one to one. Of several ids with the same
+    bytes, only the id that the tokenizer emits has a spelling. Common-Support Distillation (arXiv
+    2610.28895) takes as events the shared tokens, and the tokens with equal spellings except for
+    the last piece.
     """
 
     KIND = "spellings"
 
-    student_pieces: NDArray[np.int32]  # [total], teacher ids: one token's spelling after another
-    student_counts: NDArray[np.int32]  # [V_student], pieces of each: 1 shared, 0 left out
+    student_pieces: NDArray[np.int32]  # [total], teacher ids of all spellings, concatenated
+    student_counts: NDArray[np.int32]  # [V_student], pieces per token: 1 shared, 0 no spelling
     teacher_pieces: NDArray[np.int32]  # [total], student ids
     teacher_counts: NDArray[np.int32]  # [V_teacher]
 
@@ -45,22 +42,18 @@ class SpellingMap(StoredMap):
 
     @property
     def tables(self) -> tuple[TokenTable, TokenTable]:
-        """Both sides' tokens."""
+        """Token tables of both sides."""
         return _table(self, "student"), _table(self, "teacher")
 
     @property
     def shared(self) -> tuple[Ids, Ids]:
-        """The shared tokens' student ids, rising, and their teacher ids, int64 `[shared]` both."""
+        """Student ids (ascending) and teacher ids of the shared tokens, both int64 `[shared]`."""
         ids = np.flatnonzero(self.student_counts == 1)
         first = np.cumsum(self.student_counts)[ids] - 1
         return ids, self.student_pieces[first].astype(np.int64)
 
     def left_out(self, side: str) -> dict[str, Ids]:
-        """Return the ids of a side without a spelling, by the reason, int64 and rising.
-
-        Args:
-            side: `student` or `teacher`.
-        """
+        """Return the ids of a side, `student` or `teacher`, without a spelling, by reason."""
         table, without = _table(self, side), getattr(self, f"{side}_counts") == 0
         canonical = np.zeros(len(table), np.bool_)
         canonical[list(table.canonical_ids().values())] = True
@@ -83,25 +76,23 @@ def _table(m: SpellingMap, side: str) -> TokenTable:
 def _check_spellings(m: SpellingMap) -> None:
     for side, other, width in zip(SIDES, SIDES[::-1], m.shape, strict=True):
         pieces, counts = getattr(m, f"{side}_pieces"), getattr(m, f"{side}_counts")
-        if counts.shape != (width,):
-            raise ValueError(f"{side}_counts is not of shape [{width}]")
-        if counts.min(initial=0) < 0:
-            raise ValueError(f"{side}_counts is below 0 at {int(counts.argmin())}")
+        require(counts.shape == (width,), f"{side}_counts is not of shape [{width}]")
+        require((counts >= 0).all(), f"{side}_counts has a negative count")
         total = int(counts.sum(dtype=np.int64))
-        if pieces.shape != (total,):
-            raise ValueError(f"{side}_pieces has {len(pieces)} pieces, {side}_counts {total}")
+        sizes = f"{side}_pieces has {len(pieces)} pieces, {side}_counts {total}"
+        require(pieces.shape == (total,), sizes)
         columns: int = getattr(m, other).vocab_size
-        if total and not 0 <= pieces.min() <= pieces.max() < columns:
-            raise ValueError(f"{side}_pieces is not all in 0..{columns - 1}")
+        is_within = not total or 0 <= pieces.min() <= pieces.max() < columns
+        require(is_within, f"{side}_pieces is not all in 0..{columns - 1}")
 
 
 def _check_shared(m: SpellingMap) -> None:
     for side, other in zip(SIDES, SIDES[::-1], strict=True):
         partners, back = _partners(m, side), _partners(m, other)
         shared = np.flatnonzero(partners >= 0)
-        apart = shared[back[partners[shared]] != shared]
-        if len(apart):
-            raise ValueError(f"{side} id {int(apart[0])} is not shared on both sides")
+        one_sided = shared[back[partners[shared]] != shared]
+        if len(one_sided):
+            raise ValueError(f"{side} id {int(one_sided[0])} is not shared on both sides")
 
 
 def _partners(m: SpellingMap, side: str) -> Ids:
@@ -133,7 +124,7 @@ def _check_bytes(m: SpellingMap) -> None:
 
 
 def _bytes_of(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of some tokens, one after another, uint8 `[total]`."""
+    """Return the bytes of some tokens, concatenated, uint8 `[total]`."""
     lengths = table.lengths[ids]
     starts = table.offsets[ids] - (np.cumsum(lengths) - lengths)
     data: NDArray[np.uint8] = table.data[np.arange(int(lengths.sum())) + np.repeat(starts, lengths)]
@@ -141,7 +132,7 @@ def _bytes_of(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 SpellingMap.INVARIANTS = {
-    "spellings": (_check_spellings, "ids of the other side, as many as are counted"),
+    "spellings": (_check_spellings, "valid ids of the other side"),
     "shared": (_check_shared, "one to one"),
     "bytes": (_check_bytes, "each token's spelling has its bytes"),
 }

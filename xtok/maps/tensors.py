@@ -1,4 +1,4 @@
-"""Tensors of a `.pt` file as arrays, checked; what is wrong is a `ValueError`."""
+"""Check the tensors of a `.pt` file and convert them to arrays; errors are a `ValueError`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
     import torch
 
 
-def require_valid(holds: object, what: str) -> None:
-    """Raise a `ValueError` that names what is not valid, unless it holds."""
+def require_valid(holds: object, description: str) -> None:
+    """Raise a `ValueError` with the description unless the condition holds."""
     if not holds:
-        raise ValueError(f"{what} is not valid")
+        raise ValueError(f"{description} is not valid")
 
 
 def strided(tensor: Any, size: int) -> torch.Tensor:
-    """Return a dense tensor without its gradient; `ValueError` if it is more than its file."""
+    """Return a dense tensor without gradient, at most as large as its file; bfloat16 as float32."""
     import torch
 
     require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
     require_valid(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
     if tensor.nbytes > size:
-        raise ValueError(f"it holds {size} bytes, and claims a tensor of {tensor.nbytes}")
-    plain: torch.Tensor = tensor.detach()
-    return plain.float() if plain.dtype == torch.bfloat16 else plain
+        raise ValueError(f"it has {size} bytes, but declares a tensor of {tensor.nbytes}")
+    detached: torch.Tensor = tensor.detach()
+    return detached.float() if detached.dtype == torch.bfloat16 else detached
 
 
 def own_tensors(stored: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray[Any]], str]:
-    """Return the tensors and the JSON text that xtok put into a `.pt` of `size` bytes."""
+    """Return the tensors and the JSON text that xtok stored in a `.pt` of `size` bytes."""
     named, metadata = stored["tensors"], stored["metadata"]
     require_valid(isinstance(metadata, str), "the metadata")
     require_valid(
@@ -38,10 +38,9 @@ def own_tensors(stored: Mapping[str, Any], size: int) -> tuple[dict[str, NDArray
     )
     tensors = {}
     for name, tensor in named.items():
-        plain = strided(tensor, size).resolve_neg()
         try:
-            array = plain.numpy()
-        except (TypeError, RuntimeError) as error:  # types that NumPy lacks
+            array = strided(tensor, size).resolve_neg().numpy()
+        except (TypeError, RuntimeError) as error:  # dtypes missing in NumPy
             raise ValueError(f"the type of {name} is not valid") from error
         tensors[name] = array.copy()  # the map outlives the file
     return tensors, metadata
