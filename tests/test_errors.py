@@ -641,11 +641,11 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_map(b'{"model_type": "llama"}', "config.json"),
      "config.json is neither a .safetensors nor a .pt", NO_MAP),
     (lambda: read_map(pt_bytes({"step": 3, "model": {}}), "a.pt"),
-     "a.pt is not a valid map: it holds a dict with the keys 'step', 'model', and not indices and "
-     "likelihoods, counts of pairs, or a matrix", MAP),
+     "a.pt is not a valid map: it contains a dict with the keys 'step', 'model', expected "
+     "indices and likelihoods, counts of pairs, or a matrix", MAP),
     (lambda: read_map(pt_bytes([1]), "a.pt"),
-     "a.pt is not a valid map: it holds list, and not indices and likelihoods, counts of pairs, or "
-     "a matrix", MAP),
+     "a.pt is not a valid map: it contains list, expected indices and likelihoods, counts of "
+     "pairs, or a matrix", MAP),
     (lambda: read_map(edited({"weights": None})),
      "map.safetensors is not a valid map: it lacks 'weights'", MAP),
     (lambda: read_map(edited({"weights": np.full(7, 0.5, np.float32)})),
@@ -714,10 +714,10 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "give the map of this pair; xtok inspect shows the pair of a map; if the pair is right, set "
      "the width to 256 with student_vocab_size="),
     (lambda: xtok.build("bytes", "bytes", config=xtok.BuildConfig(ignore_teacher_ids=(256,))),
-     "there is no teacher id 256 to ignore: bytes is 256 wide",
+     "the teacher id 256 to ignore does not exist: bytes is 256 wide",
      "give ids from 0 to 255 with ignore_teacher_ids="),
     (lambda: to_nemo(replace(TINY, top_k=2**30)),
-     "a .pt of 6 rows of 1073741824 columns would take 6 times 12 GiB",
+     "a .pt of 6 rows and 1073741824 columns would take 72 GiB",
      "cut the map first with xtok sort-cut, or write .safetensors"),
     (lambda: to_safetensors(replace(TINY, method="x" * (8 << 20))),
      "a map of org/student and org/teacher cannot be written: its metadata has 8389469 bytes, "

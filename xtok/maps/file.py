@@ -70,8 +70,26 @@ class StoredMap:
             check(self)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the map to a `.safetensors` or `.pt` file; see `xtok.maps.file.save`."""
-        save(self, path)
+        """Write the map: `.safetensors`, or `.pt` in NeMo-RL's layout.
+
+        The same map gives the same bytes. A spelling map as `.pt` consists of two files. Files are
+        written completely, then renamed.
+
+        Raises:
+            OutputError: if a file cannot be written, or another file has the name of the second.
+            ValueError: if the map breaks an invariant.
+        """
+        suffixes = SUFFIXES[: 1 if self.KIND == "events" else 2]
+        targets = [check_output(file, suffixes) for file in files_of(self, Path(path))]
+        self.check()
+        if targets[0].suffix != ".pt":
+            contents: Sequence[bytes] = [to_safetensors(self)]
+        elif len(targets) == 2:
+            check_reverse(targets[0], self.student.model_id, self.teacher.model_id)
+            contents = nemo_tables.to_tables(*pack(self), self.student, self.teacher)
+        else:
+            contents = [to_nemo(self)]
+        io.write_all(dict(zip(targets, contents, strict=True)))
 
     @classmethod
     def of(cls, source: Self | str | PathLike[str]) -> Self:
@@ -95,31 +113,9 @@ class StoredMap:
 # Writing
 
 
-def save(any_map: StoredMap, path: str | PathLike[str]) -> None:
-    """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map gives the same bytes.
-
-    A spelling map as `.pt` consists of two files. Files are written completely, then renamed.
-
-    Raises:
-        OutputError: if a file cannot be written, or another file has the name of the second.
-        ValueError: if the map breaks an invariant.
-    """
-    suffixes = SUFFIXES[: 1 if kind_of(vars(any_map)) == "events" else 2]
-    targets = [check_output(file, suffixes) for file in files_of(any_map, Path(path))]
-    any_map.check()
-    if targets[0].suffix != ".pt":
-        contents: Sequence[bytes] = [to_safetensors(any_map)]
-    elif len(targets) == 2:
-        check_reverse(targets[0], any_map.student.model_id, any_map.teacher.model_id)
-        contents = nemo_tables.to_tables(*pack(any_map), any_map.student, any_map.teacher)
-    else:
-        contents = [to_nemo(any_map)]
-    io.write_all(dict(zip(targets, contents, strict=True)))
-
-
 def files_of(any_map: StoredMap, path: Path) -> list[Path]:
-    """Return the files that `save` writes for a path: two for a spelling map as `.pt`."""
-    if path.suffix == ".pt" and kind_of(vars(any_map)) == "spellings":
+    """Return the files that `StoredMap.save` writes for a path: two for a spelling map as `.pt`."""
+    if path.suffix == ".pt" and any_map.KIND == "spellings":
         return [path, nemo_tables.reverse_of(path)]
     return [path]
 
@@ -165,9 +161,7 @@ def to_safetensors(any_map: StoredMap) -> bytes:
     from safetensors.numpy import save
 
     tensors, metadata = pack(any_map)
-    return bytes(
-        save(tensors, {"xtok": metadata})
-    )  # safetensors writes several keys in random order
+    return bytes(save(tensors, {"xtok": metadata}))  # the order of several keys would be random
 
 
 def to_nemo(projection: Any) -> bytes:
@@ -311,7 +305,7 @@ _DEFINITION = "definition_sha256"  # missing in files of earlier versions
 
 def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all other fields as sorted JSON."""
-    kind = kind_of(vars(any_map))
+    kind = any_map.KIND
     fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
     if kind != "map":
         fields["kind"] = kind

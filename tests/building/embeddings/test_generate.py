@@ -670,7 +670,7 @@ def test_nan_names_the_tokens(cli: Cli, models: Path, small: Path, tmp_path: Pat
     matrix = random_vectors(len(table), 8)
     matrix[the, 3] = np.nan
     folder = with_layer(tmp_path / "nan", small / "small-digits", matrix)
-    fails(cli("generate", folder, models / "teacher"), f"not finite: of 1 token: {the} ' the'")
+    fails(cli("generate", folder, models / "teacher"), f"not finite for 1 token: {the} ' the'")
 
 
 def test_options_out_of_range() -> None:

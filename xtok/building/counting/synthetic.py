@@ -445,7 +445,7 @@ def kind_of(token: bytes) -> TextKind | None:
 
 def _tokens_by_kind(table: TokenTable) -> list[tuple[TextKind, list[bytes], NDArray[np.float64]]]:
     of_kind: dict[TextKind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
-    # USER_DEFINED tokens are markup; their rank says nothing about their frequency.
+    # USER_DEFINED tokens are markup; their rank is unrelated to their frequency.
     normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
     for token in compress(table.tokens(), normal):
         is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
