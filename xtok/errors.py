@@ -97,7 +97,3 @@ def install_hint(packages: str) -> str:
 
 class OutputError(XtokError):
     """A result that cannot be written where it was asked for."""
-
-
-MALFORMED = ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
-"""Exceptions that code for well-formed data raises on damaged data."""

@@ -35,7 +35,8 @@ from xtok.building.embeddings.sources import require_rows
 from xtok.config import SHRINK
 from xtok.errors import EmbeddingError, TokenizerError, XtokError
 from xtok.maps.edges import Edges, single_edges
-from xtok.maps.map_arguments import MapLike, bind_map, bind_maps
+from xtok.maps.map_arguments import MapLike, bind_map
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed
@@ -253,7 +254,7 @@ def _composed(
     if init == "pieces":
         pieces, counts = pair.pieces(ids, progress)
         return Edges(np.repeat(ids, counts), pieces, np.repeat(1 / np.maximum(counts, 1), counts))
-    (projection,), _, _ = bind_maps(init)
+    projection = ProjectionMap.of(init)
     new, old = pair.tokenizers
     if not projection.student.is_lower_bound:  # the map can have rows for padding
         new = new.at_width(projection.student.vocab_size)
