@@ -346,10 +346,10 @@ CHAT = (
     'write a conversation as [{"role": "user", "content": "…"}, …], or {"messages": […], '
     '"tools": […]}'
 )
-FORMAT = "change the message, or give a chat template that takes it"
+FORMAT = "change the message, or use a chat template that supports it"
 TEMPLATE = "give a Jinja file with template=, or one of …"
-OTHER = "change the messages to what the template takes, or give another with template="
-SUFFIX = "give a template that knows tools and ends turns with control tokens, with template="
+OTHER = "change the messages, or use another template with template="
+SUFFIX = "use a template with tools and end-of-turn tokens, with template="
 MAP = "make the map again, or give another file"
 PATHS = "give another path"
 BOTH = "give both models with pair="
@@ -360,10 +360,8 @@ WEIGHTS = "give a model with a safetensors checkpoint; save_pretrained writes on
 FETCH = "the checkpoint is damaged: fetch it again"
 WHOLE = "train with whole logits: hidden_states=False of a trainer, wanted=False of find_heads"
 EACH = "give one for each teacher, as map= of a trainer or of make_loss"
-OF_TEACHERS = (
-    "give a text, or a list with one for each teacher, null for one that reads the student's"
-)
-SAME_ANSWERS = "give both sides the same answers, in one order; everything else may differ"
+OF_TEACHERS = "use a text, or a list with an item per teacher; null stands for the student's"
+SAME_ANSWERS = "use the same answers in the same order on both sides; the rest may differ"
 COLLATE = "use a TopKCollator for topk-kl, and a DistillationCollator for every other loss"
 
 NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes a map of two models"
@@ -559,7 +557,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      'a message is an object such as {"role": "user", "content": "Hello"}'),
     (lambda: chat([{"role": "judge", "content": ""}]),
      "message 0 has the role 'judge', which the format chatml does not allow",
-     "use one of its roles (system, user, assistant, tool), or give a chat template that takes it"),
+     "use one of its roles (system, user, assistant, tool), or use a chat template that "
+     "supports it"),
     (lambda: chat([{"role": "user", "content": None}]),
      "message 0 is not plain text, which the format chatml does not allow", FORMAT),
     (lambda: chat([{"role": "assistant", "content": "a <image>"}]),
@@ -574,8 +573,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "message 0, the user's, has an array where JSON has a list",
      "make lists of them, as array.tolist() does, or read rows with pyarrow's to_pylist()"),
     (lambda: chat([ASK], None), "small-byte-level has no chat template", TEMPLATE),
-    (lambda: chat_of_named([ASK]), "model has no chat template by default, but the named ones rag",
-     f"give the name of one, or {TEMPLATE.removeprefix('give ')}"),
+    (lambda: chat_of_named([ASK]), "model has no chat template named default; it has rag",
+     f"use one of these names, or {TEMPLATE.removeprefix('give ')}"),
     (lambda: xtok.DistillationCollator(small_one(), "bytes", student_template="chatml")(
         [[ASK, {"role": "assistant", "content": "yes"}]]),
      "bytes has no chat template", TEMPLATE.replace("template=", "teacher_templates=")),
@@ -586,38 +585,38 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the chat template none.jinja is not a file", TEMPLATE),
     (lambda: chat([ASK], "{% for %}"),
      "the chat template of small-byte-level is not a Jinja template: line 1: …",
-     "fix it, or give another with template="),
+     "fix it, or use another template with template="),
     (lambda: chat([ASK], each("{{ raise_exception('no') }}")),
      "the chat template of small-byte-level raises at message 0, the user's: no", OTHER),
     (lambda: chat([ASK], each("{{ m.role }}")),
      "message 0, the user's: the template drops its content",
-     "give a template that writes it, with template=, or leave it out"),
+     "use a template that writes it, with template=, or remove it"),
     (lambda: chat([{**ASK, "content": "xy"}], each("{{ m.content[:1] }}")),
      "message 0, the user's: the template drops the part 'y' of its content",
-     "give a template that writes it, with template=, or leave it out"),
+     "use a template that writes it, with template=, or remove it"),
     (lambda: chat([ASK], tools=[{"name": "add"}]), "the template drops tools[0].name",
-     "give a template that writes it, with template=, or leave it out"),
+     "use a template that writes it, with template=, or remove it"),
     (lambda: chat([ASK], tools=[7]), "the tools are not a list of JSON schemas: one is '7'",
      'write them as [{"type": "function", "function": {"name": …}}, …]'),
     (lambda: chat([ASK], variables={"messages": []}),
-     "the template's variables have messages, which is given beside them",
-     "leave it out of the variables"),
+     "the template's variables contain messages, which is also an argument",
+     "remove it from the variables"),
     (lambda: chat([{"role": "assistant", "content": "yes", "weight": 0.5}]),
-     "message 0, the assistant's, has the weight '0.5'", "give 1 to train on it, or 0"),
+     "message 0, the assistant's, has the weight '0.5'", "use 1 to train on it, or 0"),
     (lambda: chat([{**ASK, "content": [{"type": "text", "text": b"yes"}]}],
                   each("{% for p in m.content %}{{ p.text }}{% endfor %}")),
-     "message 0: content[0].text is a bytes, which JSON does not have",
-     "give text, numbers, lists and objects"),
+     "message 0: content[0].text is a bytes, which is not a JSON type",
+     "use text, numbers, lists and objects"),
     (lambda: chat([ASK], "mistral-v1"),
-     "small-byte-level has no </s>, which the format mistral-v1 needs", "take another format (…"),
+     "small-byte-level has no </s>, which the format mistral-v1 needs", "use another format (…"),
     (lambda: render(small_one("small.model"), [{"role": "system", "content": "s"}],
          template="mistral"),
      "the format mistral of small.model raises: there is no user message that the system text "
      "could be in", OTHER),
     (lambda: FORMATS["llama3"].pad_id(small_one(r"small.tiktoken@\w+|\W+").table),
      "the vocabulary has no padding token for the format llama3",
-     "it is one of <|finetune_right_pad_id|>, <|finetune_right_pad|>; "
-     "give collate your own pad_id"),
+     "pass pad_id to collate; the format uses <|finetune_right_pad_id|>, "
+     "<|finetune_right_pad|>"),
     (lambda: suffix("{{ m.content + ' t' }}", ASK, ANSWER, {"role": "tool", "content": "he cat"}),
      "message 1, the assistant's, does not end with a token", SUFFIX),
     (lambda: suffix(DROPS, {"role": "tool", "content": ""}),
@@ -1058,23 +1057,23 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "that `to_map` returns"),
     (lambda: collated(messages=TURNS, tools="f"),
      "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
-    (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is no text",
+    (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is not a text",
      OF_TEACHERS),
     (lambda: collated(text="a", teacher_context=["b"]),
-     "sample 0: teacher_context is for 1 teachers, and there are 2", OF_TEACHERS),
-    (lambda: collated(text="a", teacher_context=[3, None]), "sample 0: teacher_context is no text",
-     OF_TEACHERS),
+     "sample 0: teacher_context has 1 values, expected 2, one per teacher", OF_TEACHERS),
+    (lambda: collated(text="a", teacher_context=[3, None]),
+     "sample 0: teacher_context is not a text", OF_TEACHERS),
     (lambda: collated(messages=TURNS, teacher_context="b"),
-     "sample 0: it has teacher_context beside messages, and nothing reads that",
-     "give teacher_messages instead"),
+     "sample 0: teacher_context is not used together with messages",
+     "use teacher_messages instead"),
     (lambda: collated(text="a", teacher_messages=TURNS),
-     "sample 0: it has teacher_messages beside text, and nothing reads that",
-     "give teacher_context instead"),
+     "sample 0: teacher_messages is not used together with text",
+     "use teacher_context instead"),
     (lambda: collated(messages=TURNS, teacher_messages=[ASK, {**ANSWER, "content": "yä"}]),
-     "sample 0: the content of message 1 of messages, an answer, is not that of message 1 of "
-     "teacher_messages: they differ from byte 1 on", SAME_ANSWERS),
+     "sample 0: the content of message 1 of messages and of message 1 of teacher_messages differ "
+     "from byte 1, expected equal answers", SAME_ANSWERS),
     (lambda: collated(messages=TURNS, teacher_messages=[ASK]),
-     "sample 0: messages have 1 answers, and teacher_messages have 0", SAME_ANSWERS),
+     "sample 0: messages have 1 answers, but teacher_messages have 0", SAME_ANSWERS),
     (lambda: collated(messages=TURNS, teacher_messages=[{"content": "x"}]),
      "sample 0: teacher_messages: message 0 has no role",
      'a message is an object such as {"role": "user", "content": "Hello"}'),

@@ -192,7 +192,7 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     found = json.loads(cli(*args, "chat.json", "--json").stdout)
     assert found["num_correct"] > 20
     assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
-    assert "no token that ends the turn is a target" in cli(*args, "chat.json").stderr
+    assert "the targets contain no end-of-turn token" in cli(*args, "chat.json").stderr
     fails(cli(*args, "two.json"), "two.json")
 
 

@@ -128,12 +128,12 @@ def test_a_thought_is_left_out_with_a_note(byte_level: Tokenizer) -> None:
     thought: Any = {**SEVEN, "content": "<think>3 + 4</think>Seven"}
     template = chatml("{{ m.content.split('</think>')[-1] }}")
     shown = render(byte_level, [ASK, thought], template=template)
-    assert shown.notes == ("the template leaves out what is marked with <think>",)
+    assert shown.notes == ("the template omits text marked with <think>",)
     template = chatml("{{ m.reasoning_content if loop.last }}{{ m.content }}")
     told = {**SEVEN, "reasoning": "3 + 4"}
     assert render(byte_level, [ASK, told], template=template).notes == ()
     shown = render(byte_level, [ASK, told, ASK, told], template=template)
-    assert shown.notes == ("the template leaves out reasoning of earlier messages",)
+    assert shown.notes == ("the template omits reasoning of earlier messages",)
 
 
 def test_functions_are_tools(byte_level: Tokenizer) -> None:
@@ -161,7 +161,7 @@ def test_the_keys_of_a_tool_that_a_template_leaves_out(byte_level: Tokenizer) ->
     template = "{% for x in tools or [] %}{{ x.function.name }}{% endfor %}" + PLAIN
     chat = render(byte_level, [ASK, SEVEN], template=template, tools=[TOOL | {"strict": True}])
     assert chat.notes == tuple(
-        f"the template leaves out the key '{key}' of tools" for key in ("description", "strict")
+        f"the template omits the key '{key}' of tools" for key in ("description", "strict")
     )
 
 
@@ -179,13 +179,13 @@ def test_documents(byte_level: Tokenizer) -> None:
         assert "drops documents[0].title" in dropped
         part = "{% for d in documents %}{{ d.text }}{% endfor %}" + PLAIN
         chat = render(byte_level, record.messages, template=part, variables=record.variables)
-        assert chat.notes == ("the template leaves out the key 'title' of documents",)
+        assert chat.notes == ("the template omits the key 'title' of documents",)
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
 def test_variables_that_are_given_otherwise(byte_level: Tokenizer, name: str) -> None:
     make = partial(render, byte_level, [ASK, SEVEN], template=PLAIN)
-    assert f"have {name}" in error_of(partial(make, variables={name: []}))
+    assert f"contain {name}" in error_of(partial(make, variables={name: []}))
 
 
 def test_what_nobody_reads_is_named(byte_level: Tokenizer) -> None:
@@ -199,10 +199,10 @@ def test_what_nobody_reads_is_named(byte_level: Tokenizer) -> None:
     record = chat_record(row, "row")
     variables = {"enable_thinking": False}
     chat = render(byte_level, record.messages, template=PLAIN, variables=variables)
-    assert record.notes == ("nobody reads the key 'loss' of conversations: it has no effect",)
+    assert record.notes == ("the key 'loss' of conversations is ignored: nothing uses it",)
     assert chat.notes == (
-        "nobody reads the key 'mood' of messages: it has no effect",
-        "the template does not read the variable enable_thinking: it has no effect",
+        "the key 'mood' of messages is ignored: nothing uses it",
+        "the variable enable_thinking is ignored: the template does not use it",
     )
     reads = chatml("{{ m.content }}{{ m.mood }}{{ enable_thinking }}")
     assert not render(byte_level, record.messages, template=reads, variables=variables).notes
@@ -245,7 +245,7 @@ def test_objects_are_taken_as_transformers_takes_them(small: Path, byte_level: T
     held: Any = SimpleNamespace(messages=chat)
     assert render(byte_level, held, template=template).text == expected
     odd: Any = [ASK, call(SimpleNamespace())]
-    assert "is a SimpleNamespace, which JSON does not have" in error_of(
+    assert "is a SimpleNamespace, which is not a JSON type" in error_of(
         lambda: render(byte_level, odd, template=template)
     )
 
@@ -282,7 +282,7 @@ def test_roles_that_are_written_as_the_assistants(byte_level: Tokenizer) -> None
     shown = render(byte_level, chat, template=PLAIN)
     assert targets(shown) == []
     assert shown.notes[0] == NO_ANSWERS
-    assert "the role model are no targets" in shown.notes[1]
+    assert "the role model are not targets" in shown.notes[1]
 
 
 INST = "[INST] {{ %s.content }} [/INST]"
@@ -361,10 +361,10 @@ def test_a_collator_says_what_nobody_reads(byte_level: Tokenizer) -> None:
 
     row = {"messages": [ASK, SEVEN], "teacher_messages": None, "source": "x"}
     assert said(row, {"text": "boats", "id": 7}) == []
-    effect = ": it has no effect"
-    assert said({**row, "loss": 0}) == [f"nobody reads the key 'loss' of conversations{effect}"]
+    effect = " is ignored: nothing uses it"
+    assert said({**row, "loss": 0}) == [f"the key 'loss' of conversations{effect}"]
     both = {**row, "text": "boats"}
-    assert said(both) == [f"nobody reads the key 'messages' of texts{effect}"]
+    assert said(both) == [f"the key 'messages' of texts{effect}"]
     assert said([ASK]) == [NO_ANSWERS]
     assert said([Message("user", "boats?"), Message("assistant", "Seven")]) == []
     assert said([ASK, {**SEVEN, "finish_reason": "stop", "id": 3}]) == []
@@ -396,13 +396,13 @@ RESULTS = (
     ("ids", "names", "shown", "note"),
     [
         ("ab", "xx", "", ""),
-        ("ba", "xx", "", "another order than their calls"),
-        ("ba", "xy", "", "another order than their calls"),
-        ("ba", "xx", "{{ m.name }}", "another order than their calls"),
+        ("ba", "xx", "", "a different order than their calls"),
+        ("ba", "xy", "", "a different order than their calls"),
+        ("ba", "xx", "{{ m.name }}", "a different order than their calls"),
         ("ba", "xy", "{{ m.name }}", ""),
         ("ba", "xx", "{{ m.tool_call_id }}", ""),
         ("ba", "xx", "{% if m.tool_call_id == 'call_a' %}first{% endif %}", ""),
-        ("az", "xx", "{{ m.tool_call_id }}", "message 3: no call before it has the id 'call_z'"),
+        ("az", "xx", "{{ m.tool_call_id }}", "message 3: no call has the tool_call_id 'call_z'"),
         ("aa", "xx", "", ""),
         ("b", "x", "", ""),
     ],
@@ -465,8 +465,8 @@ def test_a_thought_of_the_prompt_that_no_answer_has(
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        ("<think>hm</think>seven", "what is marked with <think>"),
-        ("Write <think> and </think> there", "cuts a message's content at <think>"),
+        ("<think>hm</think>seven", "text marked with <think>"),
+        ("Write <think> and </think> there", "cuts the content of a message at <think>"),
     ],
 )
 def test_a_quoted_tag(byte_level: Tokenizer, content: str, note: str) -> None:

@@ -177,14 +177,14 @@ def test_the_guide_counts_them() -> None:
     counts = {case: Counter(of[case] for of in OUTCOMES.values()) for case in CASES}
     total = len(OUTCOMES)
     read = {case: f"{c[READ]} of {total - c[NOT_WRITTEN]}" for case, c in counts.items()}
-    plain = {read.pop(case) for case in [*CASES][:4]}  # a prompt, turns, an answer that is cut off
+    same = {read.pop(case) for case in [*CASES][:4]}  # a prompt, turns, an answer that is cut off
     calls = {read.pop(case) for case in [*CASES][-2:]}
-    assert (plain, len(calls)) == ({f"70 of {total}"}, 1)
+    assert (same, len(calls)) == ({f"70 of {total}"}, 1)
     sentence = (
-        f"Of TRL's {total} templates, 70 are read back with a prompt, turns, or a last answer that "
-        f"is cut off; with a system message {read['a system message']} that write it; with "
-        f"thinking {read['thinking']}; with tools {read['tools']}; with calls and what tools say "
-        f"{calls.pop()}."
+        f"Of TRL's {total} templates, 70 can be read with a prompt, turns, or a truncated last "
+        f"answer; with a system message {read['a system message'].replace('of', 'of the')} that "
+        f"write it, with thinking {read['thinking']}, with tools {read['tools']}, with calls and "
+        f"tool messages {calls.pop()}."
     )
     assert sentence in " ".join(GUIDE.read_text(encoding="utf-8").split())
 

@@ -149,7 +149,7 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     assert notes[:1] == [
         "note: conversations: 2; tokens: 44, of these the assistant's: 4",
     ]
-    assert "no token that ends the turn is a target" in notes[1]
+    assert "the targets contain no end-of-turn token" in notes[1]
     assert "has no targets" in notes[2]
     assert all(note.endswith("(conversations: 1)") for note in notes[1:])
     assert len(notes) == 3

@@ -129,7 +129,7 @@ def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> A
 
 
 def test_conversations(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    with pytest.warns(UserWarning, match="no token that ends the turn is a target"):
+    with pytest.warns(UserWarning, match="the targets contain no end-of-turn token"):
         batch = chat_collator(digits, byte_level)([CHAT, {"messages": CHAT}, {"text": TEXTS[0]}])
     [side] = batch["teachers"]
     for tokenizer, part in ((digits, batch), (byte_level, side)):
@@ -171,7 +171,7 @@ def test_rows_of_data_sets(digits: Tokenizer, byte_level: Tokenizer) -> None:
         collator([{**row, "tools": "f"}])
 
 
-@pytest.mark.filterwarnings("ignore:.*no token that ends the turn")
+@pytest.mark.filterwarnings("ignore:.*the targets contain no end-of-turn token")
 @pytest.mark.parametrize("sample", [TEXTS[0], CHAT])
 def test_a_sample_that_is_cut_has_whole_chunks(
     digits: Tokenizer, byte_level: Tokenizer, sample: Any

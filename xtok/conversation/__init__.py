@@ -1,8 +1,8 @@
-"""Conversations as ids, with what the assistant wrote and where, and ids read back."""
+"""Render conversations to ids with target masks and spans, and read ids back."""
 
 from xtok.conversation._places import MessageSpan as MessageSpan
 from xtok.conversation._places import Span as Span
-from xtok.conversation._tracking import plain as plain
+from xtok.conversation._tracking import json_types as json_types
 from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.reading import ReadBack as ReadBack

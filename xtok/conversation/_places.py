@@ -1,4 +1,4 @@
-"""Where the messages are in a rendered conversation, and what the assistant wrote of it."""
+"""Locate messages and answers in a rendered conversation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xtok.conversation.templates import Message, Rendering
 from xtok.tokenizers.table import byte_offsets
 
 _PIECES = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|\w+|\s|.")
-"""Tags, words, and single other characters: a header ends behind one of them, not within."""
+"""Tags, words and other single characters. A header ends after a whole piece."""
 
 
 _TAG = re.compile(r"<[^<>]+>")
@@ -23,30 +23,30 @@ _TAG = re.compile(r"<[^<>]+>")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of a rendered conversation, in three units; each `(start, end)`."""
+    """A part of a rendered conversation in three units, each `(start, end)`."""
 
     chars: tuple[int, int]
     bytes: tuple[int, int]  # of UTF-8
-    tokens: tuple[int, int]  # those that have at least one byte of it
+    tokens: tuple[int, int]  # every token that overlaps the bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageSpan:
-    """Where one message is in a rendered conversation.
+    """The position of one message in a rendered conversation.
 
-    `message["content"][source[0]:source[1]]` is what the span `content` begins and ends with, so
-    that a template that strips it is seen.
+    `source` is the part of `message["content"]` that the template wrote. It is shorter than the
+    content if the template strips white space.
     """
 
     role: str
-    whole: Span | None  # header and end of turn included; messages that are merged share it
-    content: Span | None  # None if the message has none
-    source: tuple[int, int] | None  # None if the content is a list of parts
-    verbatim: bool  # whether the span is the text of `source`, character by character
+    whole: Span | None  # including header and end of turn; shared by merged messages
+    content: Span | None  # None without content
+    source: tuple[int, int] | None  # None for a list of parts
+    verbatim: bool  # True if the span has the same characters as `source`
 
 
 class Places:
-    """The places of one rendering, in characters, bytes and tokens."""
+    """Messages and answers of one rendering, in characters, bytes and tokens."""
 
     def __init__(
         self, rendering: Rendering, bounds: NDArray[np.int64], control: NDArray[np.bool_]
@@ -76,7 +76,7 @@ class Places:
                 source = runs[0].offset, runs[-1].offset + runs[-1].end - runs[-1].start
         elif whole is not None and isinstance(content, str) and (stripped := content.strip()):
             first = self._text.find(stripped, *whole)
-            if first >= 0:  # a filter lost the origin, and did not change the text
+            if first >= 0:  # a filter kept the text but removed the tracking
                 start = content.index(stripped)
                 place = first, first + len(stripped)
                 source = start, start + len(stripped)
@@ -91,42 +91,47 @@ class Places:
         )
 
     def _content_runs(self, index: int) -> list[Run]:
-        """Return the runs of the first copy of a message's content."""
         runs: list[Run] = []
         for run in self._runs.get(index, ()):
             if run.path[:1] == ("content",):
                 if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
-                    break  # the second copy begins
+                    break  # start of a second copy
                 runs.append(run)
         return runs
 
     def targets(
         self, index: int, header: str, up_to: Callable[[int], str]
     ) -> Iterator[tuple[int, int]]:
-        """Return what the assistant wrote of a message: from its header to the end of its turn.
+        """Yield the target characters of an answer, from its header to the end of its turn.
 
-        Some templates, Gemma 4's, write a tool's answer into the turn of the call; it then has two
-        parts. `up_to` returns the text without the later messages, which shows where the first
-        part ends, if it can be rendered; `header` is what asks for an answer.
+        Gemma 4 writes tool results into the turn of the call, so the answer has two parts.
+
+        Args:
+            index: the answer's message index.
+            header: the text that precedes an answer.
+            up_to: renders the messages up to an index, "" if this fails. The first part ends where
+                this text and the full text differ.
         """
         whole = self.whole(index)
         if whole is None:
             return
+        written, later = self._written_in(whole, index)
+        start = self._start(whole, written, header)
+        if not later:
+            yield from self._part(start, written, whole[1])
+            return
+        limit = self._first_difference(start, later[0].start, up_to(index))
+        yield from self._part(start, [r for r in written if r.end <= limit], limit)
+        after = [r for r in written if r.start >= later[-1].end and r.path[:1] == ("content",)]
+        if after:
+            yield from self._part(after[0].start, after, whole[1])
+
+    def _written_in(self, whole: tuple[int, int], index: int) -> tuple[list[Run], list[Run]]:
         inside = [r for r in self._all_runs if whole[0] <= r.start and r.end <= whole[1]]
         written = [r for r in inside if r.message == index and r.path[:1] != ("role",)]
-        later = [r for r in inside if r.message > index]
-        start = self._start(whole, written, header)
-        limit = self._first_difference(start, later[0].start, up_to(index)) if later else whole[1]
-        if limit > start:
-            yield from self._part(start, [r for r in written if r.end <= limit], limit)
-        resumed = [
-            r for r in written if later and r.start >= later[-1].end and r.path[:1] == ("content",)
-        ]
-        if resumed:
-            yield from self._part(resumed[0].start, resumed, whole[1])
+        return written, [r for r in inside if r.message > index]
 
     def _start(self, whole: tuple[int, int], written: Sequence[Run], header: str) -> int:
-        """Return where an answer begins: behind its header, which may stand before its turn."""
         first = written[0].start if written else whole[1]
         start = self._after_header(whole[0], first, header)
         if start >= 0:
@@ -134,35 +139,36 @@ class Places:
         return whole[0] if self._text.endswith(header, 0, whole[0]) else first
 
     def _first_difference(self, start: int, end: int, other: str) -> int:
-        """Return where the text, up to `end`, differs from another; never within a tag."""
+        """Return the first difference from another text before `end`, or the tag around it."""
         limit = min(end, len(other))
         limit = next((i for i in range(limit) if self._text[i] != other[i]), limit)
         tag = self._text.rfind("<", start, limit)
         return tag if tag > self._text.rfind(">", start, limit) else limit
 
     def _part(self, start: int, written: Sequence[Run], limit: int) -> Iterator[tuple[int, int]]:
-        """Return `start` to the end of what is written, with what ends a turn before `limit`."""
+        if limit <= start:
+            return
         end = max((run.end for run in written), default=start)
         inside = self.span(end, limit).tokens
         ends = np.flatnonzero(self._control[slice(*inside)])
         if len(ends):
             byte = int(self._bounds[inside[0] + int(ends[-1]) + 1])
-            # A control token may have taken the whitespace behind it, and that of the next turn.
+            # Some control tokens include the following white space, even across turns.
             end = max(end, min(int(np.searchsorted(self._byte_of, byte, side="left")), limit))
-        else:  # the turn's end is text, or there is none
+        else:  # the turn ends with text
             end = max(end, start + len(self._text[start:limit].rstrip()))
         if start < end:
             yield start, end
 
     def after_prompt(self, index: int, place: int, header: str) -> int:
-        """Return a place in an answer's turn, or where what asks for the answer ends behind it."""
+        """Move a position in an answer's turn past the header."""
         whole = self.whole(index)
         if whole is None or not whole[0] <= place < whole[1]:
             return place
         return max(place, self._after_header(whole[0], self._first(index, whole), header))
 
     def missing_prompt(self, index: int, prompt: str) -> str:
-        """Return the end of a generation prompt, with tags, that is not before an answer; or ""."""
+        """Return the last part of a generation prompt if it has tags and the answer lacks it."""
         whole = self.whole(index)
         if whole is None:
             return ""
@@ -178,15 +184,14 @@ class Places:
         return ""
 
     def _first(self, index: int, whole: tuple[int, int]) -> int:
-        """Return the first character that comes from a message, its role aside."""
         runs = (r.start for r in self._runs.get(index, ()) if r.path[:1] != ("role",))
         return next(runs, whole[1])
 
     def _after_header(self, start: int, first: int, header: str) -> int:
-        """Return where the header of a turn ends, which asks for the answer; -1 if it has none.
+        """Return the end of a turn's header, or -1 if there is no header.
 
-        It begins before the first character that the message has, at `first`, and may end behind
-        it: a prompt that opens a `<think>` block has what some messages begin with.
+        The header starts before `first`, the first character of the message. It can end later if
+        the prompt opens a `<think>` block and the message contains the same tag.
         """
         pieces = _PIECES.findall(header)
         for count in range(len(pieces), 0, -1):
@@ -199,11 +204,9 @@ class Places:
         return -1
 
     def whole(self, index: int) -> tuple[int, int] | None:
-        """Return the turn, or for a message outside the loop, what is around its characters.
+        """Return a message's turn; outside the loop, the extent of its characters.
 
-        What stands before the first turn is the first message's if that is written there, as a
-        system message is; a message that is written within another one's turn has its own
-        characters only.
+        A message before the first turn, such as a system message, owns all text before that turn.
         """
         written = self._runs.get(index)
         if self._turns[index] is not None or not written:
@@ -215,11 +218,10 @@ class Places:
 
 
 def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
-    r"""Return the header that a template without a generation prompt writes before an answer.
+    r"""Return the header of the last answer, by comparison with the header of another role.
 
-    It is the part of the last answer's turn that corresponds to the header of the turn before, with
-    another role in it: `<|im_start|>user\n` and `<|im_start|>assistant\n`. A thought that the
-    template opens is not a part of it. Only the text counts, not how the template writes it.
+    `<|im_start|>assistant\n` corresponds to `<|im_start|>user\n`; a `<think>` after it is not part
+    of the header. The result depends on the text only, so equal texts have equal masks.
     """
     header: list[str] = []
     for index, message in reversed([*enumerate(messages)]):
@@ -237,7 +239,7 @@ def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
 
 
 def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many pieces of a header correspond to another's; all if they do not."""
+    """Count the header pieces that match another header except for the role; all if none match."""
     role = size = _num_equal(header, other)  # the first difference is the role
     if role < min(len(header), len(other)):
         size = role + 1 + _num_equal(header[role + 1 :], other[role + 1 :])

@@ -1,4 +1,4 @@
-"""Strings, lists and objects of a conversation that remember which message they come from."""
+"""Strings, lists and objects that record their source message."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ Path = tuple[str | int, ...]
 class Run(NamedTuple):
     """Characters `start` to `end` of a text that come from one string of one message.
 
-    `path` leads to the string within the message: `("content",)`, or `("content", 0, "text")`.
-    `message` is -1 for what stands beside the messages: `("tools", 0, "function", "name")`.
-    `offset` is where in that string the run begins; -1 for what was derived from it, as JSON is.
+    `path` locates the string in the message, such as `("content", 0, "text")`. `message` is -1 for
+    tools and documents. `offset` is the start in the string, or -1 for derived text such as JSON.
     """
 
     start: int
@@ -27,10 +26,10 @@ class Run(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place in a text, of length zero.
+    """A zero-length mark in a text.
 
-    `enter` and `leave` stand around what the body of a loop (a number from 1 on) writes for a
-    message; the others stand around a part of the template, and have neither loop nor message.
+    `enter` and `leave` surround the output of a loop's body for one message. Loops are numbered
+    from 1. Other kinds surround a part of the template.
     """
 
     position: int
@@ -40,7 +39,7 @@ class Mark(NamedTuple):
 
 
 class TrackedText(str):
-    """A string with the runs of its characters that come from messages, and with marks."""
+    """A string with the runs that come from messages, and with marks."""
 
     __slots__ = ("_marks", "_runs")
     _runs: tuple[Run, ...]
@@ -54,7 +53,7 @@ class TrackedText(str):
         return self
 
     def _cut(self, start: int, end: int) -> TrackedText:
-        """Return characters `start` to `end`, 0 ≤ start ≤ end ≤ length; marks stay behind."""
+        """Return characters `start` to `end` without marks; 0 ≤ start ≤ end ≤ length."""
         runs = tuple(
             Run(
                 max(r.start, start) - start,
@@ -69,10 +68,7 @@ class TrackedText(str):
         return TrackedText(str.__getitem__(self, slice(start, end)), runs)
 
     def _in_order(self, parts: Iterable[str], gap: int = 0) -> list[str]:
-        """Cut out parts that follow one another, each at least `gap` after the last.
-
-        Without a gap, the characters between them are those that no part has.
-        """
+        """Cut out consecutive parts that are at least `gap` characters apart."""
         pieces: list[str] = []
         start = 0
         for part in parts:
@@ -163,9 +159,9 @@ def join_with(separator: str, parts: Iterable[Any]) -> str:
 
 
 class TrackedObject(dict[str, Any]):
-    """A message, or an object within one, that knows where it comes from.
+    """A message, or an object in a message, with its source.
 
-    Attributes have underscores, which the sandbox refuses, so that they hide no key.
+    The sandbox rejects attributes with underscores, so they cannot hide keys.
     """
 
     _message: int
@@ -173,43 +169,44 @@ class TrackedObject(dict[str, Any]):
 
 
 class TrackedItems(list[Any]):
-    """A list within a message that knows where it comes from."""
+    """A list in a message, with its source."""
 
     _message: int
     _path: Path
 
 
-for _kind in (TrackedText, TrackedObject, TrackedItems):  # what Jinja's errors call them
+for _kind in (TrackedText, TrackedObject, TrackedItems):  # names for Jinja's error messages
     _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
 
 
 def is_within(value: Any) -> bool:
-    """Whether a value is a part of a message, or of what stands beside the messages."""
+    """Whether a value is part of a message, tool or document."""
     if isinstance(value, TrackedText):
         return bool(value._runs)
     return isinstance(value, (TrackedObject, TrackedItems)) and bool(value._path)
 
 
-def plain(value: Any, *, arrays: bool = False) -> Any:
-    """Return a value with dicts for objects, dataclasses' and pydantic's, as Transformers does.
+def json_types(value: Any, *, arrays: bool = False) -> Any:
+    """Convert dataclasses and pydantic models to dicts, as Transformers does.
 
-    Arrays within calls become lists; elsewhere they may be images.
+    Arrays become lists in tool calls only; elsewhere they can be images.
     """
     if isinstance(value, np.generic) or (arrays and isinstance(value, np.ndarray)):
         return value.tolist()
-    if isinstance(value, Mapping):
-        return {k: plain(v, arrays=arrays or k == "tool_calls") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, arrays=arrays) for item in value]
+        return [json_types(item, arrays=arrays) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (field.name for field in dataclasses.fields(value))
-        return plain({name: getattr(value, name) for name in fields}, arrays=arrays)
-    dump = getattr(value, "model_dump", None)
-    return plain(dump(), arrays=arrays) if callable(dump) else value
+        fields = dataclasses.fields(value)
+        value = {field.name: getattr(value, field.name) for field in fields}
+    elif callable(dump := getattr(value, "model_dump", None)):
+        return json_types(dump(), arrays=arrays)
+    if not isinstance(value, Mapping):
+        return value
+    return {k: json_types(v, arrays=arrays or k == "tool_calls") for k, v in value.items()}
 
 
 def tracked(value: Any, message: int, path: Path) -> Any:
-    """Return a copy of a plain value, of JSON types, whose strings are tracked."""
+    """Copy a value of JSON types with tracked strings."""
     if isinstance(value, str):
         text = str.__str__(value)
         return TrackedText(text, (Run(0, len(text), message, path, 0),) if text else ())
@@ -220,7 +217,7 @@ def tracked(value: Any, message: int, path: Path) -> Any:
         copy = TrackedObject({k: tracked(v, message, (*path, k)) for k, v in value.items()})
     elif isinstance(value, (list, tuple)):
         copy = TrackedItems(tracked(v, message, (*path, i)) for i, v in enumerate(value))
-    else:  # such as an image or an array: templates ask only whether it is there
+    else:  # an image or array: templates only test whether it exists
         return f"<{type(value).__name__}>"
     copy._message, copy._path = message, path
     return copy

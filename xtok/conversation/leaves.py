@@ -1,9 +1,8 @@
-"""Every leaf of a conversation is accounted for: what a template leaves out is an error or a note.
+"""Report the values of a conversation that a template omits, as notes or errors.
 
-A leaf is a string, a number or a part that was given: of a message's content, calls and reasoning,
-of the tools and documents. The rendering knows which characters come from which leaf. On a leaf
-without any (a number, or a string whose origin a filter lost) the text must depend: rendered again
-with another value there, it is another.
+A leaf is a string, number or part in messages, tools or documents. Tracked characters identify the
+leaves in the text. For other leaves, such as numbers, the conversation is rendered again with
+another value: the text must change.
 """
 
 from __future__ import annotations
@@ -24,44 +23,44 @@ ASIDE = frozenset([
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
     "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
-"""Keys of rows and messages that name their kind and origin, and change no text."""
+"""Keys that describe a row or message and are never part of the text."""
 WEIGHTS = ("weight", "loss_mask", "train")
-"""Keys of a message that include it in training, by 1, or exclude it, by 0."""
+"""Keys that include a message in training (1) or exclude it (0)."""
 _SPOKEN = re.compile(
     r"content|tool_calls|function_call|"
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
 )
 _STRUCTURE = ("type", "id", "index", "doc_id")
-_UNUSED = 730_000_000  # numbers from here on stand in no conversation
+_UNUSED = 730_000_000  # first of the numbers used as markers
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
 Inputs = Mapping[str, Any]
-"""What is rendered: `messages`, `tools`, `documents`."""
+"""The keys `messages`, `tools` and `documents`."""
 Render = Callable[[Inputs], Rendering]
 
 
 def is_spoken(key: str) -> bool:
-    """Whether a key of a message has what its role wrote."""
+    """Whether a message key contains text of the role: content, calls or reasoning."""
     return _SPOKEN.fullmatch(key) is not None and key not in ASIDE
 
 
 def unread_note(key: str, what: str) -> str:
-    """Return the note on a key that neither xtok nor a template reads."""
-    return f"nobody reads the key {quoted(printable(key))} of {what}: it has no effect"
+    """Return the note on a key that neither xtok nor a template uses."""
+    return f"the key {quoted(printable(key))} of {what} is ignored: nothing uses it"
 
 
 def is_trained_on(message: Message, index: int) -> bool:
-    """Whether a message's own weights let it be a target.
+    """Whether a message's weights allow training on it.
 
     Raises:
-        XtokError: if one is neither 0 nor 1.
+        XtokError: if a weight is neither 0 nor 1.
     """
     values = [(name, message[name]) for name in WEIGHTS if not is_missing(message.get(name))]
     for name, value in values:
         if value not in (0, 1):
             raise XtokError(
                 f"message {index}, the {message['role']}'s, has the {name} {str(value)[:20]!r}",
-                hint="give 1 to train on it, or 0",
+                hint="use 1 to train on it, or 0",
             )
     return all(value for _, value in values)
 
@@ -69,20 +68,19 @@ def is_trained_on(message: Message, index: int) -> bool:
 def unread_leaves(
     render: Render, inputs: Inputs, rendering: Rendering, first: int = 0
 ) -> Iterator[str]:
-    """Yield notes on what is left out on purpose, and on keys that nobody reads.
+    """Yield notes on values that the template omits by design, and on unused keys.
 
-    A template leaves out on purpose what it writes as long as no later message follows, as Qwen 3
-    does with thoughts; what it cuts out at a tag, as DeepSeek's do at `</think>`; and of a tool
-    or a document that it writes, what is not in its own form.
+    Templates omit earlier thoughts (Qwen 3), text before a tag such as `</think>` (DeepSeek), and
+    some keys of tools and documents.
 
     Args:
-        render: the template, for other values.
-        inputs: what was rendered.
-        rendering: what became of it.
-        first: the message from which on they count.
+        render: renders inputs with other values.
+        inputs: the rendered values.
+        rendering: the rendering of `inputs`.
+        first: index of the first message to check.
 
     Raises:
-        XtokError: for anything else that is left out; names the message and the key.
+        XtokError: if another value is missing; names the message and the key.
     """
     whole = _Written(render, inputs, rendering)
     leaves_of = {
@@ -108,28 +106,28 @@ def unread_leaves(
 def _of_message(
     whole: _Written, index: int, leaves: Sequence[_Leaf], earlier: set[tuple[Any, ...]]
 ) -> Iterator[str]:
-    """Yield notes on what a message lacks; `earlier` are kinds of leaves that only the last has."""
-    message, is_last = whole.inputs["messages"][index], index + 1 == len(whole.inputs["messages"])
-    kinds = {}
-    for leaf in leaves:
-        names = tuple(name for name in leaf.path if isinstance(name, str))
-        kinds[leaf.path] = (message["role"], frozenset(message), *names)
+    """Yield notes on omitted leaves; `earlier` has the kinds that only the last message keeps."""
+    messages = whole.inputs["messages"]
+    message, is_last = messages[index], index + 1 == len(messages)
     lost = [(leaf, part) for leaf in leaves if (part := whole.lost(leaf))]
-    is_known = all(kinds[leaf.path] in earlier for leaf, _ in lost)
+    is_known = all(leaf.kind(message) in earlier for leaf, _ in lost)
     before = None if is_last or is_known else whole.up_to(index)
     for leaf, part in lost:
         if before is not None and not before.lost(leaf):
-            earlier.add(kinds[leaf.path])
-        if kinds[leaf.path] in earlier and not is_last:
-            yield f"the template leaves out {leaf.path[2]} of earlier messages"
-        elif isinstance(leaf.value, str) and (tag := _TAG.search(part)):
-            name = printable(tag[0])
-            if part.lstrip().startswith(tag[0]):
-                yield f"the template leaves out what is marked with {name}"
-            else:
-                yield f"the template cuts a message's {leaf.path[2]} at {name}, and leaves out text"
-        else:
+            earlier.add(leaf.kind(message))
+        if leaf.kind(message) in earlier and not is_last:
+            yield f"the template omits {leaf.path[2]} of earlier messages"
+            continue
+        tag = _TAG.search(part) if isinstance(leaf.value, str) else None
+        if tag is None:
             raise _dropped(f"message {index}, the {message['role']}'s: ", leaf, part)
+        yield _cut_at(printable(tag[0]), leaf, is_marked=not part[: tag.start()].strip())
+
+
+def _cut_at(tag: str, leaf: _Leaf, *, is_marked: bool) -> str:
+    if is_marked:
+        return f"the template omits text marked with {tag}"
+    return f"the template cuts the {leaf.path[2]} of a message at {tag} and omits a part"
 
 
 def _of_one_beside(whole: _Written, name: str, index: int) -> Iterator[str]:
@@ -142,18 +140,19 @@ def _of_one_beside(whole: _Written, name: str, index: int) -> Iterator[str]:
     if lost and sum(map(len, lost.values())) == len(leaves):
         raise _dropped("", leaves[0], str(leaves[0].value))
     for key in lost:
-        yield f"the template leaves out the key {quoted(printable(key))} of {name}"
+        yield f"the template omits the key {quoted(printable(key))} of {name}"
 
 
 def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
-    """Yield notes on the keys of messages that neither the template nor xtok reads."""
     keys = {
         key: None
         for index, message in enumerate(messages)
         for key in message
         if key not in ("role", *WEIGHTS, *ASIDE)
         and not is_spoken(key)
-        and not (key in ("name", "tool_call_id") and message["role"] == "tool")  # its call has it
+        and not (
+            key in ("name", "tool_call_id") and message["role"] == "tool"
+        )  # repeated from the call
         and ("messages", index, key) not in whole.tops
     }
     if keys and whole.depends_without(keys):
@@ -163,9 +162,9 @@ def _unread(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _results(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
-    """Yield notes on tool results without a call, and on those in another order than their calls.
+    """Yield notes on tool results without a call, or in a different order than the calls.
 
-    Most templates write results one after another, without ids.
+    Most templates write results without ids, so their order decides.
     """
     calls: list[Any] = []  # their ids
     results: dict[int, int] = {}  # message to call
@@ -178,14 +177,13 @@ def _results(whole: _Written, messages: Sequence[Message]) -> Iterator[str]:
         if call_id in calls:
             results[index] = len(calls) - 1 - calls[::-1].index(call_id)
         elif calls and None not in calls:
-            yield f"message {index}: no call before it has the id {quoted(printable(str(call_id)))}"
+            yield f"message {index}: no call has the tool_call_id {quoted(printable(str(call_id)))}"
     in_order = sorted(results, key=lambda index: results[index])
     if in_order != [*results] and not _shows_calls(whole, messages, in_order):
-        yield "tool results are in another order than their calls, and the text does not show it"
+        yield "tool results are in a different order than their calls, which the text does not show"
 
 
 def _shows_calls(whole: _Written, messages: Sequence[Message], in_order: Sequence[int]) -> bool:
-    """Whether the text shows which call each result belongs to, by the ids or by the names."""
     names = {index: messages[index].get("name") for index in in_order}
     leaves = [_Leaf(("messages", index, "name"), name) for index, name in names.items()]
     if len({*names.values()}) == len(names) and all(map(whole.has_trace, leaves)):
@@ -198,25 +196,29 @@ def _shows_calls(whole: _Written, messages: Sequence[Message], in_order: Sequenc
 
 
 def _dropped(place: str, leaf: _Leaf, part: str) -> XtokError:
-    what = f"its {leaf.name}" if place else leaf.name
+    description = f"its {leaf.name}" if place else leaf.name
     if isinstance(leaf.value, str) and part != leaf.value:
-        what = f"the part {quoted(printable(part.strip()))} of {what}"
+        description = f"the part {quoted(printable(part.strip()))} of {description}"
     return XtokError(
-        f"{place}the template drops {what}",
-        hint="give a template that writes it, with {option}, or leave it out",
+        f"{place}the template drops {description}",
+        hint="use a template that writes it, with {option}, or remove it",
         parameter="template",
     )
 
 
 class _Leaf(NamedTuple):
-    path: Path  # from the conversation on: ("messages", 2, "content"), ("tools", 0, "name")
+    path: Path  # such as ("messages", 2, "content"), ("tools", 0, "name")
     value: Any
 
     @property
     def name(self) -> str:
-        """What an error calls it, as `tool_calls[0].function.name`."""
         path = self.path[2 * (self.path[0] == "messages") :]
         return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in path).lstrip(".")
+
+    def kind(self, message: Message) -> tuple[Any, ...]:
+        """Equal for leaves that a template treats in the same way."""
+        names = (name for name in self.path if isinstance(name, str))
+        return (message["role"], frozenset(message), *names)
 
     @property
     def place(self) -> str:
@@ -224,30 +226,35 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
-    """Yield what is in a value; a part of a content that is not text is one leaf."""
-    if isinstance(value, Mapping):
-        if path[2:3] == ("content",) and len(path) == 4:
-            if "text" not in value:
-                yield _Leaf(path, value)
-                return
-            value = {k: v for k, v in value.items() if k == "text" or is_spoken(k)}
-        for key, item in value.items():
-            if key not in _STRUCTURE or "arguments" in path:
-                yield from _leaves(item, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from _leaves(item, (*path, i))
+    """Yield the leaves of a value; a content part without text is one leaf."""
+    is_part = isinstance(value, Mapping) and path[2:3] == ("content",) and len(path) == 4
+    if is_part and "text" not in value:
+        yield _Leaf(path, value)
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in _items(value, is_part=is_part, is_call="arguments" in path):
+            yield from _leaves(item, (*path, key))
     elif not isinstance(value, (str, bool, int, float, type(None))):
         raise XtokError(
-            f"{_Leaf(path, value).place} is a {type(value).__name__}, which JSON does not have",
-            hint="give text, numbers, lists and objects",
+            f"{_Leaf(path, value).place} is a {type(value).__name__}, which is not a JSON type",
+            hint="use text, numbers, lists and objects",
         )
     elif not (value is None or (isinstance(value, str) and not value.strip())):
         yield _Leaf(path, value)
 
 
+def _items(value: Any, *, is_part: bool, is_call: bool) -> Iterator[tuple[str | int, Any]]:
+    if not isinstance(value, Mapping):
+        yield from enumerate(value)
+        return
+    for key, item in value.items():
+        if is_part and not (key == "text" or is_spoken(key)):
+            continue
+        if is_call or key not in _STRUCTURE:
+            yield key, item
+
+
 class _Written:
-    """What a rendering has of the leaves that it was given."""
+    """Compares a rendering with its inputs."""
 
     def __init__(self, render: Render, inputs: Inputs, rendering: Rendering) -> None:
         self.inputs, self._render, self._text = inputs, render, rendering.text
@@ -256,50 +263,50 @@ class _Written:
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
             self._places[path].append((run.offset, run.end - run.start))
         self.tops = {path[:3] for path in self._places}
-        self._is_written: dict[Path, bool] = {}  # of leaves without a trace
+        self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
 
     def up_to(self, index: int) -> _Written | None:
-        """Return the same of the messages up to one; None if they alone cannot be rendered."""
         until = {**self.inputs, "messages": self.inputs["messages"][: index + 1]}
         with suppress(XtokError):
             return _Written(self._render, until, self._render(until))
         return None
 
     def try_all(self, leaves: Sequence[_Leaf]) -> None:
-        """Find out at once of leaves without a trace whether the text has them or depends on them.
+        """Check all leaves without tracked characters in two renderings.
 
-        All get values that are nowhere else, and the text has them or not. If it does not depend
-        on all of the others together, it depends on none of them. What is left is asked one by one.
+        The first uses a unique value for each leaf. If changing all remaining leaves at once does
+        not change the text, none of them matters. Otherwise `lost` checks them one by one.
         """
         silent = [leaf for leaf in leaves if not self.has_trace(leaf)]
         if len(silent) < 2:
             return
-        marked, marks = self.inputs, {}
-        for n, leaf in enumerate(silent):
-            if isinstance(leaf.value, (str, int, float)):
-                number = _UNUSED + n
-                is_text = isinstance(leaf.value, str)
-                marked = _with(marked, leaf.path, f"{leaf.value}{number}" if is_text else number)
-                marks[leaf.path] = str(number)
-        with suppress(XtokError):
-            text = self._render(marked).text
-            self._is_written = {path: True for path, mark in marks.items() if mark in text}
+        self._is_written = dict.fromkeys(self._marked(silent), True)
         others = [leaf for leaf in silent if leaf.path not in self._is_written]
         if others and not self.depends_on(others):
             self._is_written |= {leaf.path: False for leaf in others}
 
+    def _marked(self, leaves: Sequence[_Leaf]) -> Iterator[Path]:
+        """Yield the paths of leaves that the text contains, identified by unique numbers."""
+        inputs, marks = self.inputs, {}
+        for number, leaf in enumerate(leaves, start=_UNUSED):
+            if isinstance(leaf.value, (str, int, float)):
+                value = f"{leaf.value}{number}" if isinstance(leaf.value, str) else number
+                inputs, marks[leaf.path] = _with(inputs, leaf.path, value), str(number)
+        with suppress(XtokError):
+            text = self._render(inputs).text
+            yield from (path for path, mark in marks.items() if mark in text)
+
     def has_trace(self, leaf: _Leaf) -> bool:
-        """Whether some of the text comes from a leaf, or from what it is in, or what is in it."""
+        """Whether the text has characters of a leaf, its container or its items."""
         return self._is_within(leaf.path) or any(
             p[: len(leaf.path)] == leaf.path for p in self._places
         )
 
     def _is_within(self, path: Path) -> bool:
-        """Whether something that a leaf is in is written whole, as JSON."""
         return any(path[:n] in self._places for n in range(1, len(path)))
 
     def lost(self, leaf: _Leaf) -> str:
-        """Return the first part of a leaf that the text does not have, nor depend on; or ""."""
+        """Return the first part of a leaf without effect on the text, or ""."""
         if not self.has_trace(leaf):
             is_written = self._is_written.get(leaf.path)
             is_written = self.depends_on([leaf]) if is_written is None else is_written
@@ -316,33 +323,30 @@ class _Written:
         return ""
 
     def _has_part(self, leaf: _Leaf, start: int, part: str) -> bool:
-        """Whether a part is written in another way: a tag as such, others so that they count."""
         if not _TAG.sub("", part).strip() and part.strip() in self._text:
             return True
         rest = leaf.value[:start] + leaf.value[start + len(part) :]
         return self.depends(_with(self.inputs, leaf.path, rest))
 
     def depends_on(self, leaves: Sequence[_Leaf]) -> bool:
-        """Whether the text is another if all of these leaves are."""
         inputs = self.inputs
-        for leaf in reversed(leaves):  # parts that are left out have others behind them
+        for leaf in reversed(leaves):  # removing a part shifts the parts after it
             inputs = _with(inputs, leaf.path, _altered(leaf.value))
         return self.depends(inputs)
 
     def depends_without(self, keys: Iterable[str]) -> bool:
-        """Whether the text is another if messages lack some keys."""
         messages = [{k: v for k, v in m.items() if k not in keys} for m in self.inputs["messages"]]
         return self.depends({**self.inputs, "messages": messages})
 
     def depends(self, inputs: Inputs) -> bool:
         try:
             return self._render(inputs).text != self._text
-        except XtokError:  # the template looks at it
+        except XtokError:  # the template checks the value
             return True
 
 
 def _altered(value: Any) -> Any:
-    """Return another value of the same kind; None for a part, which is left out."""
+    """Return a different value of the same type; None removes a part."""
     if isinstance(value, str):
         return f"{value}x"
     if isinstance(value, bool):
@@ -351,7 +355,6 @@ def _altered(value: Any) -> Any:
 
 
 def _with(value: Any, path: Path, leaf: Any) -> Any:
-    """Return a copy of a value with another leaf, or without it for None."""
     if not path:
         return leaf
     copy: Any = dict(value) if isinstance(value, Mapping) else list(value)

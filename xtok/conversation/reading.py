@@ -1,4 +1,4 @@
-"""Ids read back as the conversation that a chat template makes them of; proved, never guessed."""
+"""Convert ids back to a conversation, verified by rendering it again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.parsing import parse_json
+from xtok.conversation._tracking import Run
 from xtok.conversation.formats import PromptFormat
 from xtok.conversation.rendering import (
     Conversation,
@@ -42,16 +43,16 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadBack:
-    """A conversation that ids are of, with the arguments that `render` makes these ids of."""
+    """A conversation, and the arguments with which `render` returns its ids."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     add_generation_prompt: bool
-    conversation: Conversation  # with the ids that were given, which may be its first ones only
+    conversation: Conversation  # ids as passed; can be shorter than the rendering
 
     def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
-        """Render it by another tokenizer's template; raises as `render` does."""
+        """Render with another tokenizer; raises the errors of `render`."""
         return render(
             tokenizer,
             self.messages,
@@ -63,35 +64,33 @@ class ReadBack:
 
 
 class _UnclearError(Exception):
-    """An argument of a call may be a string, or the value of its JSON."""
+    """A call's argument can be a string or JSON."""
 
 
 class _Slot(NamedTuple):
-    """What the template does not write itself: a string of a message, or JSON of one."""
+    """A position in the template for a string or JSON value of a message."""
 
     role: str
-    path: tuple[str, ...]  # within a message; `#` is a place in a list
+    path: tuple[str, ...]  # in the message; `#` is a list index
     is_json: bool = False
 
 
-_START, _END, _ASKED = (_Slot(name, ()) for name in ("start", "end", "asked"))
-_UNREAD = _Slot("unread", (), is_json=True)  # tools in a form of the template's own
-_KEY, _VALUE = "?", "="  # of arguments that are written one by one
+_START, _END, _PROMPT = (_Slot(name, ()) for name in ("start", "end", "prompt"))
+_UNREAD = _Slot("unread", (), is_json=True)  # tools in the template's own format
+_KEY, _VALUE = "?", "="  # of arguments written one by one
 _NAME = re.compile(r"[\w./:-]+")
 _MARKS = re.compile(r"(?P<key>zkey\d)|(?P<tool>ztool\d)")
 
 
 class _Piece(NamedTuple):
-    """What the template writes between two slots."""
-
     symbols: str
-    slot: _Slot  # behind it
-    is_next: bool  # whether that begins another message
-    is_item: bool  # or another item of a list of the same one
+    slot: _Slot  # after the text
+    is_next: bool  # whether the slot starts another message
+    is_item: bool  # or another list item of the same message
 
 
 class _ReadSlot(NamedTuple):
-    """A slot that is read, and those before."""
+    """A slot with its value, linked to the slots before it."""
 
     piece: _Piece
     value: Any
@@ -105,27 +104,25 @@ def read_back(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> ReadBack | None:
-    """Return the conversation that a chat template makes these ids of; None if it is not certain.
+    """Return the conversation that renders to these ids, or None if it is uncertain.
 
-    Renderings of other conversations show what the template writes between the words of the roles.
-    The ids are cut there, and what comes out is rendered again: only if that gives the same control
-    tokens with the same bytes between them is it the answer. How bytes are cut into tokens may
-    differ, as it does in what a model samples:
+    Small sample conversations show the template's text between messages. The ids are split at
+    these texts and the result is rendered again. It must have the same control tokens and bytes;
+    the tokens between control tokens can differ, as in sampled text:
 
         ids         <s>[user] Hi<end>[assistant] Yes<end>
         template    <s>[user] ..<end>[assistant] ...<end>
-        words                 Hi                 Yes
+        messages              Hi                 Yes
 
-    The last message may be cut off, and the ids may end with what asks for an answer.
-
-    What the template itself adds, such as a system message of its own, is not a message. A system
-    message that the template writes into the user's is part of that.
+    The last message can be truncated, and the ids can end with a generation prompt. Default system
+    messages of the template are not returned. A system message within a user's message stays part
+    of the user's.
 
     Args:
-        tokenizer: any one.
-        ids: of a whole conversation, from its beginning on.
+        tokenizer: the tokenizer.
+        ids: ids from the start of a conversation.
         template: as in `render`.
-        variables: what else the template reads. Without `enable_thinking`, False is tried, too.
+        variables: as in `render`. Without `enable_thinking`, False is tried as well.
 
     Raises:
         XtokError: if there is no template.
@@ -153,11 +150,11 @@ def read_back(
     return cut_off
 
 
-# Ids as text in which control tokens are not names
+# Ids as a string with one character for each byte and control token
 
 
 def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray[np.int64]]:
-    """Return a character for each byte and each control token, and where each id begins."""
+    """Return a character for each byte and control token, and the start of each id."""
     table = tokenizer.table
     tokens, names = table.tokens(), table.control_names
     parts = [chr(_CONTROL + i) if i in names else tokens[i].decode("latin-1") for i in ids.tolist()]
@@ -165,17 +162,16 @@ def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray
 
 
 def _words(symbols: str) -> str | None:
-    """Return symbols as text; None if they are none."""
     with suppress(UnicodeError):
         return symbols.encode("latin-1").decode()
     return None
 
 
-# What a template writes, from renderings of small conversations
+# Template texts, from renderings of small conversations
 
 
 def _call(count: int, **more: Any) -> dict[str, Any]:
-    """Return an assistant's message with calls; ids as Mistral wants them."""
+    """Return an assistant message with calls; Mistral requires ids of nine characters."""
     function = {"name": "name", "arguments": {"zkey0": "words", "zkey1": "words"}}
     calls = [{"id": f"call0000{n}", "type": "function", "function": function} for n in range(count)]
     return {"role": "assistant", "content": "", "tool_calls": calls, **more}
@@ -188,7 +184,7 @@ def _tool(number: int) -> dict[str, Any]:
 
 
 def _conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Yield conversations with tools in which all that is read back follows all that it may."""
+    """Yield sample conversations and tools that cover every supported order of slots."""
     ask, answer = ({"role": role, "content": "words"} for role in ("user", "assistant"))
     think = {**answer, "reasoning_content": "words"}
     first, both = _call(1), _call(2)
@@ -215,7 +211,7 @@ def _conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]
 def _pieces(
     tokenizer: Tokenizer, template: str | Path | None, variables: str, day: date
 ) -> dict[_Slot, list[_Piece]]:
-    """Return what a template writes behind each slot, the longest first, on a day."""
+    """Return the template texts after each slot, longest first. `day` is a cache key."""
     behind: dict[_Slot, dict[_Piece, None]] = {}
     options = RenderOptions(template=template, variables=json.loads(variables))
     [ask], _ = next(_conversations())
@@ -228,24 +224,57 @@ def _pieces(
         if not takes_text:
             messages = [{**message, "content": parts} for message in messages]
         for asks in (False, True) if messages[-1]["role"] in ("user", "tool") else (False,):
-            with suppress(XtokError):  # a template may not take tools, or a system message
+            with suppress(XtokError):  # templates can reject tools or system messages
                 chosen = replace(options, tools=tools, add_generation_prompt=asks)
                 for slot, piece in _pieces_of_rendering(tokenizer, messages, chosen):
                     behind.setdefault(slot, {})[piece] = None
     return {slot: sorted(found, key=lambda p: -len(p.symbols)) for slot, found in behind.items()}
 
 
+class _Filled(NamedTuple):
+    start: int
+    stop: int
+    message: int  # -1 for tools
+    path: tuple[str | int, ...]
+    is_json: bool = False
+
+    def slot(self, messages: Sequence[dict[str, Any]]) -> _Slot:
+        role = "tools" if self.message < 0 else messages[self.message]["role"]
+        path = tuple("#" if isinstance(x, int) else str(x) for x in self.path)
+        return _Slot(role, path, self.is_json)
+
+    @property
+    def items(self) -> tuple[int, ...]:
+        return tuple(x for x in self.path if isinstance(x, int))
+
+
 def _pieces_of_rendering(
     tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], options: RenderOptions
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    """Yield the pieces of one rendering, and the slots before them."""
     rendering = rendered(tokenizer, messages, options)
-    ids, bounds, _ = tokenizer.encode(rendering.text)
-    text, begins = _symbols(tokenizer, ids)
-    byte_of = byte_offsets(rendering.text)
+    text, place = _placed(tokenizer, rendering.text)
+    before, number, end = _START, 0, 0
+    items: tuple[int, ...] = ()
+    first = int(messages[0]["role"] == "system")
+    for stretch in sorted(_stretches(rendering, options.tools or ())):
+        slot = stretch.slot(messages)
+        ahead = stretch.message - first + 1 - number
+        ahead = 0 if slot.role in ("system", "tools") else ahead
+        if ahead in (0, 1):
+            piece = _Piece("", slot, ahead == 1, stretch.items != items and not ahead)
+            yield from _between(text, end, place(stretch.start), before, piece)
+        before, items, end = slot, stretch.items, place(stretch.stop)
+        number += ahead
+    last = _PROMPT if options.add_generation_prompt else _END
+    yield from _between(text, end, len(text), before, _Piece("", last, False, items != ()))
+
+
+def _placed(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]:
+    ids, bounds, _ = tokenizer.encode(text)
+    symbols, begins = _symbols(tokenizer, ids)
+    byte_of = byte_offsets(text)
 
     def place(char: int) -> int:
-        """Return where a character is among the symbols; −1 within a control token."""
         byte = int(byte_of[char])
         i = int(np.searchsorted(bounds, byte, side="right")) - 1
         if byte == bounds[i]:
@@ -253,66 +282,67 @@ def _pieces_of_rendering(
         is_text = bounds[i + 1] - bounds[i] <= begins[i + 1] - begins[i]
         return int(begins[i + 1] - (bounds[i + 1] - byte)) if is_text else -1
 
-    before, number, end = _START, 0, 0
-    item: tuple[int, ...] = ()
-    first = int(messages[0]["role"] == "system")
-    end_slot = _ASKED if options.add_generation_prompt else _END
-    stretches = sorted(_written(rendering, options.tools or ()))
-    for start, stop, message, path, is_json in [*stretches, (len(text), 0, -1, (), False)]:
-        is_end = not stop
-        role = end_slot.role if is_end else "tools" if message < 0 else messages[message]["role"]
-        slot = _Slot(role, tuple("#" if isinstance(x, int) else str(x) for x in path), is_json)
-        items = tuple(x for x in path if isinstance(x, int))
-        is_apart = role in ("system", "tools") or is_end
-        ahead = 0 if is_apart else message - first + 1 - number
-        begin = len(text) if is_end else place(start)
-        if ahead in (0, 1) and min(end, begin) >= 0:
-            symbols = text[end:begin]
-            if mark := _MARKS.search(symbols):
-                yield before, _Piece(symbols[: mark.start()], _UNREAD, False, False)
-            crosses = (ahead or is_end) and not before.is_json
-            if before == _START or (symbols and (not crosses or _ANY_CONTROL.search(symbols))):
-                yield before, _Piece(symbols, slot, ahead == 1, items != item and not ahead)
-        before, item, end = slot, items, -1 if is_end else place(stop)
-        number += ahead
+    return symbols, place
 
 
-def _written(
-    rendering: Rendering, tools: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[int, int, int, tuple[str | int, ...], bool]]:
-    """Yield each slot: its characters, its message (−1 for tools), its path, whether it is JSON."""
+def _between(
+    text: str, end: int, begin: int, before: _Slot, piece: _Piece
+) -> Iterator[tuple[_Slot, _Piece]]:
+    """Yield the piece between two slots, if a reader can recognise it."""
+    if min(end, begin) < 0:
+        return
+    symbols = text[end:begin]
+    if mark := _MARKS.search(symbols):
+        yield before, _Piece(symbols[: mark.start()], _UNREAD, False, False)
+    ends_message = (piece.is_next or piece.slot in (_END, _PROMPT)) and not before.is_json
+    if before == _START or (symbols and (not ends_message or _ANY_CONTROL.search(symbols))):
+        yield before, piece._replace(symbols=symbols)
+
+
+def _stretches(rendering: Rendering, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Filled]:
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
-    starts = [run.start for run in runs]
     for run in runs:
         path = _THOUGHTS[:1] if run.path[0] in _THOUGHTS else run.path
         path = (*path[:-1], _VALUE) if path[-2:-1] == ("arguments",) else path
-        yield run.start, run.end, run.message, path, run.offset < 0
-    for mark in _MARKS.finditer(rendering.text):
+        yield _Filled(run.start, run.end, run.message, path, run.offset < 0)
+    yield from _keys(rendering.text, runs)
+    yield from _tools_as_json(rendering.text, tools)
+
+
+def _keys(text: str, runs: Sequence[Run]) -> Iterator[_Filled]:
+    starts = [run.start for run in runs]
+    for mark in _MARKS.finditer(text):
         place = bisect_right(starts, mark.start())
         within = place and mark.start() < runs[place - 1].end
         if mark["key"] and not within and runs[place:] and "arguments" in runs[place].path:
             path = (*runs[place].path[:-1], _KEY)
-            yield mark.start(), mark.end(), runs[place].message, path, False
-    known: list[tuple[Any, tuple[str | int, ...]]] = [(list(tools), ())] if tools else []
+            yield _Filled(mark.start(), mark.end(), runs[place].message, path)
+
+
+def _tools_as_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Filled]:
+    if not tools:
+        return
+    known: list[tuple[Any, tuple[str | int, ...]]] = [(list(tools), ())]
     for i, tool in enumerate(tools):
         known += [(tool, (i,)), (tool["function"], (i, "function"))]
     end = 0
-    for brace in re.finditer(r"[\[{]", rendering.text if tools else ""):
+    for brace in re.finditer(r"[\[{]", text):
+        value, stop = None, 0
         with suppress(ValueError):
-            value, stop = json.JSONDecoder().raw_decode(rendering.text, brace.start())
-            paths = [path for one, path in known if one == value and brace.start() >= end]
-            if paths:
-                yield brace.start(), stop, -1, paths[0], True
-                end = stop
+            value, stop = json.JSONDecoder().raw_decode(text, brace.start())
+        path = next((path for schema, path in known if schema == value), None)
+        if path is not None and brace.start() >= end:
+            yield _Filled(brace.start(), stop, -1, path, True)
+            end = stop
 
 
-# Ids read by these pieces
+# Read ids with these pieces
 
 
 def _readings(
     pieces: Mapping[_Slot, Sequence[_Piece]], text: str
 ) -> Iterator[tuple[_ReadSlot | None, bool]]:
-    """Yield the ways to read a text, and whether it is all that the template writes."""
+    """Yield possible readings of a text, and whether each is complete."""
     begins = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
     todo: list[tuple[_Piece, int, _ReadSlot | None]] = [
         (piece, len(piece.symbols), None)
@@ -323,7 +353,7 @@ def _readings(
         if not todo:
             return
         piece, start, before = todo.pop()
-        if piece.slot in (_END, _ASKED):
+        if piece.slot in (_END, _PROMPT):
             if start == len(text):
                 yield _ReadSlot(piece, None, before), True
             continue
@@ -339,16 +369,15 @@ def _readings(
 def _best_ways(
     ways: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _ReadSlot | None
 ) -> Iterator[tuple[_Piece, int, _ReadSlot]]:
-    """Yield the ways to go on, the best last: one that ends the text, or the next piece.
+    """Yield the next steps, best last: the end of the text, or the longest next piece.
 
-    Of several pieces only the longest counts: else, for one, a call of which something is not known
-    would be read as an answer.
+    A shorter piece could read an unsupported call as an answer.
     """
     best = min(((stop, -len(following.symbols)) for stop, following, _ in ways), default=None)
     ending = []
     for stop, following, value in ways:
         way = following, stop + len(following.symbols), _ReadSlot(piece, value, before)
-        if following.slot in (_END, _ASKED):
+        if following.slot in (_END, _PROMPT):
             ending += [way] if way[1] == len(text) else []
         elif (stop, -len(following.symbols)) == best:
             yield way
@@ -358,7 +387,7 @@ def _best_ways(
 def _ways_on(
     text: str, start: int, limit: int, slot: _Slot, behind: Sequence[_Piece]
 ) -> Iterator[tuple[int, _Piece, Any]]:
-    """Yield where the words of a slot may end, the piece that follows, and the words."""
+    """Yield possible ends of a slot, with the next piece and the slot's value."""
     for piece in behind:
         if slot.is_json:
             value, stop = _json(text, start, limit)
@@ -372,9 +401,9 @@ def _ways_on(
 
 
 def _cut(text: str, start: int, limit: int, behind: Sequence[_Piece]) -> Iterator[int]:
-    """Yield where the words may end of a text that breaks off within what follows them, or before.
+    """Yield possible ends of the last message of a truncated text.
 
-    As without the line break behind the end of a turn, which no model writes.
+    For example, sampled text lacks the line break after the end of a turn.
     """
     for piece in behind:
         control = _ANY_CONTROL.search(piece.symbols)
@@ -387,7 +416,6 @@ def _cut(text: str, start: int, limit: int, behind: Sequence[_Piece]) -> Iterato
 
 
 def _json(text: str, start: int, limit: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at a place, and its end; None if there is none."""
     words = _words(text[start:limit])
     with suppress(ValueError):
         value, stop = json.JSONDecoder().raw_decode(words or "")
@@ -398,7 +426,6 @@ def _json(text: str, start: int, limit: int) -> tuple[Any, int]:
 def _conversation_of(
     last: _ReadSlot | None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
-    """Return the messages and tools of a reading, and whether it asks for an answer."""
     steps = []
     while last is not None:
         steps.append(last)
@@ -421,14 +448,14 @@ def _conversation_of(
                 call = messages[-1]["tool_calls"][-1]["function"]
                 value = _typed(value, tools, call["name"], [*call["arguments"]][-1])
             _put(messages[-1], path, value, is_item=piece.is_item)
-    return system + messages, tools, bool(steps) and steps[0].piece.slot == _ASKED
+    return system + messages, tools, bool(steps) and steps[0].piece.slot == _PROMPT
 
 
 def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> Any:
-    """Return an argument that may be text or JSON as what the tool takes.
+    """Convert an argument to the type in the tool's schema.
 
     Raises:
-        _UnclearError: if it is both, and no tool decides.
+        _UnclearError: if it is valid JSON and no schema gives its type.
     """
     parsed: Any = value
     with suppress(ValueError):
@@ -444,7 +471,7 @@ def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> 
 
 
 def _put(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: bool) -> None:
-    """Put a value where a path leads in a message; `#` is the last of a list, or a new one."""
+    """Store a value at a path; `#` is the last list item or a new one."""
     if len(path) == 1:
         message[path[0]] = value
         return
@@ -467,7 +494,7 @@ def _proved(
     options: RenderOptions,
     is_whole: bool,
 ) -> ReadBack | None:
-    """Return a reading if it renders as the ids, or as what begins with them if it is cut off."""
+    """Return a reading if its rendering equals the ids, or starts with them if truncated."""
     messages, tools, asks = reading
     options = replace(options, tools=tools or None, add_generation_prompt=asks)
     try:
@@ -479,7 +506,7 @@ def _proved(
     if not again.startswith(text) or (is_whole and again != text):
         return None
     if not np.array_equal(chat.ids[:size], ids):
-        # Other tokens of the same bytes.
+        # The same bytes in other tokens.
         rest = chat.ids[np.searchsorted(begins, len(text)) :]
         every = np.concatenate([ids, rest])
         names, tokens = tokenizer.table.control_names, tokenizer.table.tokens()

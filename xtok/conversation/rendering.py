@@ -1,4 +1,4 @@
-"""Conversations rendered and encoded once, with what the assistant wrote and where."""
+"""Render a conversation once, encode it once, and mark the assistant's tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.conversation._places import MessageSpan, Places, Span, written_header
-from xtok.conversation._tracking import Run, plain
+from xtok.conversation._tracking import Run, json_types
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.leaves import WEIGHTS, Inputs, is_trained_on, unread_leaves
 from xtok.conversation.template_files import TEMPLATE_HINT, template_source
 from xtok.conversation.templates import (
     Message,
     Rendering,
+    message_dicts,
     names_beside_date,
     names_read,
-    plain_messages,
-    plain_tools,
     render_template,
+    tool_schemas,
 )
 from xtok.errors import XtokError
 from xtok.tokenizers.display import printable, quoted
@@ -31,19 +31,23 @@ from xtok.tokenizers.display import printable, quoted
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
-NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
-BEGINS_IN_PROMPT = "a token holds the end of a prompt and the beginning of its answer: not a target"
-BLOCK_IN_PROMPT = "a generation block begins in the prompt: what is in the prompt is not a target"
-NOT_GENERATED = "an answer is outside the template's generation blocks: it has no targets"
-NO_ANSWERS = "a conversation has no targets: no message in it is the assistant's to train on"
-NO_TARGETS = "an answer leaves no trace in the text: it has no targets, not even its end"
+NO_END_OF_TURN = "the targets contain no end-of-turn token, so the model does not learn to stop"
+BEGINS_IN_PROMPT = (
+    "a token spans the end of the prompt and the start of the answer, so it is not a target"
+)
+BLOCK_IN_PROMPT = (
+    "a generation block starts within the prompt; the part in the prompt is not a target"
+)
+NOT_GENERATED = "an answer is outside the template's generation blocks, so it has no targets"
+NO_ANSWERS = "the conversation has no assistant message to train on, so it has no targets"
+NO_TARGETS = "the chat template writes nothing for an answer, so it has no targets"
 _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderOptions:
-    """What decides how messages are rendered, as `render` explains it."""
+    """Options of `render`."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = False
@@ -55,12 +59,11 @@ class RenderOptions:
 class Conversation:
     """A conversation of T tokens.
 
-    Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask has what the assistant
-    wrote, its tool calls and the control token that ends its turn included, its header not. Where
-    a template writes no such token, the mask has the next turn's first one if it is an eos token.
-    If the template has `{% generation %}` blocks, they decide, as in Transformers; but a token that
-    begins before one is not a target, which Transformers counts: a model that answers a prompt has
-    read it already, and never writes it.
+    Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask covers the assistant's
+    text, tool calls and end-of-turn token, without the header. If the template writes no such
+    token, the mask includes the eos token that starts the next turn. `{% generation %}` blocks of a
+    template take precedence, as in Transformers. Unlike in Transformers, a token that starts before
+    a block is not a target, because the prompt already contains it.
     """
 
     text: str
@@ -68,11 +71,11 @@ class Conversation:
     bounds: NDArray[np.int64]  # [T + 1]
     assistant_mask: NDArray[np.bool_]  # [T], the training targets
     message_spans: tuple[MessageSpan, ...]
-    runs: tuple[Run, ...] = ()  # the characters that come from messages
-    notes: tuple[str, ...] = ()  # what to know before training on it
+    runs: tuple[Run, ...] = ()  # characters from messages
+    notes: tuple[str, ...] = ()  # warnings before training
 
     def record(self) -> dict[str, Any]:
-        """Return the conversation as a row of training data; `labels` are -100 but for targets."""
+        """Return a row of training data; `labels` are -100 except at targets."""
         ids, mask = self.ids.tolist(), self.assistant_mask
         return {
             "text": self.text,
@@ -92,34 +95,32 @@ def render(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Conversation:
-    """Render a conversation once, encode the text once, and find the messages in it.
+    """Render and encode a conversation, and locate its messages and targets.
 
-    Spans come from this one rendering, so templates that rewrite earlier turns do not confuse
-    them. Control tokens are recognised by their names everywhere, in a message's content too, as
-    the libraries do it. All that is given is in the text, or an error or a note names it.
+    Control tokens are recognised by name in message content as well, as in the model's library.
+    Errors and notes name every input value that is missing from the text.
 
     Args:
-        tokenizer: any one.
-        messages: dicts with `role` and `content`, dataclasses or pydantic models. One whose
-            `weight`, `loss_mask` or `train` is 0 is not a target.
-        tools: JSON schemas of the tools, as dicts or JSON, or functions; an empty list is the same
-            as None.
-        add_generation_prompt: end with what asks for an answer; no message's and no target.
-        template: a file, the name of one of the tokenizer's own templates or of a format
-            (`FORMATS`), or Jinja itself; by default the tokenizer's own named `"default"`.
-        variables: what else the template reads, as `{"enable_thinking": False}`; `documents`.
+        tokenizer: tokenizer of the model.
+        messages: dicts with `role` and `content`, dataclasses or pydantic models. Messages with
+            `weight`, `loss_mask` or `train` 0 are not targets.
+        tools: JSON schemas (dicts or JSON strings) or functions.
+        add_generation_prompt: end with the generation prompt, which is not a target.
+        template: a file, Jinja source, or the name of a format (`FORMATS`) or of one of the
+            tokenizer's templates. Default: the tokenizer's template.
+        variables: other template variables, such as `{"enable_thinking": False}`; `documents`.
 
     Raises:
-        XtokError: if there is no template, or it raises, or drops something (the error names the
-            message and the key); or a format does not allow a message.
+        XtokError: if the template is missing or raises an error, it drops an input value, or the
+            format does not support a message.
     """
     options = RenderOptions(
-        tools=plain_tools(tools),
+        tools=tool_schemas(tools),
         add_generation_prompt=add_generation_prompt,
         template=template,
         variables=variables,
     )
-    messages, options = _as_plain(tokenizer, messages, options)
+    messages, options = _normalized(tokenizer, messages, options)
     rendering = rendered(tokenizer, messages, options)
     notes = [*_account(tokenizer, messages, options, rendering), *_unread(tokenizer, options)]
     chat = encoded(tokenizer, messages, options, rendering=rendering)
@@ -129,25 +130,25 @@ def render(
 _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 
 
-def _as_plain(
+def _normalized(
     tokenizer: Tokenizer, messages: Any, options: RenderOptions
 ) -> tuple[list[dict[str, Any]], RenderOptions]:
-    """Return what is given as plain values; what templates read may be among the variables.
+    """Return messages as dicts, and tools from the variables as an option.
 
-    A role that the template writes as it writes the assistant's is the assistant's.
+    A role becomes the assistant's if the template writes both in the same way.
     """
     variables = dict(options.variables or {})
-    given = {"messages", "add_generation_prompt", *(["tools"] if options.tools else [])}
-    if named := sorted(given & variables.keys()):
+    arguments = {"messages", "add_generation_prompt", *(["tools"] if options.tools else [])}
+    if named := sorted(arguments & variables.keys()):
         raise XtokError(
-            f"the template's variables have {named[0]}, which is given beside them",
-            hint="leave it out of the variables",
+            f"the template's variables contain {named[0]}, which is also an argument",
+            hint="remove it from the variables",
         )
-    tools = options.tools or plain_tools(variables.pop("tools", None))
+    tools = options.tools or tool_schemas(variables.pop("tools", None))
     if "documents" in variables:
-        variables["documents"] = plain(variables["documents"])
+        variables["documents"] = json_types(variables["documents"])
     options = replace(options, tools=tools, variables=variables)
-    chat = plain_messages(messages)
+    chat = message_dicts(messages)
     for role in dict.fromkeys(m["role"] for m in chat if m["role"] not in _KNOWN_ROLES):
         renamed = [m | {"role": "assistant"} if m["role"] == role else m for m in chat]
         with suppress(XtokError):
@@ -163,7 +164,6 @@ def _account(
     rendering: Rendering,
     first: int = 0,
 ) -> Iterator[str]:
-    """Yield notes on what the template leaves out; raises for what it drops."""
 
     def again(inputs: Inputs) -> Rendering:
         variables = {**(options.variables or {}), "documents": inputs["documents"]}
@@ -176,12 +176,11 @@ def _account(
 
 
 def _unread(tokenizer: Tokenizer, options: RenderOptions) -> Iterator[str]:
-    """Yield notes on variables that the template does not read."""
     template = find_template(tokenizer, options.template, tools=bool(options.tools))
     source = template.template if isinstance(template, PromptFormat) else template
     for name, value in (options.variables or {}).items():
         if name != "documents" and name not in names_read(source):
-            yield f"the template does not read the variable {name}: it has no effect"
+            yield f"the variable {name} is ignored: the template does not use it"
         elif isinstance(value, str) and value.strip().lower() in ("false", "true", "null", "none"):
             yield f"the variable {name} is the text {quoted(value)}, which counts as true"
 
@@ -193,15 +192,7 @@ def encoded(
     tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     rendering: Rendering | None = None,
 ) -> Conversation:
-    """Render plain messages as `render` does, whatever the template drops.
-
-    Args:
-        tokenizer: any one.
-        messages: dicts with `role` and `content`.
-        options: how.
-        tokens: ids of the text and their bounds, if not those of the tokenizer's library.
-        rendering: what the messages are rendered as, if it is known.
-    """
+    """Render without the check for dropped values. `tokens` replace the tokenizer's."""
     rendering = rendering or rendered(tokenizer, messages, options)
     ids, bounds = tokens or tokenizer.encode(rendering.text)[:2]
     targets = _Targets(tokenizer, messages, options, rendering, ids, bounds)
@@ -217,7 +208,7 @@ def encoded(
 
 
 class _Targets:
-    """What the assistant wrote of one rendering: as characters, as a mask, and notes on it."""
+    """The targets of one rendering: characters, mask and notes."""
 
     def __init__(
         self,
@@ -241,7 +232,6 @@ class _Targets:
         self.mask = self._make_mask()
 
     def _kept_blocks(self, left_out: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return the generation blocks outside of some messages; None if there can be none."""
         turns = [turn for turn in map(self.places.whole, left_out) if turn is not None]
         if self._rendering.generated is None:
             return None
@@ -252,10 +242,6 @@ class _Targets:
         ]
 
     def _find(self) -> Iterator[tuple[int, int]]:
-        """Yield what follows the prompt in the assistant's turns.
-
-        The blocks of a training template decide, if it has them, but for what is in the prompt.
-        """
         if self._blocks is None:
             for index in self._answers:
                 yield from self.places.targets(index, self._headers[index][0], self._up_to)
@@ -266,7 +252,6 @@ class _Targets:
                 yield start, end
 
     def _up_to(self, index: int) -> str:
-        """Return the text without the messages behind one; "" if it cannot be rendered."""
         with suppress(XtokError):
             options = replace(self._options, add_generation_prompt=False)
             return rendered(self._tokenizer, self._messages[: index + 1], options).text
@@ -278,21 +263,20 @@ class _Targets:
             first, stop = self.places.span(start, end).tokens
             first += self._begins_in_prompt(start, end)
             mask[first : self._with_end(stop)] = True
-        for run in self._rendering.runs:  # a template may write one message within another
+        for run in self._rendering.runs:  # templates can write one message within another
             if self._messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
                 mask[slice(*self.places.span(run.start, run.end).tokens)] = False
         return mask
 
     def _begins_in_prompt(self, start: int, end: int) -> bool:
-        """Whether the first token of a stretch has a part of what is before it."""
         span = self.places.span(start, end)
         first, stop = span.tokens
         return first < stop and bool(self._bounds[first] < span.bytes[0])
 
     def _with_end(self, stop: int) -> int:
-        """Return the token behind an answer, or behind an eos token that follows its turn.
+        """Include an eos token that follows the turn, after optional white space.
 
-        As GLM 4.5 ends a turn with the next one's token; others write a space before it.
+        GLM 4.5 ends a turn with the first token of the next turn.
         """
         if self._blocks is not None or self._control[stop - 1]:
             return stop
@@ -304,17 +288,10 @@ class _Targets:
         return behind + 1 if rest.strip() and self._ids[behind] in ends else stop
 
     def notes(self) -> Iterator[str]:
-        """Yield what to know before training on these targets."""
         yield from _not_targets(self._messages, self._answers, self._options)
         if any(self._begins_in_prompt(*stretch) for stretch in self._stretches):
             yield BEGINS_IN_PROMPT
-        for index in self._answers if self._blocks is None else ():
-            header, is_prompt = self._headers[index]
-            if is_prompt and (rest := self.places.missing_prompt(index, header)):
-                yield (
-                    f"the generation prompt ends with {quoted(printable(rest))}, but the template "
-                    "does not write this before an answer"
-                )
+        yield from self._without_prompt() if self._blocks is None else ()
         if not {start for start, _ in self._blocks or ()} <= {a for a, _ in self._stretches}:
             yield BLOCK_IN_PROMPT
         if any(map(self._is_left_out, self._answers)):
@@ -322,12 +299,20 @@ class _Targets:
         if self._rendering.is_dated:
             yield _note_on_date(self._tokenizer, self._messages, self._options)
         edges = np.flatnonzero(np.diff(self.mask, prepend=False, append=False)).reshape(-1, 2)
-        for start, stop in edges.tolist():
-            if _end_of_turn(self._control, self._bounds, self._bytes, start, stop) is None:
-                yield NO_END_OF_TURN
+        tokens = self._control, self._bounds, self._bytes
+        if any(_end_of_turn(*tokens, *edge) is None for edge in edges.tolist()):
+            yield NO_END_OF_TURN
+
+    def _without_prompt(self) -> Iterator[str]:
+        for index in self._answers:
+            header, is_prompt = self._headers[index]
+            if is_prompt and (rest := self.places.missing_prompt(index, header)):
+                yield (
+                    f"the generation prompt ends with {quoted(printable(rest))}, but the template "
+                    "does not write this before an answer"
+                )
 
     def _is_left_out(self, answer: int) -> bool:
-        """Whether an answer has no targets."""
         whole = self.places.whole(answer)
         if whole is None:
             return not self._stretches
@@ -337,22 +322,21 @@ class _Targets:
 def _not_targets(
     messages: Sequence[Message], answers: Sequence[int], options: RenderOptions
 ) -> Iterator[str]:
-    """Yield notes on what is not a target, in spite of its role or weight."""
     if not answers and not options.add_generation_prompt:
         yield NO_ANSWERS
     for message in messages:
         role = message["role"]
         if role not in _KNOWN_ROLES:
-            yield f"messages of the role {role} are no targets: the assistant's are written apart"
+            yield f"messages of the role {role} are not targets: they differ from the assistant's"
         for name in WEIGHTS if role != "assistant" else ():
             if message.get(name):
-                yield f"{name} 1 of the {role}'s messages has no effect: they are no targets"
+                yield f"{name} 1 of the {role}'s messages has no effect: they are not targets"
 
 
 def _end_of_turn(
     control: NDArray[np.bool_], bounds: NDArray[np.int64], text: bytes, start: int, stop: int
 ) -> int | None:
-    """Return the control token that tokens `start` to `stop` end with, but for white space."""
+    """Return the control token at the end of tokens `start` to `stop`, ignoring white space."""
     for i in reversed(range(start, stop)):
         if control[i]:
             return i
@@ -362,17 +346,16 @@ def _end_of_turn(
 
 
 def _note_on_date(tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions) -> str:
-    """Return the note on a template that writes today's date, with the variable that sets it."""
     template = find_template(tokenizer, options.template, tools=bool(options.tools))
     for name in names_beside_date(template) if isinstance(template, str) else ():
         variables = {**(options.variables or {}), name: "1 January 2026"}
         with suppress(XtokError):
             if not rendered(tokenizer, messages, replace(options, variables=variables)).is_dated:
                 return (
-                    f"{_DATED}: set its variable {name} for the same ids on each day, in a file by "
-                    "each conversation's chat_template_kwargs"
+                    f"{_DATED}: set the variable {name} to get the same ids every day (in a file: "
+                    "in each conversation's chat_template_kwargs)"
                 )
-    return f"{_DATED}, and no variable sets another"
+    return f"{_DATED}, and no variable replaces it"
 
 
 def _headers(
@@ -381,39 +364,29 @@ def _headers(
     messages: Sequence[Message],
     options: RenderOptions,
 ) -> dict[int, tuple[str, bool]]:
-    """Return the header of each answer, and whether it is a generation prompt; "" if unknown."""
+    """Return each answer's header, "" if unknown, and whether it is a generation prompt."""
+    before = {
+        i: messages[max(0, i - 1)] for i, m in enumerate(messages) if m["role"] == "assistant"
+    }
     prompts: dict[str, str] = {}  # by the role of the message before the answer
-
-    def prompt(before: Message) -> str:
-        role = before["role"]
-        if role not in prompts:
-            is_last = options.add_generation_prompt and messages[-1]["role"] == role
-            prompts[role] = (
-                rendering.generation_prompt if is_last else _prompt_of(tokenizer, before, options)
-            )
-        return prompts[role]
-
-    written: str | None = None  # by a template that has no generation prompt
-    headers: dict[int, tuple[str, bool]] = {}
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            headers[index] = header = prompt(messages[max(0, index - 1)]), True
-            if not header[0] and not prompt(_PROBE[0]):
-                if written is None:
-                    written = _written_header(tokenizer, rendering, messages, options)
-                headers[index] = written, False
-    return headers
+    if options.add_generation_prompt:
+        prompts[messages[-1]["role"]] = rendering.generation_prompt
+    for message in (*before.values(), *_PROBE) if before else ():
+        if message["role"] not in prompts:
+            prompts[message["role"]] = _prompt_of(tokenizer, message, options)
+    if before and not any(prompts.values()):  # the template has no generation prompt
+        written = _written_header(tokenizer, rendering, messages, options)
+        return dict.fromkeys(before, (written, False))
+    return {index: (prompts[message["role"]], True) for index, message in before.items()}
 
 
 def _prompt_of(tokenizer: Tokenizer, before: Message, options: RenderOptions) -> str:
-    """Return the generation prompt after a message; "" if it has none, or is unknown."""
     asking = replace(options, tools=None, add_generation_prompt=True)
     probes: list[Sequence[Message]] = [_PROBE]
     if before["role"] not in ("assistant", "system", "user"):
-        # DeepSeek's own templates take no objects
+        # DeepSeek's templates accept arguments as JSON strings only
         result = {**before, "content": "x"}
         probes = [[*_calling(result, called_with), result] for called_with in (None, "{}")] + probes
-    # A template that wants more than that leaves the header unknown.
     for probe in probes:
         with suppress(XtokError):
             return rendered(tokenizer, probe, asking).generation_prompt
@@ -426,7 +399,6 @@ def _written_header(
     messages: Sequence[Message],
     options: RenderOptions,
 ) -> str:
-    """Return the header that a template writes before an answer; that of a probe, if it can be."""
     probe = [*_PROBE, {"role": "assistant", "content": "x"}] * 2
     with suppress(XtokError):
         plain_options = replace(options, tools=None, add_generation_prompt=False)
@@ -442,69 +414,76 @@ def tool_suffix(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> NDArray[np.int32]:
-    """Return the ids that messages of tools add after what a model wrote.
+    """Return the ids of tool messages and the next generation prompt.
 
-    They begin right after the token that ends the model's turn, so with the line break that many
-    templates write there; where that token is the next turn's first (GLM 4.5), with it. They end
-    with what asks for the next answer. `[*prompt, *written, *tool_suffix(tokenizer, messages)]` is
-    then the next prompt: nothing is tokenized twice.
+    The ids start after the model's end-of-turn token, or with it if it is the first token of the
+    next turn (GLM 4.5). `[*prompt, *answer, *tool_suffix(tokenizer, messages)]` is the next prompt,
+    without tokenizing the answer again.
 
     Args:
-        tokenizer: any one.
-        messages: the tools' messages, or a conversation that ends with them. Alone, they follow a
-            call of the first one's tool, by its `name`.
+        tokenizer: the tokenizer.
+        messages: tool messages, or a conversation that ends with them. Tool messages alone follow a
+            call of the first message's tool.
         tools: JSON schemas of the tools.
         template: as in `render`.
-        variables: what else the template reads.
+        variables: as in `render`.
 
     Returns:
         int32 `[T]`.
 
     Raises:
-        XtokError: as `render` does; also if what the model wrote ends within a token, or goes on
-            after the tools' messages.
+        XtokError: as in `render`, or if the answer ends within a token or continues after the tool
+            messages.
         ValueError: if there are no messages.
     """
-    messages = plain_messages(messages)
+    messages = message_dicts(messages)
     if not messages:
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
         messages = [*_calling(messages[0]), *messages]
     options = RenderOptions(
-        tools=plain_tools(tools), add_generation_prompt=True, template=template, variables=variables
+        tools=tool_schemas(tools),
+        add_generation_prompt=True,
+        template=template,
+        variables=variables,
     )
-    messages, options = _as_plain(tokenizer, messages, options)
+    messages, options = _normalized(tokenizer, messages, options)
     rendering = rendered(tokenizer, messages, options)
     chat = encoded(tokenizer, messages, options, rendering=rendering)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     for _ in _account(tokenizer, messages, options, rendering, last + 1):
         pass
-    turns: list[Span] = []
-    for i, span in enumerate(chat.message_spans[last:], start=last):
-        if span.whole is None:
-            raise _no_suffix(f"message {i}, the {span.role}'s, is not in the text")
-        turns.append(span.whole)
-    answer, *others = (turn.tokens for turn in turns)
-    stop = min([answer[1], *(other[0] for other in others)])
-    written = answer[0] + np.flatnonzero(chat.assistant_mask[slice(*answer)])
+    answer, *others = _turns_from(chat, last)
+    begin, end = answer.tokens
+    stop = min([end, *(other.tokens[0] for other in others)])
+    written = begin + np.flatnonzero(chat.assistant_mask[begin:end])
     if (written >= stop).any():
         raise _no_suffix(f"message {last}, the assistant's, goes on after the tools' messages")
     if len(written):
         control = np.isin(chat.ids, list(tokenizer.table.control_names))
-        # Some training templates count the line break behind the end of a turn to the turn.
-        end = _end_of_turn(control, chat.bounds, chat.text.encode(), answer[0], written[-1] + 1)
-        if end is not None:
-            return chat.ids[end + 1 :]
-    # No control token ends the turn, so all of it was there when the tools were called.
-    if chat.bounds[answer[1]] == turns[0].bytes[1] and stop == answer[1]:
+        # Some training templates include the line break after the end of a turn.
+        place = _end_of_turn(control, chat.bounds, chat.text.encode(), begin, written[-1] + 1)
+        if place is not None:
+            return chat.ids[place + 1 :]
+    # Without an end-of-turn token, the model wrote the whole turn.
+    if chat.bounds[end] == answer.bytes[1] and stop == end:
         return chat.ids[stop:]
     raise _no_suffix(f"message {last}, the assistant's, does not end with a token")
+
+
+def _turns_from(chat: Conversation, first: int) -> list[Span]:
+    turns: list[Span] = []
+    for i, span in enumerate(chat.message_spans[first:], start=first):
+        if span.whole is None:
+            raise _no_suffix(f"message {i}, the {span.role}'s, is not in the text")
+        turns.append(span.whole)
+    return turns
 
 
 def _no_suffix(problem: str) -> XtokError:
     return XtokError(
         problem,
-        hint="give a template that knows tools and ends turns with control tokens, with {option}",
+        hint="use a template with tools and end-of-turn tokens, with {option}",
         parameter="template",
     )
 
@@ -515,20 +494,20 @@ def is_prefix_preserving(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Return whether the ids up to a tool call stay the same when the tool's message follows.
+    """Check that a tool message does not change the ids before it.
 
-    A loop that appends tools' messages needs no more. TRL's `is_chat_template_prefix_preserving`
-    asks the same.
+    A loop that appends tool messages requires this. Equivalent to TRL's
+    `is_chat_template_prefix_preserving`.
 
     Raises:
-        XtokError: as `render` does, as of templates that take no messages of tools.
+        XtokError: as in `render`; for example, if the template does not accept tool messages.
     """
     options = RenderOptions(template=template, variables=variables)
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
         before = rendered(tokenizer, call, options).text
-    except XtokError:  # DeepSeek's own templates take no objects
+    except XtokError:  # DeepSeek's templates accept arguments as JSON strings only
         call = _calling(tool, called_with="{}")
         before = rendered(tokenizer, call, options).text
     asking = replace(options, add_generation_prompt=True)
@@ -538,9 +517,8 @@ def is_prefix_preserving(
 
 
 def _calling(message: Message, called_with: str | None = None) -> list[dict[str, Any]]:
-    """Return a conversation that calls the tool of a message."""
     function = {"name": message.get("name", "tool"), "arguments": called_with or {}}
-    call_id = message.get("tool_call_id", "000000000")  # Mistral's templates want nine characters
+    call_id = message.get("tool_call_id", "000000000")  # Mistral requires nine characters
     call = {"type": "function", "id": call_id, "function": function}
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
@@ -548,7 +526,7 @@ def _calling(message: Message, called_with: str | None = None) -> list[dict[str,
 def rendered(
     tokenizer: Tokenizer, messages: Sequence[Message], options: RenderOptions
 ) -> Rendering:
-    """Render a conversation of plain messages without encoding it."""
+    """Render messages with the selected template, without encoding."""
     chosen = find_template(tokenizer, options.template, tools=bool(options.tools))
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
@@ -571,10 +549,10 @@ def rendered(
 def find_template(
     tokenizer: Tokenizer, template: str | Path | None = None, *, tools: bool = False
 ) -> str | PromptFormat:
-    """Return the Jinja or the format that `template` names, else the tokenizer's own template.
+    """Return Jinja source or a prompt format. Default: the tokenizer's template.
 
     Raises:
-        XtokError: if the tokenizer has none, or the file cannot be read.
+        XtokError: if there is no template, or the file cannot be read.
     """
     templates = tokenizer.chat_templates
     hint = TEMPLATE_HINT
@@ -584,8 +562,8 @@ def find_template(
                 return templates[name]
         problem = f"{tokenizer.vocabulary.model_id} has no chat template"
         if templates:
-            problem += f" by default, but the named ones {', '.join(templates)}"
-            hint = f"give the name of one, or {hint.removeprefix('give ')}"
+            problem += f" named default; it has {', '.join(templates)}"
+            hint = f"use one of these names, or {hint.removeprefix('give ')}"
     elif template in templates:
         return templates[str(template)]
     elif template in FORMATS:

@@ -1,7 +1,7 @@
-"""What the teacher's side of a row reads: what the student reads, or more than that.
+"""The teacher's version of a row, which can have a different prompt.
 
-Only the answers are on both sides. A rendering for a teacher counts their messages as the student's
-conversation does, and all others apart, so whoever aligns two renderings sees the answers alone.
+Both sides have the same answers. A teacher's rendering numbers them as the student's conversation
+does, so alignment compares the answers only.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from xtok._lib.parsing import json_problem, parse_json
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.leaves import is_spoken, is_trained_on
 from xtok.conversation.rendering import Conversation
-from xtok.conversation.templates import Message, is_missing, plain_messages
+from xtok.conversation.templates import Message, is_missing, message_dicts
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
-"""The fields of a row that hold it: beside `text`, and beside `messages`."""
-_SAME = "give both sides the same answers, in one order; everything else may differ"
-_HINT = "give {}, or a list with one for each teacher, null for one that reads the student's"
+"""Fields for the teacher in rows with `text` and with `messages`."""
+_SAME = "use the same answers in the same order on both sides; the rest may differ"
+_HINT = "use {}, or a list with an item per teacher; null stands for the student's"
 _WHAT = {"teacher_messages": "messages", "teacher_context": "a text"}
 
 
 class SideText(NamedTuple):
-    """A text as one side reads it, behind a context that the other does not have."""
+    """The text of one side, after an optional context."""
 
     text: str
     context: str = ""
 
 
 class SideChat(NamedTuple):
-    """A conversation as one side reads it."""
+    """The conversation of one side."""
 
     chat: ChatRecord
-    # For each answer of both sides: its number in these messages, to that in the student's. None
-    # where the student reads the same.
+    # The student's message index of each shared answer; None if both sides are equal.
     answers: Mapping[int, int] | None = None
 
     def render(
@@ -51,127 +50,117 @@ class SideChat(NamedTuple):
         *,
         add_generation_prompt: bool = False,
     ) -> Conversation:
-        """Render it, as `conversation.render` does; runs have the student's messages' numbers.
+        """Render with the student's message indices in runs.
 
         Raises:
-            XtokError: as `conversation.render` does.
+            XtokError: as in `conversation.render`.
         """
         shown = self.chat.render(tokenizer, template, add_generation_prompt=add_generation_prompt)
         return shown if self.answers is None else renumbered(shown, self.answers)
 
 
 def renumbered(shown: Conversation, numbers: Mapping[int, int]) -> Conversation:
-    """Return a rendering in which messages have other numbers; those without one have some < 0."""
+    """Replace message indices in runs; other messages get negative indices."""
     runs = [run._replace(message=numbers.get(run.message, -2 - run.message)) for run in shown.runs]
     return replace(shown, runs=tuple(runs))
 
 
 def for_each_teacher(value: Any, num_teachers: int | None, name: str, place: object) -> list[Any]:
-    """Return what a field of a row gives each teacher to read; None where that is the student's.
+    """Return a field's value for each teacher; None stands for the student's text.
 
-    A value that is not a list of one for each is that of all teachers.
-
-    Args:
-        value: of the field; messages may be JSON, as data sets have them.
-        num_teachers: how many there are; as many as the value has, if None.
-        name: of the field.
-        place: of the row, for errors.
+    A single value applies to all teachers. By default, their number is the number of values.
 
     Raises:
-        XtokError: if there are too few or too many, or the field is something else.
+        XtokError: if the number of values or a type is wrong; names `place` and `name`.
     """
-    if isinstance(value, str) and name == "teacher_messages":
-        try:
-            parsed = parse_json(value)
-            value = parsed if isinstance(parsed, list | dict) else value
-        except json.JSONDecodeError:
-            pass  # plain text
-        except ValueError as error:
-            raise _error(place, name, f"its {name}: {json_problem(error)}") from error
+    is_text = name == "teacher_context"
+    value = value if is_text else _parsed(value, name, place)
     value = value.tolist() if hasattr(value, "tolist") else value
-    is_each = isinstance(value, list | tuple) and (
-        name == "teacher_context" or any(_is_conversation(one) for one in value)
-    )
-    each = list(value) if is_each else [value] * (1 if num_teachers is None else num_teachers)
+    if isinstance(value, list | tuple) and (is_text or any(map(_is_conversation, value))):
+        each = list(value)
+    else:
+        each = [value] * (1 if num_teachers is None else num_teachers)
     if num_teachers == 0:
         return []
     if num_teachers not in (None, len(each)):
-        problem = f"{name} is for {len(each)} teachers, and there are {num_teachers}"
+        problem = f"{name} has {len(each)} values, expected {num_teachers}, one per teacher"
         raise _error(place, name, problem)
-    if name == "teacher_context" and not all(isinstance(one, str | None) for one in each):
-        raise _error(place, name, f"{name} is no text")
+    if is_text and not all(isinstance(item, str | None) for item in each):
+        raise _error(place, name, f"{name} is not a text")
     return each
 
 
+def _parsed(value: Any, name: str, place: object) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = parse_json(value)
+    except json.JSONDecodeError:  # a text
+        return value
+    except ValueError as error:
+        raise _error(place, name, f"its {name}: {json_problem(error)}") from error
+    return parsed if isinstance(parsed, list | dict) else value
+
+
 def _is_conversation(value: Any) -> bool:
-    """Whether an item of a list is a whole conversation, or None; not one of its messages."""
     is_record = isinstance(value, Mapping) and "messages" in value
     return value is None or isinstance(value, str | list | tuple) or is_record
 
 
 def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[SideChat]:
-    """Return a row's conversation as each teacher reads it; for as many as it has, if None.
+    """Return the conversation of each teacher; by default, for all teachers of the row.
 
     Raises:
-        XtokError: if its `teacher_messages` are none, or have other answers than its `messages`.
+        XtokError: if `teacher_messages` are invalid or have other answers.
     """
-    given = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.place)
-    return [SideChat(chat) if one is None else teachers_chat(chat, one) for one in given]
+    each = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.place)
+    return [SideChat(chat) if one is None else teachers_chat(chat, one) for one in each]
 
 
-def teachers_chat(chat: ChatRecord, given: Any, name: str = "teacher_messages") -> SideChat:
-    """Return the conversation of a field as a teacher reads it, beside a row's own.
+def teachers_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> SideChat:
+    """Return a teacher's conversation from a field of the row.
 
     Raises:
-        XtokError: if it is none, or has other answers.
+        XtokError: if it is invalid or has other answers.
     """
-    return teacher_differs(chat, substituted(chat, given, name), ("messages", name))
+    return teacher_differs(chat, substituted(chat, messages, name), ("messages", name))
 
 
-def substituted(chat: ChatRecord, given: Any, name: str) -> ChatRecord:
-    """Return a conversation that one side reads in place of a row's own.
+def substituted(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
+    """Return the row with other messages.
 
-    Args:
-        chat: the row's.
-        given: messages, or an object with `messages` and maybe `tools`, `documents` and
-            `chat_template_kwargs`; what it lacks of these is the row's.
-        name: of the field that has it, for errors.
+    `messages` can be an object that replaces `tools`, `documents` and `chat_template_kwargs` too.
 
     Raises:
-        XtokError: if it is none.
+        XtokError: if the messages are invalid; names the field `name`.
     """
-    fields = given if isinstance(given, Mapping) else {"messages": given}
+    fields = messages if isinstance(messages, Mapping) else {"messages": messages}
     variables = {key: value for key, value in chat.variables.items() if key not in fields}
     inherited = {"tools": chat.tools, "chat_template_kwargs": variables}
     return chat_record(inherited | dict(fields), f"{chat.place}: {name}")
 
 
 def teacher_differs(student: ChatRecord, teacher: ChatRecord, names: tuple[str, str]) -> SideChat:
-    """Return what the teacher reads of a row of which the student reads another conversation.
-
-    Args:
-        student: what the student reads.
-        teacher: what the teacher reads. Its last answers must be the student's.
-        names: of both fields, for errors.
+    """Match the student's answers with the teacher's last answers, and exclude the others.
 
     Raises:
-        XtokError: if answers differ; names the row, the turn, and the first byte that differs.
+        XtokError: if answers differ; names the row, the message and the first different byte.
     """
     both = [(one.messages, one.tools, one.variables) for one in (student, teacher)]
     if both[0] == both[1]:
         return SideChat(teacher)
-    plain = _plain(teacher)
-    numbers = dict(_same_answers(_plain(student), plain, student.place, names))
+    answered = _message_dicts(teacher)
+    numbers = dict(_same_answers(_message_dicts(student), answered, student.place, names))
     messages = [
         message | {"weight": 0} if message["role"] == "assistant" and i not in numbers else message
-        for i, message in enumerate(plain)
+        for i, message in enumerate(answered)
     ]
     return SideChat(teacher._replace(messages=messages), numbers)
 
 
-def _plain(record: ChatRecord) -> list[dict[str, Any]]:
+def _message_dicts(record: ChatRecord) -> list[dict[str, Any]]:
     try:
-        return plain_messages(record.messages)
+        return message_dicts(record.messages)
     except XtokError as error:
         error.at(record.place)
         raise
@@ -180,11 +169,11 @@ def _plain(record: ChatRecord) -> list[dict[str, Any]]:
 def _same_answers(
     ours: Sequence[Message], theirs: Sequence[Message], place: object, names: tuple[str, str]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of each answer, the teacher's first; its last ones are the row's."""
+    """Yield (teacher's index, student's index) of each shared answer."""
     sides = [_answers(messages) for messages in (ours, theirs)]
     num_ours, num_theirs = map(len, sides)
     if num_ours > num_theirs:
-        problem = f"{names[0]} have {num_ours} answers, and {names[1]} have {num_theirs}"
+        problem = f"{names[0]} have {num_ours} answers, but {names[1]} have {num_theirs}"
         raise XtokError(f"{place}: {problem}", hint=_SAME)
     for own, other in zip(sides[0], sides[1][num_theirs - num_ours :], strict=True):
         spoken = ours[own], theirs[other]
@@ -194,15 +183,14 @@ def _same_answers(
                 differs = enumerate(zip(*texts, strict=False))
                 byte = next((i for i, (a, b) in differs if a != b), min(map(len, texts)))
                 raise XtokError(
-                    f"{place}: the {key} of message {own} of {names[0]}, an answer, is not that of "
-                    f"message {other} of {names[1]}: they differ from byte {byte} on",
+                    f"{place}: the {key} of message {own} of {names[0]} and of message {other} of "
+                    f"{names[1]} differ from byte {byte}, expected equal answers",
                     hint=_SAME,
                 )
         yield other, own
 
 
 def _answers(messages: Sequence[Message]) -> list[int]:
-    """Return the numbers of the messages that are answers, and targets."""
     return [
         i
         for i, message in enumerate(messages)
@@ -211,7 +199,6 @@ def _answers(messages: Sequence[Message]) -> list[int]:
 
 
 def _text_of(value: Any) -> bytes:
-    """Return the text of a part of a message, to compare it; b"" for none."""
     if is_missing(value):
         return b""
     if isinstance(value, list) and all(
@@ -222,16 +209,16 @@ def _text_of(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def prompt_of(given: Any) -> SideChat:
-    """Return the conversation before an answer: up to its last one, if it ends with that.
+def prompt_of(messages: Any) -> SideChat:
+    """Return the conversation without a final answer.
 
     Raises:
-        XtokError: if it is none.
+        XtokError: if it is invalid.
     """
-    chat = chat_record(given, "the teacher's prompt")
-    messages = _plain(chat)
-    end = len(messages) - (messages[-1]["role"] == "assistant")
-    return SideChat(chat._replace(messages=messages[:end]))
+    chat = chat_record(messages, "the teacher's prompt")
+    turns = _message_dicts(chat)
+    end = len(turns) - (turns[-1]["role"] == "assistant")
+    return SideChat(chat._replace(messages=turns[:end]))
 
 
 def _error(place: object, name: str, problem: str) -> XtokError:
@@ -239,20 +226,15 @@ def _error(place: object, name: str, problem: str) -> XtokError:
 
 
 def require_used(fields: Mapping[str, Any], place: object, beside: str) -> None:
-    """Raise an error for a field of `TEACHER_FIELDS` that does not belong to what it is beside.
-
-    Args:
-        fields: of a row.
-        place: of the row, for errors.
-        beside: what the row has: `text`, `messages`, or the teacher's `input_ids`.
+    """Check that a row with `beside` (`text`, `messages`, `input_ids`) has no unused field.
 
     Raises:
-        XtokError: if one is there.
+        XtokError: if the row has a field of `TEACHER_FIELDS` for another input.
     """
     own = {"text": "teacher_context", "messages": "teacher_messages"}.get(beside)
     for unused in TEACHER_FIELDS:
         if unused != own and not is_missing(fields.get(unused)):
             raise XtokError(
-                f"{place}: it has {unused} beside {beside}, and nothing reads that",
-                hint=f"give {own} instead" if own else "give the ids of all that the teacher read",
+                f"{place}: {unused} is not used together with {beside}",
+                hint=f"use {own} instead" if own else "include the teacher's context in its ids",
             )

@@ -1,9 +1,8 @@
-"""Chat templates, rendered once and in a sandbox, with the origin of every character kept.
+"""Render chat templates in a sandbox and track the source of each character.
 
-A template may trim what it is given, cut a `</think>` part out of it, repeat it or drop it, and its
-conditions look at the very text. So nothing is added to a message to find it again. Messages are
-strings that remember where their characters come from through what a template does to strings, and
-loops over messages leave marks of length zero; the text is the one that any other renderer gives.
+Templates trim, split and compare message text, so markers in the text would change the result.
+Instead, tracked strings keep their source through string operations, and loops over messages add
+zero-length marks.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from inspect import isfunction, ismethod
 from itertools import groupby
@@ -42,30 +41,30 @@ from xtok.conversation._tracking import (
     concatenate,
     is_within,
     join_with,
-    plain,
+    json_types,
     tracked,
 )
 from xtok.errors import XtokError
 from xtok.tokenizers.display import quoted
 
 Message = Mapping[str, Any]
-"""A message as chat templates take it: `role`, `content`, and what else the template knows."""
+"""A message: `role`, `content` and other keys of the template."""
 
 _NESTING = (Mapping, list, tuple)
 _MAX_DEPTH = 100
 
 
 class Rendering(NamedTuple):
-    """A conversation as text, and which message each part of it comes from."""
+    """A rendered conversation with the sources of its parts."""
 
     text: str
-    runs: tuple[Run, ...]  # the characters that come from messages, in order
-    beside: tuple[Run, ...]  # those that come from `tools` and `documents`
-    turns: tuple[tuple[int, int] | None, ...]  # what a loop over the messages wrote for each
-    generation_prompt: str  # the text after the last message that asks for an answer
-    # Within `{% generation %}` of a training template; None if the template has no such block.
+    runs: tuple[Run, ...]  # characters from messages, in order
+    beside: tuple[Run, ...]  # characters from `tools` and `documents`
+    turns: tuple[tuple[int, int] | None, ...]  # output of the loop over messages
+    generation_prompt: str  # text after the last message
+    # Text in `{% generation %}` blocks; None if the template has no blocks.
     generated: tuple[tuple[int, int], ...] | None
-    is_dated: bool  # whether the template asked for the date
+    is_dated: bool  # whether the template uses the date
 
 
 def render_template(
@@ -77,20 +76,19 @@ def render_template(
     variables: Mapping[str, Any] | None = None,
     source: str = "the chat template",
 ) -> Rendering:
-    """Render messages by a Jinja chat template, as `apply_chat_template` of transformers does.
+    """Render messages like Transformers' `apply_chat_template`.
 
     Args:
-        template: the Jinja source.
-        messages: the conversation, checked; not changed.
-        tools: JSON schemas of the tools; an empty list is passed on as None.
-        add_generation_prompt: end with what asks the model for an answer.
-        variables: what else the template reads: `bos_token`, `enable_thinking`, ….
-        source: what to call the template in an error.
+        template: Jinja source.
+        messages: checked messages.
+        tools: JSON schemas; an empty list becomes None.
+        add_generation_prompt: end with the generation prompt.
+        variables: `bos_token`, `enable_thinking`, ….
+        source: name of the template in errors.
 
     Raises:
-        XtokError: if the template is not Jinja or raises (with its own error, and the message at
-            which it did). Also if the text has half of a surrogate pair, which JSON can hold and
-            UTF-8 cannot.
+        XtokError: if the template is invalid or raises an error, or the text has half of a
+            surrogate pair.
     """
     variables = dict(variables or {})
     documents = variables.pop("documents", None)
@@ -105,7 +103,9 @@ def render_template(
         {
             "strftime_now": strftime_now,
             **variables,
-            "messages": [_as_given(tracked(message, i, ())) for i, message in enumerate(messages)],
+            "messages": [
+                _with_names(tracked(message, i, ())) for i, message in enumerate(messages)
+            ],
             "tools": tracked(tools, -1, ("tools",)) or None,
             "documents": tracked(documents, -1, ("documents",)),
             "add_generation_prompt": add_generation_prompt,
@@ -114,13 +114,13 @@ def render_template(
     assert isinstance(context, _Context)
     try:
         rendered = concatenate(compiled.root_render_func(context))
-    # Jinja's own errors, and whatever Python raises, as for a template that adds None to a string.
+    # Templates can cause any Python error, for example by adding None to a string.
     except Exception as error:
         place = context.message
         where = f" at message {place}, the {messages[place]['role']}'s" if place >= 0 else ""
         raise XtokError(
             f"{source} raises{where}: {str(error) or type(error).__name__}",
-            hint="change the messages to what the template takes, or give another with {option}",
+            hint="change the messages, or use another template with {option}",
             parameter="template",
         ) from error
     text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
@@ -131,29 +131,29 @@ def render_template(
 
 @functools.lru_cache(maxsize=32)
 def names_beside_date(template: str) -> tuple[str, ...]:
-    """Return the variables that a template asks for in a condition around today's date."""
+    """Return the variables that replace today's date in a template."""
     names: dict[str, None] = {}
     for condition in _environment().parse(template).find_all((nodes.If, nodes.CondExpr)):
         if "strftime_now" in [name.name for name in condition.find_all(nodes.Name)]:
             tests = condition.find_all(nodes.Test)
-            asked = (test.node for test in tests if test.name == "defined")
-            names |= {node.name: None for node in asked if isinstance(node, nodes.Name)}
+            defined = (test.node for test in tests if test.name == "defined")
+            names |= {node.name: None for node in defined if isinstance(node, nodes.Name)}
     return tuple(names)
 
 
 @functools.lru_cache(maxsize=32)
 def names_read(template: str) -> frozenset[str]:
-    """Return the variables that a template reads."""
+    """Return the names of a template's variables."""
     return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
 
 
 def has_generation(template: str) -> bool:
-    """Whether a template has `{% generation %}` blocks, which mark what the assistant wrote."""
+    """Whether a template has `{% generation %}` blocks around answers."""
     return _compile(template, "the chat template")[1]
 
 
 def constants(template: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the constants that a template sets at its top under some names."""
+    """Return top-level constants of a template by name."""
     return {
         node.target.name: node.node.as_const()
         for node in _environment().parse(template).body
@@ -164,23 +164,22 @@ def constants(template: str, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def plain_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages as dicts, as Transformers makes them of objects.
+def message_dicts(messages: Any) -> list[dict[str, Any]]:
+    """Convert messages to dicts without null or NaN keys, as Transformers does.
 
-    Keys that are null, or NaN as in pandas' rows, are left out, as OpenAI's `"content": null`
-    next to tool calls; values within others, such as arguments of a call, stay null.
+    Nested nulls, such as arguments of a call, are kept.
 
     Raises:
-        XtokError: naming the one that has no role, an array of texts, or is nested without end.
+        XtokError: if a message has no role or an array of strings, or is nested too deeply.
     """
-    given = [
-        message if isinstance(message, Mapping) else plain(message)
+    chat = [
+        message if isinstance(message, Mapping) else json_types(message)
         for message in getattr(messages, "messages", messages)
     ]
-    _check_messages(given)
+    _check_messages(chat)
     return [
-        {key: value for key, value in plain(message).items() if not is_missing(value)}
-        for message in given
+        {key: value for key, value in json_types(message).items() if not is_missing(value)}
+        for message in chat
     ]
 
 
@@ -192,46 +191,47 @@ def _check_messages(messages: Sequence[Any]) -> None:
                 f"message {i} has no role",
                 hint='a message is an object such as {"role": "user", "content": "Hello"}',
             )
-        level: list[Any] = [message]
-        for _ in range(_MAX_DEPTH):
-            inside = (one.values() if isinstance(one, Mapping) else one for one in level)
-            values = [value for values in inside for value in values]
+        for depth, values in enumerate(_levels(message)):
             if any(isinstance(v, np.ndarray) and v.dtype.kind in "OUS" for v in values):
                 raise XtokError(
                     f"message {i}, the {role}'s, has an array where JSON has a list",
                     hint="make lists of them, as array.tolist() does, or read rows with "
                     "pyarrow's to_pylist()",
                 )
-            level = [value for value in values if isinstance(value, _NESTING)]
-            if not level:
-                break
-        else:
-            raise XtokError(
-                f"message {i} is nested more than {_MAX_DEPTH} deep",
-                hint="give its content as text, or as a list of parts",
-            )
+            if depth == _MAX_DEPTH:
+                raise XtokError(
+                    f"message {i} is nested more than {_MAX_DEPTH} deep",
+                    hint="give its content as text, or as a list of parts",
+                )
 
 
-def _as_given(message: TrackedObject) -> TrackedObject:
-    """Give reasoning all the names that templates read it by, as Transformers does."""
+def _levels(value: Any) -> Iterator[list[Any]]:
+    level = [value]
+    while level := [item for item in level if isinstance(item, _NESTING)]:
+        inside = (item.values() if isinstance(item, Mapping) else item for item in level)
+        level = [item for items in inside for item in items]
+        yield level
+
+
+def _with_names(message: TrackedObject) -> TrackedObject:
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)
     if reasoning is not None:
-        given = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        items = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         message.clear()
-        message.update(given)
+        message.update(items)
     return message
 
 
-def plain_tools(tools: Any) -> list[Any] | None:
-    """Return tools as a list of schemas: of schemas, of their JSON, or of functions.
+def tool_schemas(tools: Any) -> list[Any] | None:
+    """Convert schemas, JSON strings or functions to a list of schemas.
 
     Raises:
-        XtokError: for what is none of these.
+        XtokError: if a tool is none of these.
     """
     if is_missing(tools):
         return None
-    if isinstance(tools, str):  # as data sets have them, whose schemas differ
+    if isinstance(tools, str):  # data sets with different schemas store JSON
         tools = parse_json_field(tools, "the tools", _TOOLS_HINT)
     if not isinstance(tools, (list, tuple)):
         raise _no_tools(tools)
@@ -245,7 +245,7 @@ def _tool(tool: Any) -> Any:
         from transformers.utils.chat_template_utils import get_json_schema
 
         return get_json_schema(tool)
-    if not isinstance(tool := plain(tool), dict):
+    if not isinstance(tool := json_types(tool), dict):
         raise _no_tools(tool)
     return tool
 
@@ -261,7 +261,7 @@ def _no_tools(value: Any) -> XtokError:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a message's value stands for none: null, or the NaN of pandas."""
+    """Whether a value is null, or NaN as in pandas."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -280,51 +280,57 @@ def _require_utf8(text: TrackedText, source: str) -> None:
 def _rendering(
     text: TrackedText, count: int, add_generation_prompt: bool, *, is_dated: bool
 ) -> Rendering:
-    plain = str.__str__(text)
+    untracked = str.__str__(text)
     prompts = _between(text._marks, "prompt", "prompted") if add_generation_prompt else []
-    end_of_turns = prompts[-1][0] if prompts else len(plain)
-    turns: list[tuple[int, int] | None] = [None] * count
-    last = 0
-    opened: list[Mark] = []
-    open_of = Counter[int]()  # how many of each loop
-    unnamed: list[tuple[int, int]] = []  # what the loops over something else wrote each time
-    for mark in text._marks:
-        # Whatever is open of the same loop ends here; `continue` and `break` leave no other trace.
-        while mark.loop and open_of[mark.loop]:
-            turn = opened.pop()
-            open_of[turn.loop] -= 1
-            start, end = turn.position, min(mark.position, end_of_turns)
-            last = max(last, mark.position)
-            if turn.message < 0:
-                unnamed.append((start, end))
-                continue
-            known = turns[turn.message] or (0, 0)
-            if end - start > known[1] - known[0]:  # loops that look and write nothing do not count
-                turns[turn.message] = (start, end)
-        if mark.kind == "enter":
-            opened.append(mark)
-            open_of[mark.loop] += 1
     runs = tuple(run for run in text._runs if run.message >= 0)
-    _add_turns(turns, runs, unnamed)
+    turns, last = _turns(text._marks, count, prompts[-1][0] if prompts else len(untracked), runs)
     last = max(last, *(run.end for run in runs[-1:]), 0)
-    prompt = plain[slice(*prompts[-1])] if prompts else plain[last:]
     return Rendering(
-        text=plain,
+        text=untracked,
         runs=runs,
         beside=tuple(run for run in text._runs if run.message < 0),
-        turns=tuple(turns),
-        generation_prompt=prompt,
+        turns=turns,
+        generation_prompt=untracked[slice(*prompts[-1])] if prompts else untracked[last:],
         generated=tuple(_between(text._marks, "generation", "generated")),
         is_dated=is_dated,
     )
 
 
+def _turns(
+    marks: Sequence[Mark], count: int, limit: int, runs: Sequence[Run]
+) -> tuple[tuple[tuple[int, int] | None, ...], int]:
+    """Return the turn of each message, cut at `limit`, and the end of the last loop."""
+    turns: list[tuple[int, int] | None] = [None] * count
+    last = 0
+    opened: list[Mark] = []
+    open_of = Counter[int]()  # number of open marks per loop
+    unnamed: list[tuple[int, int]] = []  # output of loops over other values
+    for mark in marks:
+        # Close open marks of the loop; `continue` and `break` skip their `leave` marks.
+        while mark.loop and open_of[mark.loop]:
+            turn = opened.pop()
+            open_of[turn.loop] -= 1
+            start, end = turn.position, min(mark.position, limit)
+            last = max(last, mark.position)
+            if turn.message < 0:
+                unnamed.append((start, end))
+                continue
+            known = turns[turn.message] or (0, 0)
+            if end - start > known[1] - known[0]:  # ignore loops without output
+                turns[turn.message] = (start, end)
+        if mark.kind == "enter":
+            opened.append(mark)
+            open_of[mark.loop] += 1
+    _add_turns(turns, runs, unnamed)
+    return tuple(turns), last
+
+
 def _add_turns(
     turns: list[tuple[int, int] | None], runs: Sequence[Run], written: Sequence[tuple[int, int]]
 ) -> None:
-    """Find turns in what loops over numbers, or over groups of messages, wrote each time.
+    """Add turns from the output of loops over numbers or groups of messages.
 
-    The last message that is written there ends with it; alone, it begins with it, too.
+    The last message in an iteration ends with it. A single message also starts with it.
     """
     starts = [run.start for run in runs]
     ways: dict[int, list[tuple[int, int, tuple[int, int]]]] = {}
@@ -340,7 +346,6 @@ def _add_turns(
 
 
 def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int]]:
-    """Return the stretches between a mark of one kind and the next of another."""
     stretches: list[tuple[int, int]] = []
     position = -1
     for mark in marks:
@@ -355,8 +360,6 @@ def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int
 
 
 class _Generation(Extension):
-    """The `{% generation %}` block of training templates."""
-
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
@@ -367,7 +370,7 @@ class _Generation(Extension):
 
 
 class _Marking(NodeTransformer):
-    """Put marks around the body of each loop, and around what asks for an answer."""
+    """Add marks around loop bodies and the generation prompt."""
 
     def __init__(self) -> None:
         self._loops = 0
@@ -393,7 +396,6 @@ class _Marking(NodeTransformer):
 
 
 def _mark(kind: str, line: int, *arguments: nodes.Expr) -> nodes.Output:
-    """Return a call of `_Sandbox.mark`, which has no name that a template could write."""
     mark = nodes.EnvironmentAttribute("mark")
     call = nodes.Call(mark, [nodes.Const(kind), *arguments], [], None, None)
     output = nodes.Output([call])
@@ -402,11 +404,11 @@ def _mark(kind: str, line: int, *arguments: nodes.Expr) -> nodes.Output:
 
 
 class _Context(Context):
-    message = -1  # the one that a loop is at
+    message = -1  # index of the current message
 
 
 class _KeepingCode(CodeGenerator):
-    """Code that joins with `environment.concat` where Jinja has a plain `"".join` for `~`."""
+    """Generates `environment.concat` for `~` instead of `"".join`."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat((")
@@ -424,7 +426,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     @staticmethod
     @jinja2.pass_context
     def mark(context: _Context, kind: str, loop: int = 0, value: object = None) -> str:
-        """Return a mark as a text of length zero."""
         message = -1
         if kind == "enter":
             if is_within(value):  # a loop over parts of a message, or over tools
@@ -434,7 +435,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return TrackedText("", (), (Mark(0, kind, loop, message),))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Let `", ".join(...)` keep the origins of its parts."""
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str) and function.__name__ == "join" and len(args) == 1:
             args = (list(args[0]),)
@@ -445,22 +445,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 @functools.lru_cache(maxsize=32)
 def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
-    """Return a compiled template, and whether it has a `{% generation %}` block."""
     environment = _environment()
     try:
         tree = environment.parse(template)
         _Marking().visit(tree)
         tree.set_environment(environment)
         code: CodeType = environment.compile(tree)
-    # Jinja's own, and what Python raises for the code that Jinja makes of a template: a SyntaxError
-    # for a `break` outside a loop or for blocks nested too deeply, and those of constants.
+    # Compiling Jinja's generated code can fail as well, such as for a `break` outside a loop.
     except Exception as error:
         problem = str(error.msg if isinstance(error, SyntaxError) else error)
         if isinstance(error, jinja2.TemplateSyntaxError):
             problem = f"line {error.lineno}: {error.message}"
         raise XtokError(
             f"{source} is not a Jinja template: {problem or type(error).__name__}",
-            hint="fix it, or give another with {option}",
+            hint="fix it, or use another template with {option}",
             parameter="template",
         ) from error
     compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
@@ -485,7 +483,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON, where Jinja's own filter escapes HTML; it comes from its value."""
+    """Write tracked JSON without the HTML escapes of Jinja's filter."""
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

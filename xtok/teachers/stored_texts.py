@@ -16,7 +16,7 @@ from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import chat_record
 from xtok.conversation.teacher_side import SideChat, substituted, teacher_differs
-from xtok.conversation.templates import plain_messages
+from xtok.conversation.templates import message_dicts
 from xtok.errors import XtokError
 from xtok.predictions.topk import firsts_of
 from xtok.teachers.formats.documents import Documents, cache_error
@@ -323,7 +323,7 @@ def _rendered(sides: Sides, pair: Pair, templates: Templates) -> list[Conversati
             side.render(
                 tokenizer,
                 template,
-                add_generation_prompt=plain_messages(side.chat.messages)[-1]["role"] != "assistant",
+                add_generation_prompt=message_dicts(side.chat.messages)[-1]["role"] != "assistant",
             )
             for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True)
         ]

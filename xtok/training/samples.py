@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
-from xtok.conversation import Conversation, plain
+from xtok.conversation import Conversation, json_types
 from xtok.conversation.files import read_row, unread_notes
 from xtok.conversation.teacher_side import (
     SideChat,
@@ -88,7 +88,7 @@ class SampleRow(NamedTuple):
 
 def read_sample(sample: Sample, place: str, num_teachers: int) -> list[SideText | SideChat]:
     """Return a text, or a conversation, as the student and each teacher read it."""
-    sample = plain(sample)  # of objects, too
+    sample = json_types(sample)  # of objects, too
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
     text = read_row(sample, place)
     require_used(fields, place, "text" if isinstance(text, str) else "messages")

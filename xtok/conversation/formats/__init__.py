@@ -1,4 +1,4 @@
-"""Named prompt formats, a Jinja file each, for tokenizers that have no chat template."""
+"""Prompt formats as Jinja files, for tokenizers without a chat template."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """How one family writes a conversation: a chat template, and what its file sets."""
+    """A chat template with the constants of its file."""
 
     name: str
     template: str  # Jinja
-    roles: Mapping[str, str]  # of messages, to what the format calls them; others are refused
-    needs: Sequence[str] = ()  # control or added tokens that the vocabulary must have
-    pad_tokens: Sequence[str] = ()  # before the tokens of the roles `pad` and `unk`
-    image_placeholders: Sequence[str] = ("<image>",)  # which the assistant may not write
+    roles: Mapping[str, str]  # supported roles, with their names in the format
+    needs: Sequence[str] = ()  # required control or added tokens
+    pad_tokens: Sequence[str] = ()  # tried before the roles `pad` and `unk`
+    image_placeholders: Sequence[str] = ("<image>",)  # not allowed in answers
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
-        """Return what the template reads besides what every chat template has.
+        """Return the format's own variables.
 
-        SentencePiece, known by its tokens for bytes, adds a space wherever text begins.
+        `space` is " " for SentencePiece vocabularies with byte tokens, which add a leading space.
         """
         return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
 
     def pad_id(self, table: TokenTable) -> int:
-        """Return the id that pads a batch.
+        """Return the padding id.
 
         Raises:
-            XtokError: if the vocabulary has none.
+            XtokError: if the vocabulary has no padding token.
         """
         ids = {name: i for i, name in table.control_names.items()}
         known = [ids[name] for name in self.pad_tokens if name in ids]
@@ -47,15 +47,15 @@ class PromptFormat:
         if not known:
             raise XtokError(
                 f"the vocabulary has no padding token for the format {self.name}",
-                hint=f"it is one of {', '.join(self.pad_tokens)}; give collate your own pad_id",
+                hint=f"pass pad_id to collate; the format uses {', '.join(self.pad_tokens)}",
             )
         return known[0]
 
     def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
-        """Check that the format can express the messages, and the tokenizer has its tokens.
+        """Check that the format supports the messages and the vocabulary.
 
         Raises:
-            XtokError: if not; names the message, and what is wrong with it.
+            XtokError: if a message is not supported, or a required token is missing.
         """
         table = tokenizer.table
         ids, names = table.canonical_ids(), set(table.control_names.values())
@@ -65,7 +65,7 @@ class PromptFormat:
             name = tokenizer.vocabulary.model_id
             raise XtokError(
                 f"{name} has no {min(missing)}, which the format {self.name} needs",
-                hint=f"take another format ({', '.join(FORMATS)}) or a chat template",
+                hint=f"use another format ({', '.join(FORMATS)}) or a chat template",
             )
         for i, message in enumerate(messages):
             role, content = message["role"], message.get("content")
@@ -83,7 +83,7 @@ class PromptFormat:
                 continue
             raise XtokError(
                 f"message {i} {problem}, which the format {self.name} does not allow",
-                hint=f"{fix}, or give a chat template that takes it",
+                hint=f"{fix}, or use a chat template that supports it",
             )
 
 
@@ -98,4 +98,4 @@ def _read(name: str) -> PromptFormat:
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
 FORMATS: Mapping[str, PromptFormat] = {one: _read(one) for one in sorted((*_FILES, *_ALIASES))}
-"""The formats by name: the Jinja files in this folder, and what Megatron-LM calls some of them."""
+"""The formats by file name, and by Megatron-LM's names."""
