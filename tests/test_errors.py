@@ -1047,7 +1047,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "event-kl needs an event map", EACH),
     (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher", COLLATE),
     (lambda: make_objective([xtok.pair("bytes", "small/small-digits")], "same-tokenizer"),
-     "same-tokenizer needs one tokenizer, but those of bytes and small-digits differ",
+     "same-tokenizer needs one tokenizer, but bytes and small-digits have different ones",
      "use event-kl, with the output of `xtok events STUDENT TEACHER`"),
     (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions",
      COLLATE),

@@ -84,18 +84,16 @@ def compare_side(
 ) -> SideReport:
     """Compare roles, ids and masks of one side with `AutoTokenizer` and `apply_chat_template`.
 
-    Masks may lack targets of the library if a note explains it: tokens that span the prompt, and
-    messages of weight 0.
+    Masks may lack targets of the library for tokens that span the prompt and messages of weight 0.
 
     Args:
         tokenizer: the tokenizer of this side.
-        samples: its texts and conversations. Texts with a context have no counterpart in a library.
+        samples: its texts and conversations; texts with a context are skipped.
         template: the side's chat template, if it is not the tokenizer's own.
-        rows: the ids of each sample in a batch, which `max_length` may have cut; by default those
-            that xtok encodes.
+        rows: the ids of each sample in a batch; by default those that xtok encodes.
 
     Raises:
-        XtokError: if there is no chat template.
+        XtokError: if a chat template is missing.
     """
     texts = {n: s.text for n, s in enumerate(samples) if isinstance(s, SideText) and not s.context}
     chats = [sample.chat for sample in samples if isinstance(sample, SideChat)]
@@ -155,7 +153,7 @@ def _chat_differences(
 
 
 class Aligned(NamedTuple):
-    """Counts of what the student can learn from one teacher in some rows."""
+    """Counts of targets and chunks of a student and one teacher."""
 
     targets: int  # of the student, without the first token of a row, which nothing predicts
     in_chunks: int  # of these
@@ -166,7 +164,7 @@ class Aligned(NamedTuple):
     begins: int  # rows that begin with a bos token on both sides, a target on the student's
     begins_in_chunks: int
     decoded: int  # chunks of `equal` that were decoded
-    moved: tuple[str, ...]  # the texts of both sides, for those whose bytes differ
+    moved: tuple[str, ...]  # texts of both sides, for chunks with different bytes
 
     @classmethod
     def total(cls, parts: Sequence[Aligned]) -> Aligned:
@@ -181,7 +179,7 @@ class Aligned(NamedTuple):
     def differences(self) -> Iterator[str]:
         """Yield the faults of the alignment."""
         if not self.targets:
-            yield "there is no target, so the student learns nothing from these rows"
+            yield "the rows have no targets, so the student learns nothing from them"
             return
         if self.share < ENOUGH:
             yield f"{self.in_chunks} of {self.targets} targets are in a chunk with the teacher"
@@ -197,7 +195,7 @@ class Aligned(NamedTuple):
             )
 
     def notes(self) -> Iterator[str]:
-        """Yield what the distillation loss alone does not teach."""
+        """Yield limits of the distillation loss alone."""
         if self.ends_in_chunks < ENOUGH * self.ends:
             yield (
                 f"{self.ends_in_chunks} of {self.ends} ends of turns or texts are in a chunk: with "
@@ -212,7 +210,7 @@ def aligned(
     ids: tuple[NDArray[Any], NDArray[Any]],
     alignment: AlignmentBatch,
 ) -> Aligned:
-    """Count what is aligned in a batch, and decode a sample of its chunks.
+    """Count aligned targets and chunks in a batch, and decode a sample of its chunks.
 
     Args:
         tokenizers: the student's and the teacher's.
@@ -255,10 +253,7 @@ def _decoded(
     chunk_ids: tuple[NDArray[Any], NDArray[Any]],
     chunks: NDArray[np.int64],
 ) -> Iterator[tuple[str, str]]:
-    """Yield the texts of both sides for a sample of chunks, without those of special tokens.
-
-    `chunks` are rows and numbers, `[N, 2]`.
-    """
+    """Yield the texts of both sides for a sample of `chunks` (row, number), `[N, 2]`."""
     for row, number in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
         of_sides = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
         sides = [*zip(tokenizers, of_sides, strict=True)]

@@ -58,13 +58,13 @@ class Audit:
     """The findings on a first batch."""
 
     compared: list[str] = field(default_factory=list)  # with the values
-    undetermined: list[str] = field(default_factory=list)  # what could not be compared, and why
+    undetermined: list[str] = field(default_factory=list)  # points without a comparison
     differences: list[str] = field(default_factory=list)  # a sentence each, with both values
     notes: list[str] = field(default_factory=list)  # effects that may be intended
 
     @property
     def line(self) -> str:
-        """The values, what could not be determined, and the number of differences."""
+        """Summary: the values, the undetermined points, and the number of differences."""
         missing = f"; not determined: {', '.join(self.undetermined)}" if self.undetermined else ""
         number = len(self.differences)
         result = f"{number} differences" if number > 1 else "1 difference" * number
@@ -107,10 +107,10 @@ def audit(
 ) -> Audit:
     """Compare the first batch of a run with its texts and with the models' own libraries.
 
-    Compared are ids, roles and masks (`AutoTokenizer`, `apply_chat_template`), the labels, the
-    alignment, the student's cross-entropy (its own `forward(labels=…)`), the parameters that get a
-    gradient, and the bits per byte of all models. Weights, modes and the random state stay the
-    same. With heads, no more memory is needed than by a training step from hidden states.
+    It compares ids, roles and masks (`AutoTokenizer`, `apply_chat_template`), labels, alignment,
+    the student's cross-entropy (`forward(labels=…)`), the parameters that get a gradient, and the
+    bits per byte of all models. Models and random state do not change. With heads, it needs no more
+    memory than a training step from hidden states.
 
     Args:
         models: the student, then its teachers, as a step runs them; None for stored predictions.
@@ -201,9 +201,9 @@ def _label_differences(
     rows: Sequence[SampleRow] | None = None,
     max_length: int | None = None,
 ) -> Iterator[str]:
-    """Compare a side's labels with its ids, and with the targets of its texts.
+    """Compare labels with ids, and with the targets of the texts.
 
-    Without `rows`, the end of a turn or text should be a target if it follows one.
+    Without `rows`, an end of a turn or text should be a target if it follows a target.
     """
     ids, labels, kept = (side[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
     is_target, kept = labels != IGNORED, kept != 0
@@ -319,7 +319,7 @@ class _ModelRun:
         return self.bits_at(1) if self.bytes >= FEWEST_BYTES else math.nan
 
     def bits_at(self, place: int) -> float:
-        """Return the bits per byte of the token before (0), at (1) or after (2) the target."""
+        """Return bits per byte of the tokens before (0), at (1) or after (2) the targets."""
         return self.nats[place] / math.log(2) / max(1, self.bytes)
 
     @torch.no_grad()
@@ -373,9 +373,9 @@ def _compare_student(found: Audit, side: _ModelRun, window: Mapping[str, Any]) -
         found.compared.append(f"loss {side.nats[1] / side.count:.2f}")
     if side.count >= 16 and side.nats[1] > ABOVE_UNIFORM * side.uniform:
         found.differences.append(
-            f"the student needs {side.nats[1] / side.count:.2f} nats per token of its own text, "
-            f"and a uniform guess {side.uniform / side.count:.2f}: are its weights loaded, and are "
-            "the ids those of its tokenizer?"
+            f"the student needs {side.nats[1] / side.count:.2f} nats per token, and a uniform "
+            f"guess {side.uniform / side.count:.2f}: check that its weights are loaded, and that "
+            "the ids belong to its tokenizer"
         )
 
 
@@ -430,9 +430,9 @@ def _memory(parameter: Tensor) -> int:
 
 
 def _compare_parameters(found: Audit, student: Any, teacher: _ModelRun) -> None:
-    """Name the parameters that are trained, and that change the teacher's logits too.
+    """Name the trained parameters that the teacher's logits depend on.
 
-    A student's own base model, with the adapters off, has their parameters but does not use them.
+    A student's base model as the teacher contains the adapters' parameters without using them.
     """
     trained = {n: _memory(p) for n, p in _trained(student).items()}
     theirs = {_memory(p): p for p in teacher.model.parameters()}
@@ -490,7 +490,7 @@ def _compare_bits(found: Audit, student: _ModelRun, teacher: _ModelRun, *, is_ju
     found.compared.append(f"{name} {theirs:.2f} bits per byte{of_student}")
     if not theirs <= MOST_BITS:
         found.differences.append(
-            f"{name} needs {theirs:.2f} bits per byte of its own ids, and random weights need 8"
+            f"{name} needs {theirs:.2f} bits per byte, and random weights need 8"
         )
     elif teacher.nats[1] > teacher.uniform and student.nats[1] < 0.8 * student.uniform:
         found.differences.append(

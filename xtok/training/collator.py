@@ -62,28 +62,23 @@ class DistillationCollator:
     """Tokenize samples for a student and its teachers, and align both sides, for a `DataLoader`.
 
     A sample is a text, a list of messages, or a mapping with `text` or `messages`, and optionally
-    `tools` and `chat_template_kwargs`. Texts get the ids of each side's own library. Conversations
-    are rendered with each side's chat template, and only the assistant's answers are targets. Rows
-    are padded on the right. A chunk that `max_length` cuts is dropped. The collator can be pickled.
+    `tools` and `chat_template_kwargs`. Conversations are rendered with each side's chat template;
+    only the assistant's answers are targets. Rows are padded on the right. A chunk that
+    `max_length` cuts is dropped.
 
-    The teachers can read more than the student. `teacher_context` is a text before `text`, after
-    the teachers' bos token; no token spans both. `teacher_messages` replaces `messages` for the
-    teachers: messages, or an object with `messages`, `tools` and `chat_template_kwargs`. It must
-    end with the answers of `messages`; only these are targets. Both fields can be a list with a
-    value for each teacher, None for the student's own text. `max_length` first cuts the additional
-    text, from the left.
+    The teachers can read more than the student: `teacher_context` is a text before `text`, and
+    `teacher_messages` (messages, or an object with `messages`, `tools` and `chat_template_kwargs`)
+    replaces `messages`, but must end with the same answers. Both can be a list with a value for
+    each teacher. `max_length` first cuts the additional text, from the left.
 
     The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and `teachers`:
-    for each teacher the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`. Each side
-    also contains its `samples`, for the audit. Labels belong to the tokens themselves (-100 for no
-    target), as in Hugging Face models, and so do chunk ids. **Shift the alignment** before a loss,
-    with `prepare` or `xtok.shift_to_predictions`; without this, losses are wrong without an error.
-    In conversations, a chunk is valid only if its tokens are targets on both sides.
+    for each teacher the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`. Labels and
+    chunk ids belong to the tokens themselves. **Shift the alignment** before a loss, with `prepare`
+    or `xtok.shift_to_predictions`; without this, losses are wrong without an error.
 
-    For `alm` from the stored log-probabilities of one teacher, a sample is a mapping of lists with
-    a value per teacher token: `input_ids`, `realized_logprob` (natural log-probability of the
-    token, None if unknown, as for the first token), and optionally `loss_mask`. The student reads
-    the same bytes in its own tokens.
+    For `alm` from stored log-probabilities of one teacher, a sample is a mapping of lists:
+    `input_ids`, `realized_logprob` (natural log-probability of each token, None if unknown, as for
+    the first token), and optionally `loss_mask`.
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
     >>> [teacher] = batch["teachers"]
@@ -141,7 +136,7 @@ class DistillationCollator:
         Raises:
             XtokError: if a vocabulary cannot spell a text, a conversation cannot be rendered, or
                 the teachers' answers differ from the student's.
-            ValueError: if there are no samples, a sample has another type, or log-probabilities do
+            ValueError: for an empty batch, samples of another type, and log-probabilities that do
                 not match their ids, are above 0, or belong to the next tokens.
         """
         if not samples:
@@ -175,21 +170,18 @@ class DistillationCollator:
     ) -> dict[str, Any]:
         """Return the batch of rows of the student's ids, as in on-policy training.
 
-        The teachers read the bytes of the student's tokens in their own tokens (`Retokenizer`). No
-        teacher token spans prompt and completion. Only targets are aligned, turn by turn.
-        `max_length` cuts the teachers' rows, first their additional text. A batch that is padded on
-        the left also contains `position_ids`, `[B, T]`.
+        The teachers read the same bytes in their own tokens (`Retokenizer`). Only targets are
+        aligned, turn by turn. `max_length` cuts the teachers' rows. A batch that is padded on the
+        left also contains `position_ids`, `[B, T]`.
 
         Args:
             input_ids: int64 `[B, T]`, padded on either side.
             attention_mask: `[B, T]`, 0 for padding.
             labels: int64 `[B, T]`, -100 for prompts and padding.
-            teacher_messages: the teachers' prompt for each row, up to the last answer: messages, or
-                an object with `messages`, `tools` and `chat_template_kwargs`, rendered with the
-                teacher's template; or a text. None is the student's prompt, byte for byte. A list
-                has a value for each teacher.
-            teacher_context: for each row, a text before the prompt that only the teachers read;
-                None or a list as above.
+            teacher_messages: the teachers' prompt for each row, up to the last answer: messages, an
+                object as in a sample, or a text. None is the student's prompt. A list has a value
+                for each teacher.
+            teacher_context: for each row, a text before the prompt, as in a sample.
 
         Raises:
             XtokError: if a teacher cannot spell the bytes or render a conversation.
@@ -247,11 +239,7 @@ class DistillationCollator:
         ]
 
     def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of a teacher's ids and log-probabilities.
-
-        The teacher's side contains `realized_logprob`, `[B, T]`, of the tokens themselves. Tokens
-        without a value are in no valid chunk.
-        """
+        """Return the batch of a teacher's ids and log-probabilities, `[B, T]`, of the tokens."""
         if (count := len(self.teachers)) != 1:
             raise ValueError(f"rows of log-probabilities need one teacher, but there are {count}")
         for n, row in enumerate(rows):
@@ -323,12 +311,7 @@ class DistillationCollator:
         return [*map(int, shown.ids)]
 
     def rows(self, number: int, samples: Sequence[SideText | SideChat]) -> list[SampleRow]:
-        """Return the whole rows of samples, before `max_length` cuts them.
-
-        Args:
-            number: 0 for the student, n for the nth teacher.
-            samples: the texts and conversations that this side reads.
-        """
+        """Return uncut rows for the student (number 0) or the nth teacher."""
         tokenizer = [self.student, *self.teachers][number]
         template = [self.student_template, *self.teacher_templates][number]
         texts = [s for s in samples if isinstance(s, SideText)]
@@ -433,7 +416,7 @@ class _TokenizerFile(NamedTuple):
     tokenizer: Tokenizer
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Copy the tokenizer's file into a folder, or print that there is no file to copy."""
+        """Copy the tokenizer's file into a folder, or print a note if it has no file."""
         source, name = self.tokenizer.location, self.tokenizer.vocabulary.model_id
         if isinstance(source, Path) and source.is_file():
             shutil.copy(source, folder)

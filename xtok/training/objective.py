@@ -95,13 +95,12 @@ class Objective:
         gradients. Exception: P-KL with `top_k` chooses its columns per batch.
 
         Args:
-            student_logits: `[B, T_s, V_s]`, also as `HiddenLogits` if `takes_hidden` is True.
+            student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `takes_hidden`.
             teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
-            batch: a batch of `prepare`, optionally with its own `count`.
+            batch: a batch of `prepare`.
             totals: the counts of all batches of the step.
-            whole: for `dynamic_scaling`, the distillation and cross-entropy of the whole step;
-                without it, the scale is the batch's own.
-            router: the student's `router_loss`, weighted by the batch's targets.
+            whole: for `dynamic_scaling`, the distillation and cross-entropy of the step.
+            router: the student's `router_loss`.
         """
         count = batch["count"] if "count" in batch else self.count(batch)
         shares = count / (count if totals is None else totals.to(count)).clamp(min=1)
@@ -171,8 +170,7 @@ def make_objective(
         pairs: the `pairs` of a collator, one for each teacher; None for stored predictions.
         losses: a name or a `BatchLoss`, for all teachers or one for each.
         map: the map of the loss, its file or its module, for all teachers or one for each.
-        config: options of losses given by name, as in `make_loss`; for all teachers or one for
-            each.
+        config: options of losses by name, as in `make_loss`, for all teachers or one for each.
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of distillation and cross-entropy.
         device: device of the maps.
@@ -214,7 +212,7 @@ def _check_sides(name: LossName, pair: Pair | None) -> None:
     if pair is not None and name == "same-tokenizer" and not pair.is_same:
         student, teacher = pair.student.model_id, pair.teacher.model_id
         raise XtokError(
-            f"same-tokenizer needs one tokenizer, but those of {student} and {teacher} differ",
+            f"same-tokenizer needs one tokenizer, but {student} and {teacher} have different ones",
             hint="use event-kl, with the output of `xtok events STUDENT TEACHER`",
         )
 

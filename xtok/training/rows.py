@@ -34,7 +34,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
         is_id = np.array([type(v) is int and -(1 << 63) <= v < 1 << 63 for v in given.tolist()])
     if not is_id.all():
         wrong = given.tolist()[int(np.flatnonzero(~is_id)[0])]
-        raise ValueError(f"{name} has {wrong}, which is no token id")
+        raise ValueError(f"{name} has {wrong}, which is not a token id")
     return given.astype(np.int64)
 
 

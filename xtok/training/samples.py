@@ -70,16 +70,15 @@ class SampleRow(NamedTuple):
         )
 
     def without_prompt(self) -> SampleRow:
-        """Return a copy of this row in which only the teacher reads the prompt."""
+        """Count the prompt in `num_alone`, so that only the teacher reads it."""
         places = np.flatnonzero(self.is_target)
         first = int(places[0]) if len(places) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
 
     def kept(self, end: int | None) -> NDArray[np.int64]:
-        """Return the positions of the tokens within a maximum length, int64.
+        """Return the positions within a maximum length, int64.
 
-        The tokens that only the teacher reads are cut first, from the left, then the row from the
-        right.
+        The tokens of the teacher alone are cut first, from the left, then the row from the right.
         """
         excess = min(max(0, len(self.ids) - (end or len(self.ids))), self.num_alone)
         cut = slice(self.begin, self.begin + excess)
@@ -163,7 +162,7 @@ def align_rows(
 def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], ours: SampleRow, theirs: SampleRow
 ) -> FlatAlignment:
-    """Align two rows by their bytes, or by their places in the text if a side loses bytes of it."""
+    """Align two rows by bytes, or by places in the text if a side loses bytes of it."""
     by_spans = aligner.prefers_spans(ours.ids, theirs.ids)
     if ours.text is None or not (by_spans or aligner.is_lossy):
         return aligner.align_document(ours.ids, theirs.ids)
@@ -180,10 +179,7 @@ def _align_texts(
 
 
 def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
-    """Return the places of a row's tokens in the bytes of its text, and the end of the last.
-
-    Control tokens before and after the text get places outside.
-    """
+    """Return the byte positions of a row's tokens; control tokens lie outside the text."""
     encoding = tokenizer.encode(row.text or "")
     before = np.arange(-row.num_before, 0)
     num_behind = len(row.ids) - row.num_before - len(encoding.ids)
@@ -194,9 +190,9 @@ def _places(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 def align_targets(
     aligner: TokenAligner, ours: SampleRow, theirs: SampleRow, end: int | None
 ) -> FlatAlignment:
-    """Align a row's targets, stretch by stretch; the teacher's row ends at `end`.
+    """Align the targets stretch by stretch, without unknown tokens and ids beyond the tokenizer.
 
-    Unknown tokens, and ids beyond the tokenizer that a wider model can generate, are in no chunk.
+    The teacher's row ends at `end`.
     """
     rows, given = (ours, theirs), []
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):

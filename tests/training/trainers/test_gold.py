@@ -405,7 +405,7 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_what_does_not_fit_is_refused(gold: Any, trainer: Make) -> None:
     with pytest.raises(XtokError, match="temperature"):
         trainer(uld_student_temperature=2)
-    with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.1, and the loss has no"):
+    with pytest.raises(ValueError, match="label_smoothing_factor"):
         trainer(label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match=r"^args is None, expected a GOLDConfig$"):
         gold.XTokGOLDTrainer("a", "b")

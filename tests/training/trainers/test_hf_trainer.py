@@ -406,14 +406,14 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
         trainer(["gold", "gold"], map=None)
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
-    with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
+    with pytest.raises(ValueError, match=r"^1 teachers, but the collator has 2$"):
         XTokTrainer(
             tiny_model(9, seed=0), arguments(tmp_path), several, teachers=[None], loss="gold"
         )
     smooth = arguments(tmp_path, label_smoothing_factor=0.3)
-    with pytest.raises(ValueError, match=r"^label_smoothing_factor is 0\.3, and the loss has no"):
+    with pytest.raises(ValueError, match="label_smoothing_factor"):
         XTokTrainer(tiny_model(9, seed=0), smooth, several, loss="gold")
-    with pytest.raises(ValueError, match=r"^compute_loss_func is given, and would not be called"):
+    with pytest.raises(ValueError, match="compute_loss_func"):
         trainer("alm", compute_loss_func=lambda *_, **__: None)
     split = arguments(tmp_path)
     split._n_gpu = 2  # as where two GPUs are visible to one process

@@ -1,4 +1,4 @@
-"""The part that all trainers share: the objective, the teachers, the logs and the evaluation."""
+"""The common part of the trainers: objective, teachers, logs and evaluation."""
 
 from __future__ import annotations
 
@@ -97,11 +97,12 @@ class DistillationMixin:
         self._sums, self._steps = None, 0
 
     def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
-        """Count the prepared batches of an optimizer's step, for `compute_loss`.
+        """Add `count` and `totals` to the prepared batches of an optimizer step; return `totals`.
 
-        Each gets its `count`, and their sum over all processes as `totals`, which is returned:
-        int64 `[1 + teachers]`. With dynamic scaling, each also gets `whole`, which takes a pass
-        over them without gradients: the factor of the first depends on the last.
+        With dynamic scaling, run them once without gradients, for `whole`.
+
+        Returns:
+            The sums over all processes, int64 `[1 + teachers]`.
         """
         self._steps += 1
         device = self.accelerator.device
@@ -196,8 +197,7 @@ class DistillationMixin:
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the dataloader of an evaluation.
 
-        Several processes read an iterable dataset as a list: Accelerate repeats some of its first
-        rows, and only the length shows how many.
+        Several processes read an iterable dataset as a list, to recognise repeated rows.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
@@ -253,11 +253,7 @@ class DistillationMixin:
     def _forward(
         self, model: Any, batch: dict[str, Any], outputs: Any
     ) -> tuple[AnyLogits, list[Any], Tensor | None]:
-        """Run the teachers, and the student if its outputs are None.
-
-        Returns the student's logits, the teachers' (None for stored predictions), and the loss of
-        the student's router.
-        """
+        """Return the student's logits, the teachers' logits, and the student's router loss."""
         models, sides = [model, *self.teachers], [batch, *batch["teachers"]]
         for number, (of_side, side) in enumerate(zip(models, sides, strict=True)):
             require_rows(of_side, side, number)
@@ -315,7 +311,7 @@ class _EvaluationSums:
             self._rows_left, self._step = len(dataloader.dataset) - first, size
 
     def take(self, size: int) -> int:
-        """Return how many rows of this process's next batch are no repetitions."""
+        """Return the number of new rows in this process's next batch."""
         num_rows = min(size, max(0, self._rows_left))
         self._rows_left -= self._step
         return int(num_rows)
@@ -342,26 +338,26 @@ def _nats_and_bytes(tokenizer: Tokenizer, logits: AnyLogits | None, side: Any) -
 
 
 def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
-    """Raise a `ValueError` for options of a `Trainer` that these trainers' loss does not have."""
-    if given := args.label_smoothing_factor:
-        raise ValueError(f"label_smoothing_factor is {given}, and the loss has no smoothing")
+    """Raise a `ValueError` for options of a `Trainer` that the loss does not support."""
+    if factor := args.label_smoothing_factor:
+        raise ValueError(f"label_smoothing_factor is {factor}, but the loss has no smoothing")
     if compute_loss_func is not None:
-        raise ValueError("compute_loss_func is given, and would not be called: use loss=")
+        raise ValueError("compute_loss_func is not supported: use loss=")
 
 
 def require_one_device(args: Any) -> None:
-    """Raise an `XtokError` where a `Trainer` would split batches among GPUs by itself."""
+    """Raise an `XtokError` for several GPUs in one process, where `Trainer` splits batches."""
     if args.n_gpu > 1:
         raise XtokError(
-            f"one process with {args.n_gpu} GPUs would split batches, alignments aside",
+            f"one process with {args.n_gpu} GPUs is not supported",
             hint="start a process per GPU: torchrun --nproc-per-node N script.py",
         )
 
 
 def on_device(teacher: Any, device: torch.device) -> Any:
-    """Return a teacher on a device, unless it was spread over several, as `device_map` does.
+    """Move a teacher to a device, unless `device_map` has placed it on several.
 
-    Accelerate's `prepare_model` would take it for the model that is trained.
+    Accelerate's `prepare_model` would treat it as the trained model.
     """
     if not hasattr(teacher, "hf_device_map") and next(teacher.parameters()).device != device:
         teacher.to(device)
@@ -371,16 +367,15 @@ def on_device(teacher: Any, device: torch.device) -> Any:
 def keep_batches(accelerator: Any) -> None:
     """Let each process read its share of an iterable dataset.
 
-    By default, Accelerate reads it in one process, and cuts batches for the others, where rows have
-    to be of one length and values tensors.
+    By default, Accelerate reads it in one process and cuts batches, which must be tensors.
 
     Raises:
-        XtokError: if that is asked for.
+        XtokError: for `dispatch_batches=True`.
     """
     config = accelerator.dataloader_config
     if config.dispatch_batches:
         raise XtokError(
-            "dispatch_batches=True would cut batches, alignments aside",
-            hint="leave it out of accelerator_config: each process reads its rows of the dataset",
+            "dispatch_batches=True is not supported, since it cuts batches without alignments",
+            hint="remove it from accelerator_config: each process reads its rows of the dataset",
         )
     config.dispatch_batches = False

@@ -67,8 +67,7 @@ class NemoTokenAligner(aligner.TokenAligner):
         Args:
             student_ids: integers `[B, T_s]`.
             teacher_ids: integers `[B, T_t]`.
-            student_offsets: ignored, since character offsets do not show the bytes of a token;
-                NeMo-RL's draft 3286 passes them.
+            student_offsets: ignored; NeMo-RL's draft 3286 passes character offsets.
             teacher_offsets: ignored.
             student_attention_mask: `[B, T_s]`, 0 for padding.
             teacher_attention_mask: `[B, T_t]`.

@@ -1,4 +1,4 @@
-"""Distillation in `transformers.Trainer`: any teacher, map and loss of xtok."""
+"""Distillation in `transformers.Trainer`."""
 
 from __future__ import annotations
 
@@ -21,39 +21,32 @@ from xtok.training.trainers.distillation import DistillationMixin, on_device, re
 class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
 
-    It minimizes the distillation losses plus the cross-entropy, weighted by `combine`. The loss is
-    exact over gradient accumulation and processes: the mean over the chunks and targets of all
-    batches of an optimizer step. `DistillationMixin` describes the logs. Only the model is trained
-    and saved, with any parameters that it shares with a teacher. With dynamic scaling, a step of
-    several batches or processes runs the models once more, without gradients.
+    It minimizes the distillation losses plus the cross-entropy: the mean over the chunks and
+    targets of all batches of an optimizer step, on all processes. `DistillationMixin` describes the
+    logs. Only the model is trained and saved, with any parameters that it shares with a teacher.
 
     Args:
         model: the student, a causal language model.
-        args: `remove_unused_columns` is set to False, since the collator reads the dataset's own
-            columns.
-        data_collator: a collator of the same student and teachers; the dataset's rows are its
-            samples, such as mappings with `text` or `messages`. A `TopKCollator` for stored
-            predictions.
+        args: `remove_unused_columns` is set to False.
+        data_collator: a collator of the same student and teachers, or a `TopKCollator` for stored
+            predictions. Rows of the dataset are its samples.
         teachers: causal language models, or their folders or repo ids, one for each teacher of the
-            collator. They run in evaluation mode on the student's device. None or an empty list
-            trains on stored predictions if the rows have them, and otherwise without teachers,
-            with everything else equal.
+            collator. None or an empty list trains on stored predictions if the rows have them, and
+            otherwise without teachers, with everything else equal.
         loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
         map: an event map for `event-kl`, a spelling map for `csd`, a map for `p-kl`, `gold` and
             `h-kl`, or its file; for all teachers or one for each.
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of distillation and cross-entropy, both 1 by default.
-        **kwargs: arguments of a `Trainer` (datasets, callbacks, optimizers …), and two more.
-            `hidden_states`: by default, losses make logits in blocks from hidden states where loss
-            and models allow it, and a note names the other models; False makes whole logits, and
-            True raises an error where the models have to. `audit`: compare the first batch with the
-            models' own libraries (`audit`), True by default.
+        **kwargs: arguments of a `Trainer`, and `hidden_states` (by default, losses make logits in
+            blocks from hidden states where possible; False makes whole logits, True requires hidden
+            states) and `audit` (compare the first batch with the libraries, True by default).
 
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or for
             several GPUs in one process.
         ValueError: if the numbers of teachers, losses and maps differ, and for label smoothing and
-            a `compute_loss_func`, which the loss does not support.
+            a `compute_loss_func`.
     """
 
     def __init__(
@@ -77,9 +70,9 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
             models = [None] * len(pairs) if loss == "alm" or None in pairs else []
         pairs = pairs if models else []
         if len(models) != len(pairs):
-            raise ValueError(f"{len(models)} teachers, and the collator has {len(pairs)}")
+            raise ValueError(f"{len(models)} teachers, but the collator has {len(pairs)}")
         super().__init__(model, args, data_collator, **kwargs)
-        # transformers before 5.19 knows no `loss_is_scaled_for_ga`, and takes this for it.
+        # transformers before 5.19 uses this in place of `loss_is_scaled_for_ga`.
         self.model_accepts_loss_kwargs = True
         self.teachers = [teacher and self._loaded(teacher) for teacher in models]
         self.objective = make_objective(
@@ -92,7 +85,7 @@ class XTokTrainer(DistillationMixin, Trainer):  # type: ignore[misc]
         )
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """Return the batches of an optimizer's step, and the terms of all processes' means."""
+        """Return the batches of an optimizer step, and the counts of all processes."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         step = [self.prepared(batch) for batch in batches]
         return step, self.count_all(step)

@@ -72,18 +72,12 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
     On policy (`lmbda` > 0), the student generates, and the teacher reads the same bytes in its own
-    tokens. No text is decoded, so SentencePiece models and incomplete characters are exact. Off
-    policy, the same holds for the dataset's completions. The teacher reads conversations with its
-    own chat template, and other prompts as the student's bytes.
+    tokens; off policy, the dataset's completions. Prompts of conversations are rendered with the
+    teacher's own chat template. A column `teacher_messages` (or `teacher_prompt`) replaces the
+    prompt for the teacher, and `teacher_context` precedes prompts that are texts.
 
-    The teacher can read more than the student, on policy and off. A column `teacher_messages` (or
-    `teacher_prompt`, also a text) replaces the prompt, and `teacher_context` precedes prompts that
-    are texts.
-
-    The loss is exact over gradient accumulation and processes; `DistillationMixin` describes the
-    logs. Of `GOLDConfig`, `uld_crossentropy_weight`, `uld_distillation_weight` and the
-    temperatures, which must be equal, apply to xtok's losses; `beta` and the other ULD options have
-    no effect.
+    Of `GOLDConfig`, `uld_crossentropy_weight`, `uld_distillation_weight` and the temperatures,
+    which must be equal, apply to xtok's losses; `beta` and the other ULD options have no effect.
 
     Args:
         model: the student.
@@ -91,8 +85,7 @@ class XTokGOLDTrainer(DistillationMixin, _GOLDTrainer):  # type: ignore[misc, va
         args: a `GOLDConfig`; `use_uld_loss` is set to True, `use_extended_uld` to False.
         loss: the name of a loss, or a `losses.BatchLoss`.
         map: the map of the loss, its file or its module.
-        teacher_template: the teacher's chat template, if it is not the tokenizer's own: a file, the
-            name of a format, or Jinja.
+        teacher_template: the teacher's chat template, if it is not the tokenizer's own.
         **kwargs: arguments of a `GOLDTrainer` (datasets, `processing_class` …), and `hidden_states`
             and `audit` of `XTokTrainer`.
 
