@@ -272,10 +272,14 @@ def _compare_alignment(
     found.notes += [f"{name}: {line}" for line in counts.notes()]
 
 
+def _part(side: Mapping[str, Any], rows: slice, places: slice) -> dict[str, Any]:
+    names = ("input_ids", "attention_mask", "labels", "targets", "position_ids")
+    return {name: side[name][rows, places] for name in names if name in side}
+
+
 def _first(side: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
     start = int((side["attention_mask"] != 0).any(0).int().argmax())
-    names = ("input_ids", "attention_mask", "targets", "position_ids")
-    return {n: side[n][:num_rows, start : start + MAX_TOKENS] for n in names if n in side}
+    return _part(side, slice(num_rows), slice(start, start + MAX_TOKENS))
 
 
 def _window(side: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,13 +290,10 @@ def _window(side: Mapping[str, Any]) -> dict[str, Any]:
     is_target = side["targets"] >= 0
     row = int(is_target.any(1).int().argmax())
     place = int(is_target[row].int().argmax())
-    names = ("input_ids", "attention_mask", "labels", "targets", "position_ids")
-    window = {n: side[n][row : row + 1, place : place + FEWEST_TOKENS] for n in names if n in side}
-    if "labels" in window:
-        window["labels"] = window["labels"].clone()
-        window["labels"][:, 0] = IGNORED
-        window["targets"] = shifted_targets(window)
-    return window
+    window = _part(side, slice(row, row + 1), slice(place, place + FEWEST_TOKENS))
+    window["labels"] = window["labels"].clone()
+    window["labels"][:, 0] = IGNORED
+    return {**window, "targets": shifted_targets(window)}
 
 
 @dataclass
@@ -325,11 +326,8 @@ class _ModelRun:
     @torch.no_grad()
     def read(self) -> Tensor:
         """Run the model; keep its sums, and return −log p of each target, float32 `[N]`."""
-        logits, ids = (
-            as_logits(run(self.model, self.rows, self.head).logits),
-            self.rows["input_ids"],
-        )
-        targets = self.rows["targets"]
+        logits = as_logits(run(self.model, self.rows, self.head).logits)
+        ids, targets = self.rows["input_ids"], self.rows["targets"]
         places = ids, targets, nn.functional.pad(ids[:, 2:], (0, 2), value=0)
         rows, columns = (targets >= 0).nonzero(as_tuple=True)
         size = block_length(logits, logits.shape[-1])

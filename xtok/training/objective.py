@@ -105,12 +105,12 @@ class Objective:
         count = batch["count"] if "count" in batch else self.count(batch)
         shares = count / (count if totals is None else totals.to(count)).clamp(min=1)
         sides = [*zip(self.losses, teacher_logits, batch["teachers"], strict=True)]
-        given = student_logits, sides, batch, shares
+        inputs = student_logits, sides, batch, shares
         if self.combine.dynamic_scaling and whole is None:
             with torch.no_grad():
-                whole = self._weighed(*given, (1.0, 1.0))[1:]
+                whole = self._weighed(*inputs, (1.0, 1.0))[1:]
         weights = weights_of(self.combine, *(whole or (shares[0], shares[0])))
-        loss, distillation, cross_entropy = self._weighed(*given, weights)
+        loss, distillation, cross_entropy = self._weighed(*inputs, weights)
         inside = batch["targets"] >= 0
         covered = [(_covered(side) & inside).sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(cross_entropy)) / max(1, len(covered))

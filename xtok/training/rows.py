@@ -26,16 +26,16 @@ def columns_of(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
     """Return a column of token ids, int64."""
-    given = np.asarray(values)
-    if given.dtype.kind in "iuf":
+    ids = np.asarray(values)
+    if ids.dtype.kind in "iuf":
         with np.errstate(invalid="ignore"):
-            is_id = given.astype(np.int64) == given
+            is_id = ids.astype(np.int64) == ids
     else:  # of several types, or longer numbers
-        is_id = np.array([type(v) is int and -(1 << 63) <= v < 1 << 63 for v in given.tolist()])
+        is_id = np.array([type(v) is int and -(1 << 63) <= v < 1 << 63 for v in ids.tolist()])
     if not is_id.all():
-        wrong = given.tolist()[int(np.flatnonzero(~is_id)[0])]
+        wrong = ids.tolist()[int(np.flatnonzero(~is_id)[0])]
         raise ValueError(f"{name} has {wrong}, which is not a token id")
-    return given.astype(np.int64)
+    return ids.astype(np.int64)
 
 
 def flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArray[np.bool_]:

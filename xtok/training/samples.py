@@ -194,18 +194,18 @@ def align_targets(
 
     The teacher's row ends at `end`.
     """
-    rows, given = (ours, theirs), []
+    rows, targets = (ours, theirs), []
     for symbols, row in zip((aligner.student, aligner.teacher), rows, strict=True):
         is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
         places = np.flatnonzero(row.is_target & ~is_left_out)
-        given.append((places, np.append(0, np.searchsorted(places, row.stops))))
+        targets.append((places, np.append(0, np.searchsorted(places, row.stops))))
     sides = [
-        x for row, (at, bounds) in zip(rows, given, strict=True) for x in (row.ids[at], bounds)
+        x for row, (at, bounds) in zip(rows, targets, strict=True) for x in (row.ids[at], bounds)
     ]
     aligned = aligner.align_ids(*sides)
     chunks = []
     for row, (at, _), number in zip(
-        rows, given, aligned.numbers(*(np.diff(bounds) for _, bounds in given)), strict=True
+        rows, targets, aligned.numbers(*(np.diff(bounds) for _, bounds in targets)), strict=True
     ):
         chunk = np.full(len(row.ids), -1, np.int32)
         chunk[at] = np.where(number < len(aligned.is_correct), number, -1)

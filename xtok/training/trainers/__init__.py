@@ -1,4 +1,4 @@
-"""xtok inside other libraries' trainers: one module per library, imported when it is asked for."""
+"""Trainers of other libraries with xtok: one module per library, imported at its first use."""
 
 import lazy_loader
 
