@@ -331,7 +331,7 @@ def test_the_help_is_lines_of_whole_sentences_and_names_every_option(columns: in
         for part in command.help.split("\n\n"):
             assert "\n".join(wrap(" ".join(part.split()), min(columns, 100))) in short
         assert f"Example:\n  {described(name)[1]}\n" in short
-        rare = re.search(r"--help-all also shows (\d+) options?", short)
+        rare = re.search(r"--help-all also prints (\d+) rarely", short)
         assert ("--trust-remote-code" in full) == (rare is not None and name != "sort-cut")
         assert "--trust-remote-code" not in short
         shown = re.sub(r"--\[no-\]([\w-]+)", r"--\1 --no-\1", full).replace(",", " ").split()
@@ -447,8 +447,8 @@ def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ),
         (f"verify m.pt x {BYTES}", "give the student model once"),
         ("build bytes bytes -t bytes", "give the teacher model once"),
-        (f"convert {BYTES} m.pt", "say where to write: xtok convert m.pt m.safetensors"),
-        ("convert m.safetensors", "say where to write: xtok convert m.safetensors m.pt"),
+        (f"convert {BYTES} m.pt", "give an output: xtok convert m.pt m.safetensors"),
+        ("convert m.safetensors", "give an output: xtok convert m.safetensors m.pt"),
         ("convert a.pt b.pt -o c.pt", "give one output: OUTPUT, or --output"),
         ("report a.pt b.pt c.pt", "give one map, or two of one pair"),
         ("report a --text b", "give two models, STUDENT TEACHER"),

@@ -153,7 +153,7 @@ def test_what_a_plain_map_is_fit_for(plain: PageData, pages: dict[str, bytes]) -
     assert report.evaluation is None
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
-    assert "With text" in report.maps[0].fits[3].why  # what is missing
+    assert "Give text" in report.maps[0].fits[3].why  # what is missing
     for side in known(report.pair.spellings):
         assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 

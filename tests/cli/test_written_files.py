@@ -65,7 +65,7 @@ def test_every_map_passes_verify_and_comes_back_equal(
         assert to_safetensors(read_map(path)) == to_safetensors(read_map(there))
 
 
-NOTE = "note: Use plain KL: both have the same vocabulary, so no map is needed."
+NOTE = "note: Use plain KL: both models have the same vocabulary, so no map is needed."
 
 
 @pytest.mark.parametrize(

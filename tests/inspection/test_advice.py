@@ -92,7 +92,9 @@ def test_p_kl_whatever_a_map_leaves_open(
     assert events == ("xtok", "events", "s", "t")
     assert build[:4] == ("xtok", "build", "s", "t")
     assert build[-2:] == ("--text", "TRAINING_TEXT")  # never the text that was measured on
-    assert advice.note.startswith("TRAINING_TEXT: text like your training data; not the measured")
+    assert advice.note.startswith(
+        "TRAINING_TEXT: text like your training data, but not the measured"
+    )
     without = advise(pair_facts(pair))
     assert (without.loss, without.map_loss, without.note) == ("event KL", "P-KL", "")
     assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
@@ -100,7 +102,9 @@ def test_p_kl_whatever_a_map_leaves_open(
     assert advice.sentence.startswith(f"{begin}this text, ")
     lost = LeftOut(num_bytes=90, share=0.9, documents=1, first=Difference("zh", "a", "b"))
     partly = advise(replace(found, text=replace(known(found.text), left_out=lost)), ("s", "t"))
-    assert partly.sentence.startswith(f"{begin}the 10.0% of this text that both spell alike, ")
+    assert partly.sentence.startswith(
+        f"{begin}the 10.0% of this text that both sides spell alike, "
+    )
 
 
 def test_everything_says_the_same_sentence(

@@ -21,6 +21,7 @@ import xtok
 from xtok.config import ChatTemplates
 from xtok.conversation import render, tool_suffix
 from xtok.inspection import Check
+from xtok.inspection.advice import WHEN_TO_DISTIL
 from xtok.inspection.doctor import TokenizerDiagnosis, doctor
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
@@ -114,7 +115,7 @@ def test_templates_that_are_odd(byte_level: Tokenizer) -> None:
     assert check(found, "prefix, tool message").level == "note"
     end = check(diagnose(byte_level, NOT_EOS), "end of a turn")
     assert end.level == "warning"
-    assert end.message.startswith("<|im_start|>, which is not eos: generation does not stop")
+    assert end.message.startswith("<|im_start|>, which is not eos, so generation does not stop")
 
 
 def test_a_tokenizer_without_a_template(sentencepiece: Tokenizer) -> None:
@@ -157,7 +158,7 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
     parts = {"tokenizer_config": config, "tokenizer": {"added_tokens": added}}
     pad = check(diagnose(load_tokenizer(copied(source, tmp_path / "hf", **parts))), "pad")
     assert pad.level == "warning"
-    assert pad.message.startswith("<|end_of_text|> is eos as well")
+    assert pad.message.startswith("<|end_of_text|> is also eos")
 
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
@@ -296,9 +297,7 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
     assert not found.failed
     assert found.verdict == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
-        f"{known(found.advice).sentence} A teacher pays where text is scarce or was read before, "
-        "or where its predictions are stored; elsewhere new text alone teaches more in the same "
-        "time."
+        f"{known(found.advice).sentence} {WHEN_TO_DISTIL}"
     )
 
 

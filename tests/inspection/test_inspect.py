@@ -111,7 +111,7 @@ def test_exact_and_relaxed_rows(projection: ProjectionMap, pair: Pair) -> None:
 
 def test_a_counted_row(pair: Pair) -> None:
     row = explained(xtok.build(*pair, for_loss="p-kl"), 257, pair)
-    assert (row.kind, row.why) == ("counted", "counted on text, given or synthetic")
+    assert (row.kind, row.why) == ("counted", "counted on text or synthetic text")
     assert [(e.token, round(e.weight or 0, 3)) for e in row.entries] == [
         ("2", 0.667), ("0", 0.167), ("1", 0.167)
     ]  # fmt: skip

@@ -84,10 +84,10 @@ def set_item(name: str, place: int, value: float) -> Change:
          "row_kind does not mark exactly the empty rows"),
         (set_item("row_kind", 0, 99), "row kinds", "row_kind are not all in 0..7"),
         (set_item("teacher_ids", 7, 8), "exact rows",
-         "other bytes in the rows of 1 id: 7 '\\x07'"),
+         "different bytes in the rows of 1 id: 7 '\\x07'"),
         (set_item("row_kind", 256, 1), "exact rows", "row 256 has 4 entries"),
         (lambda t, _: t["teacher_ids"].__setitem__(t["teacher_ids"] == 257, 256), "scale slot",
-         "on 1 id: 256 'ab', which stand for text"),
+         "on 1 id: 256 'ab', which are text tokens"),
         (set_item("student_token_bytes", 256, 51), "student tokens", "table_sha256 is "),
         (lambda _, m: m["teacher"]["roles"].update(eos=[259]), "teacher roles",
          "on unused ids: 259"),
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_named(path: Path, edit: Change, failed: str, message: 
 def test_a_file_of_an_earlier_version_has_no_digest(path: Path) -> None:
     verification = edited(path, lambda tensors, metadata: None)
     assert verification.failed == ()
-    assert messages(verification)["tensors"] == "an earlier version wrote no digest of them"
+    assert messages(verification)["tensors"] == "written by an earlier version, without a digest"
     assert ProjectionMap.load(path).recipe is not None
 
 
@@ -169,7 +169,7 @@ def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: P
     narrow = xtok.load_tokenizer(folder, vocab_size=len(byte_level.table) - 1)
     verification = verify(xtok.build(narrow, ranks), xtok.pair(byte_level, ranks))
     assert verification.failed == ("student width",)
-    assert messages(verification)["student width"] == "1,279, and 1,280 by the config"
+    assert messages(verification)["student width"] == "1,279, but 1,280 from the config"
 
 
 def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_equal_by_token_form(tmp_path: Path) -> None:
     assert verification.failed == ()
     # 127 bytes are taken for the teacher's first one that reads as U+FFFD, and so is U+FFFD.
     assert messages(verification)["exact rows"] == (
-        "257 rows of equal bytes, but for 128 that are equal in another token form"
+        "257 rows of equal bytes, 128 of them equal only in another token form"
     )
 
 

@@ -154,4 +154,4 @@ def test_no_loss_is_recommended_for_what_does_not_come_back(small: Path, tmp_pat
     assert any(name.endswith("probe text") for name in found.failed)
     assert found.pair is not None
     assert found.advice is None
-    assert found.verdict.endswith("No loss is recommended for text that does not round-trip.")
+    assert found.verdict.endswith("No loss is recommended, because text does not round-trip.")

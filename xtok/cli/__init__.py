@@ -1,4 +1,4 @@
-"""The command line: each command parses, calls one function of the library, and reports."""
+"""The command line. Each command parses its arguments, calls the library and prints the result."""
 
 import os
 import re
@@ -21,14 +21,14 @@ from xtok.errors import XtokError
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
-    """Return the command line with these commands, or with their descriptions alone."""
+    """Return the command line with these commands, or only with their descriptions."""
     app = typer.Typer(
         name="xtok",
         help="Distil between models with different tokenizers: build the event maps and projection "
         "maps that losses need, byte-exact, and rewrite a teacher's predictions in a student's "
         "tokens.",
-        epilog="Run xtok help COMMAND for a command's options, xtok help models for what a model "
-        "can be.",
+        epilog="Run xtok help COMMAND for a command's options, and xtok help models for the kinds "
+        "of models.",
         cls=_Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -48,11 +48,11 @@ def _loaded(name: str) -> Callable[..., None]:
 
 
 def _nothing() -> None:
-    """Stand for a command that is only described."""
+    """Body of a command that only its description represents."""
 
 
 class _Group(TyperGroup):
-    """The commands; `xtok help COMMAND` is `xtok COMMAND --help`."""
+    """The group of all commands; `xtok help COMMAND` prints `xtok COMMAND --help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["help"]:
@@ -66,7 +66,7 @@ class _Group(TyperGroup):
         help.print_commands(self, ctx)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _usage_errors():  # of the options of `xtok` itself
+        with _usage_errors():  # in the options of `xtok` itself
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
@@ -76,12 +76,12 @@ class _Group(TyperGroup):
 
 @contextmanager
 def _usage_errors(group: Any = None) -> Iterator[None]:
-    """Print an error of Typer's in two lines, as all others, and exit with its code, 2."""
+    """Print Typer's errors in two lines, like all errors, and exit with code 2."""
     try:
         yield
     except TyperException as error:
         message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
-        if not message:  # of `xtok` alone, which has shown its help
+        if not message:  # `xtok` without arguments has printed its help
             raise
         ctx: Any = getattr(error, "ctx", None)
         command = ctx.command_path if ctx else f"xtok {getattr(group, 'invoked_subcommand', '')}"
@@ -89,7 +89,7 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
         if re.match(r"No such option: (-[^-]|-- )", message):  # no option of xtok is like these
             hint = f"put -- before a text or token that begins with a dash; or {hint}"
         extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
-        if extra and Path(extra[1]).is_file():  # as the shell makes of --text *.txt
+        if extra and Path(extra[1]).is_file():  # the shell expanded --text *.txt
             hint = f"quote a pattern of files, as --text '*{Path(extra[1]).suffix}'; or {hint}"
         console.print_error(XtokError(message, hint=hint))
         raise typer.Exit(error.exit_code) from error
@@ -97,7 +97,7 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
 
 def program() -> None:
     """Run the command line."""
-    if "_XTOK_COMPLETE" in os.environ:  # of a help that Typer wraps, fish would offer each line
+    if "_XTOK_COMPLETE" in os.environ:  # fish would offer each line of a wrapped help text
         os.environ["COLUMNS"] = "10000"
         return run(make_app())
     first, second = (*sys.argv[1:3], "", "")[:2]

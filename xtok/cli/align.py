@@ -25,26 +25,27 @@ def align(
     models: Models,
     text: str | None = option(
         None,
-        "The text itself, or - to read it from stdin. Put -- before a text that begins with "
-        "a dash.",
+        "The text, or - to read it from stdin. Put -- before a text that begins with a dash.",
         argument="[TEXT|-]",
     ),
-    file: Path | None = option(None, "Read the text from this file."),
+    file: Path | None = option(None, "File to read the text from."),
     chat: Path | None = option(
         None,
-        "Align a conversation instead: a file of one conversation, as xtok render takes it. Each "
-        "side's chat template renders it.",
+        "File of one conversation to align instead, as for xtok render. Each side's chat template "
+        "renders it.",
     ),
     templates: ChatTemplates,
     max_comb_len: int = option(
-        4, "Pair at most this many tokens where the sides spell other bytes.", min=1
+        4, "Most tokens in a chunk with different bytes on the two sides.", min=1
     ),
     json: bool = json_option(
         "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "
         "num_correct, num_one_to_one, student_unaligned, teacher_unaligned"
     ),
 ) -> None:
-    """Show a text in two tokenizations, and the chunks they share.
+    """Show how two tokenizers split a text, and the chunks where both start and end together.
+
+    Use it to see why two models disagree on a text, or to check a conversation's alignment.
 
     Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
     """
@@ -58,7 +59,7 @@ def align(
         student, teacher = models.tokenizers().values()
         alignment = xtok.align(student, teacher, data, max_comb_len=max_comb_len)
     else:
-        # Which a text does not need:
+        # imported only here: a text does not need them
         from xtok.alignment import chats
         from xtok.conversation.files import read_conversations
 
@@ -84,7 +85,6 @@ def align(
 
 
 def _text(text: str | None, file: Path | None) -> bytes:
-    """Return the bytes of a text given as an argument, as a file, or on stdin (`-`)."""
     if file is not None:
         return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     if text != "-":

@@ -37,11 +37,10 @@ def build(
         "the recipe of X-Token. For event KL, use `xtok events`.",
     ),
     output: StrictOutput,
-    text: list[str] = text_option("Count the map on this text: "),
+    text: list[str] = text_option("Text to count the map's weights on: "),
     field: str = TEXT_FIELD,
     initial_projection_path: Path | None = map_option(
-        "With --text: smooth towards this map of the pair. Default: a map counted on synthetic "
-        "text.",
+        "Map of the pair to smooth the counts towards. Default: a map counted on synthetic text.",
         needs={"text": True},
         panel=TEXT,
     ),
@@ -50,9 +49,9 @@ def build(
     timeout: float = TIMEOUT,
     map_options: MapOptions,
 ) -> None:
-    """Build a projection map from two tokenizers.
+    """Build a projection map from two tokenizers, for P-KL, gold or H-KL.
 
-    With --text, the map is counted on it.
+    With --text, the weights are counted on your text, which usually gives a better map.
 
     Example: xtok build meta-llama/Llama-3.2-1B Qwen/Qwen3-8B --for p-kl -o map.safetensors
     """
@@ -64,7 +63,7 @@ def build(
     student_id, teacher_id = map(model_id, names)
     own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
-    if not (skip_existing and path.is_file()):  # a map that is kept is not written
+    if not (skip_existing and path.is_file()):  # an existing map stays
         output.check()
     pair, initial = models.pair_of(initial_projection_path, map_options)
     note_one_vocabulary(pair)

@@ -87,7 +87,6 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _declared(
     parameters: Mapping[str, inspect.Parameter], types: Mapping[str, Any]
 ) -> Iterator[tuple[str, Option]]:
-    """Yield the options of a command's function by name, --quiet last."""
     for name, parameter in parameters.items():
         if isinstance(parameter.default, Field):
             yield name, Option(name, types[name], parameter.default)
@@ -100,7 +99,7 @@ def _declared(
 
 
 def _of_nemo(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
-    """Yield the hidden options of a command: NeMo-RL's, and models given as options."""
+    """Yield a command's hidden options: NeMo-RL's, and models as options."""
     for name, target in nemo_options(command, options):
         kind, parser = bool if target is None else str, None
         if target and target in options:
@@ -208,7 +207,7 @@ _METAVARS: Mapping[Any, str] = {Path: "FILE", int: "N", float: "NUMBER", str: "T
 
 
 def _container_and_item(kind: Any) -> tuple[Any, Any]:
-    """Split `list[Path] | None` into `list` and `Path`; a scalar type is both."""
+    """Split `list[Path] | None` into `list` and `Path`."""
     kind = without_none(kind)
     return (get_origin(kind), get_args(kind)[0]) if get_args(kind) else (kind, kind)
 
@@ -222,7 +221,7 @@ def _config(config: Any, values: Mapping[str, Any], typed_names: Collection[str]
 
 
 def _with_flags(message: str, options: Mapping[str, Option]) -> str:
-    """Replace field names in a message by the options that set them."""
+    """Replace field names in a message by options."""
     for name, named in options.items():
         message = re.sub(rf"^{name}(?=[ ,])|(?<=\(){name}(?=\))", named.flag, message)
     return message
@@ -235,7 +234,6 @@ def _preset_fields(configs: Iterable[Any]) -> set[str]:
 def _preset_notes(
     options: Mapping[str, Option], values: Mapping[str, Any], preset: Collection[str]
 ) -> list[str]:
-    """List the options that `--for LOSS` set to other values than their defaults."""
     chosen = [
         options[name].as_typed(values[name])
         for name in options
@@ -266,7 +264,6 @@ def _effect_notes(
 def _conditions(
     conditions: Mapping[str, Any], options: Mapping[str, Option], values: Mapping[str, Any]
 ) -> dict[str, bool]:
-    """Return each condition as a user would type it, and whether it holds."""
     return {
         options[name].as_typed(value): bool(values[name])
         if value is True
@@ -277,7 +274,7 @@ def _conditions(
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
-    """Print a result on stdout, as a table or as JSON; a closed pipe is no error."""
+    """Print a result on stdout, as a table or as JSON; ignore a closed pipe."""
     try:
         if json:
             print_result(console.to_json(result))
@@ -305,7 +302,6 @@ def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Contex
 
 
 def _flags_that_set(parameter: str, context: typer.Context) -> list[str]:
-    """Return the command's flags for a parameter: with its name, or with one for each side."""
     name = parameter.replace("_", "-")
     shown = [one for one in context.command.params if not getattr(one, "hidden", False)]
     flags = [flag for one in shown for flag in one.opts]

@@ -1,4 +1,4 @@
-"""Reports for people: lines on stderr, progress bars, JSON; the modules here print tables."""
+"""Output for people: notes, reports and progress on stderr, and JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 EVERY = 10.0
-"""Seconds from line to line where there is no room for a bar."""
+"""Seconds between two progress lines without a terminal for a bar."""
 
 
 @contextmanager
 def progress_bar(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
-    """Show a bar on stderr, or only the label of a step without a total.
+    """Show a progress bar on stderr, or only the label of a step without a total.
 
-    Where there is no room for one, the step prints its progress on a line every ten seconds.
+    Without a terminal, the step prints its progress every ten seconds.
     """
     if _columns():
         with _new_bar(label, total) as bar:
@@ -48,9 +48,9 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
             printed = now
             left = (now - start) * max(total - done, 0) / max(done, 1)
             share = f"{min(done / total, 1):.0%}"
-            if done >= total / 100:  # before that, an estimate is noise: "about 10769 min left"
+            if done >= total / 100:  # earlier estimates are too noisy
                 share += f", about {_duration(left)} left"
-            with suppress(OSError, ValueError):  # nobody reads it
+            with suppress(OSError, ValueError):  # stderr is closed
                 print(f"{printable(label)}: {share}", file=sys.stderr, flush=True)  # noqa: T201
 
     return advance
@@ -61,7 +61,7 @@ def _duration(seconds: float) -> str:
 
 
 def _columns() -> int:
-    """Return the width of stderr's terminal: 0 for none, and in a pty whose size nobody set."""
+    """Return the width of stderr's terminal; 0 without a terminal, or if its size is unset."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(sys.stderr.fileno()).columns
     return 0
@@ -82,7 +82,7 @@ def _new_bar(label: str, total: int) -> Any:
 
         @property
         def format_dict(self) -> dict[str, Any]:
-            """As wide as the terminal is now, less the ^C that it may show behind the bar."""
+            """Fit the terminal's current width, with room for ^C behind the bar."""
             is_label = not (self.total or self.n)
             bar = "{desc} …" if is_label else None
             return {**super().format_dict, "ncols": max(_columns() - 3, 1), "bar_format": bar}
@@ -91,12 +91,12 @@ def _new_bar(label: str, total: int) -> Any:
 
 
 def to_json(result: object) -> str:
-    """Return a result, dataclasses in it or itself one, as JSON; tokens are escaped."""
+    """Return a result with its dataclasses as JSON; tokens are escaped."""
     return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:
-    """Print what the stages did and left out on stderr, a line each."""
+    """Print one line per stage on stderr: its counts, failures and notes."""
     for report in reports:
         counts = ", ".join(_counted(n, what) for what, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
@@ -104,13 +104,13 @@ def print_reports(reports: Iterable[StageReport]) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print notes on stderr, a line each."""
+    """Print notes on stderr, one per line."""
     for note in notes:
         print_note(note)
 
 
 def print_note(note: str) -> None:
-    """Print a note on stderr; if nobody reads it, work goes on."""
+    """Print a note on stderr; ignore a closed stderr."""
     with suppress(OSError):
         print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -23,12 +23,12 @@ def convert(
         parser=expanded,
     ),
     output: Path | None = option(None, "The same as OUTPUT, as an option.", short="-o"),
-    normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
+    normalize: bool = option(False, "Divide each row of learned weights by its sum.", flag=True),
     json: bool = JSON,
     models: OptionalModels,
     map_options: MapOptions,
 ) -> None:
-    """Convert a map between .safetensors and NeMo-RL's .pt.
+    """Convert a map between .safetensors and NeMo-RL's .pt, in either direction.
 
     Example: xtok convert map.safetensors map.pt
     """
@@ -40,7 +40,7 @@ def convert(
     if target is None and output is None:
         local = Path(map_path.name) if is_on_hub(map_path) else map_path
         other = local.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
-        raise typer.BadParameter(f"say where to write: xtok convert {map_path} {other}")
+        raise typer.BadParameter(f"give an output: xtok convert {map_path} {other}")
     if None not in (target, output):
         raise typer.BadParameter("give one output: OUTPUT, or --output")
     path = check_output(target or output or "")

@@ -27,8 +27,8 @@ def events(
     for_loss: EventLoss = loss_option(
         EventLoss,
         "event-kl",
-        "Loss to build for: event-kl (an event map), or csd (each side's tokens, spelled in the "
-        "other's).",
+        "Loss to build for: event-kl (an event map), or csd (the spelling of each side's tokens "
+        "in the other side's tokens).",
     ),
     output: str | None = output_option(
         "a file in the current folder, named after the pair.",
@@ -42,6 +42,8 @@ def events(
 ) -> None:
     """Build an event map (default), or the tables for CSD.
 
+    An event map groups the tokens of both vocabularies, for training with event KL.
+
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """
     suffixes = SUFFIXES if for_loss == "csd" else SUFFIXES[:1]
@@ -50,7 +52,7 @@ def events(
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
     path = output_path(output, names.default_name(student_id, teacher_id, kind))
-    if not (skip_existing and path.is_file()):  # a map that is kept is not written
+    if not (skip_existing and path.is_file()):  # an existing map stays
         check_output(path, suffixes, or_folder=True)
     if path.suffix == ".pt":
         from xtok.maps.file import check_reverse

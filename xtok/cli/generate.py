@@ -21,7 +21,7 @@ def generate(
     output: StrictOutput,
     embedding_model: str | None = option(
         None,
-        "How to compare tokens: own (the two models' input embeddings), spelling (byte n-grams, "
+        "How tokens are compared: own (the two models' input embeddings), spelling (byte n-grams, "
         "without a model), sentence:MODEL (a sentence-transformers model) or input:MODEL (a "
         "language model's input embeddings). Default: own if both models have safetensors "
         "weights, otherwise spelling.",
@@ -41,7 +41,7 @@ def generate(
     ),
     widths: Widths,
 ) -> None:
-    """Map each student token to the most similar teacher tokens.
+    """Map each student token to the most similar teacher tokens, as NeMo-RL's first stage.
 
     Example: xtok generate meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o similar.safetensors
     """

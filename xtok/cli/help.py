@@ -1,4 +1,4 @@
-"""The help: what a command does, an example, and its options; rare ones with --help-all."""
+"""The help texts: description, example and options; rare options only with --help-all."""
 
 from __future__ import annotations
 
@@ -24,23 +24,20 @@ PARTS = {
     "Files": ("convert", "render"),
     "NeMo-RL's stages": ("generate", "multitoken", "reapply-exact", "sort-cut"),
 }
-"""The commands in the order of the help.
-
-The function of a command has its name, and so has the module that it is in.
-"""
+"""The commands in the order of the help. A command's function and module have its name."""
 
 COMMANDS = {name: part for part, names in PARTS.items() for name in names}
-"""The part of the help that each command stands in."""
+"""The section of the help for each command."""
 
 ALL = "--help-all"
-"""The option that shows every option."""
+"""The option that prints every option."""
 
 
 @functools.cache
 def described(name: str) -> tuple[str, str]:
-    """Return a command's description, and its example.
+    """Return a command's description and its example.
 
-    The module is not imported: to import all takes three times as long as to show the help.
+    Reads the source: importing all commands takes three times as long as printing the help.
     """
     module = Path(__file__).with_name(f"{name.replace('-', '_')}.py")
     nodes = ast.parse(module.read_text(encoding="utf-8")).body
@@ -58,21 +55,21 @@ MODEL_KINDS = """Wherever a command takes a model, give one of these:
   bytes                the 256 bytes, without a file
 
 If a name is ambiguous, add a prefix: hf:, spm:, tiktoken: or tekken:."""
-"""What `xtok help models` prints."""
+"""Output of `xtok help models`."""
 
 ARGUMENTS = "Arguments"
 
 _WIDEST = 100
-"""Columns of a line of help, however wide the terminal is: longer lines are hard to read."""
+"""Largest width of a help line in columns; longer lines are hard to read."""
 
 
 def print_models() -> None:
-    """Print what a model can be."""
+    """Print the kinds of models that commands accept."""
     _Page().prose(MODEL_KINDS).show()
 
 
 def print_commands(app: Any, ctx: Any) -> None:
-    """Print the help of `xtok`: its commands, by part."""
+    """Print the help of `xtok`: its commands in sections."""
     page = _Page().prose("Usage: xtok COMMAND ...").prose(app.help)
     widest = max(map(len, COMMANDS))
     for part, names in PARTS.items():
@@ -85,7 +82,7 @@ def print_commands(app: Any, ctx: Any) -> None:
 
 
 def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
-    """Print the help of a command; `rare` options, too."""
+    """Print the help of a command, with `rare` including rarely needed options."""
     parts = dict(_parts(command, ctx))
     left_out = 0 if rare else len(parts.pop(RARE, ()))
     page = _Page().prose(f"Usage: {usage(command, ctx.command_path)}").prose(command.help)
@@ -94,12 +91,12 @@ def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
     for part, rows in parts.items():
         page.rows(part, rows, widest)
     if left_out:
-        page.prose(f"{ALL} also shows {plural(left_out, 'option')} rarely needed.")
+        page.prose(f"{ALL} also prints {plural(left_out, 'rarely needed option')}.")
     page.show()
 
 
 class _Page:
-    """Lines of help, as wide as the terminal."""
+    """Lines of help, wrapped to the terminal's width."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, markup=False)
@@ -111,14 +108,14 @@ class _Page:
         return self
 
     def prose(self, text: str) -> _Page:
-        """Add paragraphs; each is wrapped as a whole, wherever the source breaks its lines."""
+        """Add paragraphs, wrapped anew."""
         for part in text.split("\n\n"):
             lines = part.split("\n") if part.startswith("  ") else wrap(part, self._width)
             self._lines += [*map(Text, lines), Text()]
         return self
 
     def rows(self, part: str, rows: Iterable[tuple[str, str]], widest: int) -> _Page:
-        """Add a part: names, each with what it is."""
+        """Add a section of names and their descriptions."""
         self.line(f"{part}:", "bold")
         left = 2 + widest + 2
         for name, text in rows:
@@ -130,12 +127,12 @@ class _Page:
         return self.line()
 
     def show(self) -> None:
-        """Print the page, without the empty line at its end: Typer adds one."""
+        """Print the page without its last empty line, which Typer adds."""
         self._console.print(Text("\n").join(self._lines[:-1]), soft_wrap=True)
 
 
 def _parts(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield the parts of a command's help, arguments and the main options first."""
+    """Yield the sections of a command's help, arguments and main options first."""
     rows: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], MAIN: []}
     for parameter in command.params:
         record = parameter.get_help_record(ctx)
@@ -151,13 +148,13 @@ def _parts(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]
 
 
 def _flags(record: str) -> str:
-    """Return an option as the help shows it: its values without brackets, its two names as one."""
+    """Return an option as the help prints it: `--[no-]x`, and choices without brackets."""
     record = re.sub(r"--([\w-]+) / --no-\1", r"--[no-]\1", record)
     return re.sub(r"<(.+)>", r"\1", record)
 
 
 def usage(command: Any, path: str) -> str:
-    """Return how a command is typed: with what is required, and in brackets what is not."""
+    """Return the usage line of a command."""
     arguments = [str(p.metavar) for p in command.params if p.param_type_name == "argument"]
     required = [
         f"{p.opts[0]} {p.metavar or 'FILE'}"

@@ -30,14 +30,14 @@ def multitoken(
     ),
     config: MultitokenConfig,
     exact_match: bool = option(
-        False, "Where both sides have a token, give it one entry of weight 1.", panel=MAKING
+        False, "Give a token of both sides a single entry of weight 1.", panel=MAKING
     ),
     num_examples: int = option(
         0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT
     ),
     map_options: MapOptions,
 ) -> None:
-    """Map each student token to the teacher tokens that spell it.
+    """Map each student token to the teacher tokens that spell it, as NeMo-RL's second stage.
 
     Example: xtok multitoken meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o first.pt
     """

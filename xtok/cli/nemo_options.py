@@ -28,7 +28,7 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "teacher_model": ("teacher", "-t"),
     "model": ("model_argument", "-m"),
 }
-"""Models as options, for every command whose models are arguments: the argument, and a letter."""
+"""Models as options, for commands with models as arguments: the argument, and a letter."""
 
 # NeMo-RL's option → xtok's options and their values. `...` stands for the typed value, None for
 # xtok's default. For the commands that replace NeMo-RL's tools and have all of these options.
@@ -66,7 +66,7 @@ FIXED: Mapping[str, tuple[Collection[str], str, str]] = {
 # This tool ignores the options of the preceding step and writes next to its input.
 _IGNORING = "reapply-exact"
 
-# Commands whose NeMo-RL tool writes to a folder: the file's name there, without suffix.
+# File names, without suffix, of NeMo-RL's tools that write to a folder.
 _NAMES: Mapping[str, str] = {
     "generate": "temp_projection_map_{student}_to_{teacher}_top_{top_k}",
     "multitoken": "projection_map_{student}_to_{teacher}_multitoken_top_{top_k}_double",
@@ -121,7 +121,7 @@ class Command(TyperCommand):
         super().__init__(*args, **{**kwargs, "context_settings": settings})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as usual, then set xtok's options from the hidden ones."""
+        """Parse as usual, then set xtok's options from the hidden options."""
         words = ctx.meta[__name__] = NemoWords()
         if help.ALL in args:
             ctx.meta[help.ALL], args = True, ["--help"]
@@ -142,7 +142,7 @@ class Command(TyperCommand):
     def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:  # in xtok's words, not in those of Typer's validator
+        except typer.BadParameter as error:  # Typer's validator has other words
             message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
             error.message = message.replace("Input should be", "must be", 1)
             raise
@@ -183,7 +183,6 @@ class Command(TyperCommand):
                         _set(ctx, target, value if fixed is ... else fixed, name)
 
     def _set_output(self, ctx: Any, typed: Mapping[str, Any]) -> None:
-        """Set `output`, which NeMo-RL splits into two options or leaves to a default."""
         name = next((name for name in _PLACES if name in typed), "")
         stem = typed.get("output_filename", "")
         folder = typed.get("data_dir", typed.get("output_dir"))
@@ -197,7 +196,6 @@ class Command(TyperCommand):
 
 
 def _set(ctx: Any, target: str, value: Any, name: str) -> None:
-    """Set an option of xtok, as if it had been typed instead of NeMo-RL's `name`."""
     ctx.params[target] = value
     if name:
         ctx.set_parameter_source(target, ctx.get_parameter_source(name))

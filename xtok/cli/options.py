@@ -1,4 +1,4 @@
-"""Options that commands share, and what they stand for: models, maps, outputs, texts."""
+"""Shared options: models, maps, outputs and texts."""
 
 from __future__ import annotations
 
@@ -48,10 +48,9 @@ KINDS = "a repo, folder or file (xtok help models)."
 
 
 def map_files(incomplete: str) -> list[str]:
-    """Return the maps and folders that a shell may complete a word to.
+    """Return map files and folders for shell completion.
 
-    None without a map, or if a name needs quotes: then the shell completes files itself, which
-    quotes names, and sets no space behind a folder.
+    Returns nothing without a map, or if a name needs quotes: the shell then completes files itself.
     """
     paths = sorted(glob(f"{escape(incomplete)}*"))
     names = [f"{path}/" if os.path.isdir(path) else path for path in paths]
@@ -62,14 +61,15 @@ def map_files(incomplete: str) -> list[str]:
 
 
 def map_option(help: str, default: Any = None, **about: Any) -> Any:
-    """Return an option, or argument, for a map or several."""
+    """Return an option or argument for one or several maps."""
     return option(default, help, **{"metavar": "MAP", "autocompletion": map_files, **about})
 
 
 MAP_HELP = "A map: .safetensors, NeMo-RL's .pt, or hf:OWNER/NAME/FILE on the hub."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
 BACK_MAP_FILE = map_option(
-    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build one, once.",
+    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build it once, and "
+    "keep it in the cache.",
     name="map",
     panel=MAIN,
 )
@@ -97,14 +97,14 @@ def map_to_student(pair: Pair, path: Path | None) -> Path | ProjectionMap:
 
 
 def json_option(keys: str) -> Any:
-    """Return the option for JSON, with its keys."""
+    """Return the option --json with the keys of its output."""
     return option(False, f"Print one JSON object: {keys}.", flag=True, panel=OUTPUT)
 
 
 JSON = json_option("paths, reports (of each stage: its counts, notes and failures)")
 TEXT_FIELD = option(
     "text",
-    "Field (JSON lines) or column (Parquet) that holds the text.",
+    "Field (JSON lines) or column (Parquet) of the text.",
     needs={"text": True},
     panel=TEXT,
 )
@@ -119,39 +119,41 @@ CHAT_TEMPLATE = option(
 
 
 def text_option(help: str, *, required: bool = False) -> Any:
-    """Return an option for files of text; the help ends with what they may be."""
+    """Return an option for text files; the help ends with their formats."""
     default: Any = ... if required else []
     return option(default, f"{help}{_FILES}", metavar="FILE", parser=expanded, panel=MAIN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths(Config):
-    """The widths of the models' logits, and so of a map."""
+    """Widths of the models' logits, and so of a map."""
 
     panel = RARE
     student_vocab_size: int | None = option(
         None,
-        "Width of the student's logits, instead of that of the map's file or the model's config.",
+        "Width of the student's logits. Overrides the map file and the model's config.",
         min=1,
     )
-    teacher_vocab_size: int | None = option(None, "Width of the teacher's logits.", min=1)
+    teacher_vocab_size: int | None = option(
+        None, "Width of the teacher's logits. Overrides the map file and the model's config.", min=1
+    )
 
 
 PRESERVE_LAST = option(
     None,
-    "Whether the last column holds scale slots. Default: as in the file.",
+    "Whether the last column contains scale slots. Default: as recorded in the file.",
     panel=RARE,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions(Widths):
-    """How a map's file is read, where it has no metadata."""
+    """Options for map files without metadata."""
 
     preserve_last: bool | None = PRESERVE_LAST
 
     def load(self, path: Path, **more: Any) -> ProjectionMap:
-        """Load a map."""
+        """Load a projection map."""
         return xtok.ProjectionMap.load(path, **vars(self), **more)
 
     def load_any(self, path: Path, **more: Any) -> AnyMap:
@@ -163,15 +165,15 @@ class MapOptions(Widths):
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Config):
-    """How models are loaded."""
+    """Options for loading models."""
 
     panel = RARE
     trust_remote_code: bool = option(
-        False, "Allow a repo's custom tokenizer code to run; a note says when it does.", flag=True
+        False, "Allow custom tokenizer code from the repo; a note reports each use.", flag=True
     )
 
     def tokenizer(self, model: str, vocab_size: int | None = None) -> Tokenizer:
-        """Load a tokenizer, and print the notes on how it was loaded."""
+        """Load a tokenizer, and print its notes."""
         with console.progress_bar(f"loading {model}"):
             tokenizer = xtok.load_tokenizer(
                 model, vocab_size=vocab_size, trust_remote_code=self.trust_remote_code
@@ -182,13 +184,13 @@ class Loading(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Loading):
-    """The two models of a pair, and how they are loaded."""
+    """The two models of a pair."""
 
     student: str | None = option(None, f"The student, a map's rows: {KINDS}", argument="STUDENT")
     teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
 
     def names(self) -> dict[str, str]:
-        """Return the models that are given, by side."""
+        """Return the given models by side."""
         return {side: name for side in SIDES if (name := getattr(self, side)) is not None}
 
     def both(self) -> tuple[str, str]:
@@ -198,19 +200,19 @@ class Models(Loading):
         return self.student, self.teacher
 
     def pair(self, widths: Widths | None = None) -> Pair:
-        """Load both tokenizers; a model that is not given is a usage error."""
+        """Load both tokenizers; a missing model is a usage error."""
         self.both()
         return xtok.pair(*self.tokenizers(widths).values())
 
     def tokenizers(self, widths: Widths | None = None) -> dict[str, Any]:
-        """Load the tokenizers that are given, by side."""
+        """Load the given tokenizers by side."""
         return {
             side: self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
             for side, model in self.names().items()
         }
 
     def pair_of(self, path: Path | None, options: MapOptions) -> tuple[Pair, ProjectionMap | None]:
-        """Load both tokenizers, and the map to begin with, if any; the pair is as wide as it."""
+        """Load both tokenizers and an optional map, all with the same widths."""
         self.both()
         if path is None:
             return self.pair(options), None
@@ -219,10 +221,10 @@ class Models(Loading):
     def with_map(
         self, any_map: M, widths: Widths | None = None, *, name: Path | str = "the map"
     ) -> tuple[M, Pair]:
-        """Load the tokenizers of a map's sides that are given, as wide as the map and it as they.
+        """Load the given tokenizers, with the map's widths.
 
         Returns:
-            the map, with the tokens that it lacks, and its pair.
+            the map, with tokens added that its file lacks, and its pair.
         """
         bound, pair = bind_map(any_map, self.tokenizers(widths), name=str(name))
         console.print_notes(name_notes(pair, any_map))
@@ -239,7 +241,7 @@ class OptionalModels(Models):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Models):
-    """The models of a map as options, for a command whose arguments are tokens."""
+    """The models of a map as options, for a command that takes tokens as arguments."""
 
     student: str | None = option(
         None, f"The map's student: {KINDS}", name="student-model", metavar="MODEL", short="-s",
@@ -251,14 +253,14 @@ class ModelOptions(Models):
 
 
 def check_tokens(tokens: Sequence[str], where: str, ids_of: Callable[[str], Sequence[int]]) -> None:
-    """Raise a usage error for a file among the tokens, with the place `where` it goes."""
+    """Raise a usage error if a token is a file name; `where` is the option for the file."""
     for token in tokens:
         if os.path.exists(token) and not ids_of(token):
             raise typer.BadParameter(f"{token} is not a token; {where.format(token)}")
 
 
 def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Path], Models]:
-    """Split MAP... STUDENT TEACHER: up to two arguments behind the last map file are the models."""
+    """Split MAP... STUDENT TEACHER: up to two arguments after the last map are models."""
     end = len(arguments)
     while len(arguments) - end < 2 and end > 1:
         if arguments[end - 1].endswith((".safetensors", ".pt")):
@@ -275,30 +277,30 @@ def maps_and_models(arguments: Sequence[str], loading: Loading) -> tuple[list[Pa
 
 
 _MADE_FOR = {
-    **{loss: ("map", f"xtok build STUDENT TEACHER --for {loss}") for loss in get_args(Loss)},
-    "event-kl": ("event map", "xtok events STUDENT TEACHER"),
-    "csd": ("spelling map", "xtok events STUDENT TEACHER --for csd"),
+    **{loss: ("a map", f"xtok build STUDENT TEACHER --for {loss}") for loss in get_args(Loss)},
+    "event-kl": ("an event map", "xtok events STUDENT TEACHER"),
+    "csd": ("a spelling map", "xtok events STUDENT TEACHER --for csd"),
     "topk-kl": ("rows of predictions", "xtok project TOPK STUDENT TEACHER -o OUTPUT.parquet"),
-    "alm": ("file", "train with it as it is: it needs the teacher's log-probabilities alone"),
-    "same-tokenizer": ("file", "train with it as it is: it needs the same vocabulary alone"),
+    "alm": ("a file", "train without a file: this loss needs only the teacher's log-probabilities"),
+    "same-tokenizer": ("a file", "train without a file: this loss needs only the same vocabulary"),
 }
-"""What each loss is given, and the command that makes it."""
+"""The input of each loss, and the command that creates it."""
 
 
 def read_loss(text: str, known: Any = Loss) -> str:
-    """Return the name of one of the `known` losses; an `XtokError` names another's command."""
+    """Return the name of a loss; an `XtokError` for a loss that needs another command."""
     losses = get_args(known)
     loss: str = with_hyphens(text)
     if loss in losses:
         return loss
     if loss in _MADE_FOR:
         hint = _MADE_FOR[loss][1]
-        raise XtokError(f"{loss} takes no {_MADE_FOR[losses[0]][0]}", hint=hint)
+        raise XtokError(f"{loss} does not use {_MADE_FOR[losses[0]][0]}", hint=hint)
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, losses))}.")
 
 
 def loss_option(known: Any, default: str | None, help: str) -> Any:
-    """Return the option for a loss, one of the `known` that the command makes something for."""
+    """Return the option --for with the losses of a command."""
     return option(
         default,
         help,
@@ -311,7 +313,7 @@ def loss_option(known: Any, default: str | None, help: str) -> Any:
 
 
 def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
-    """Return the option of where a command writes its file."""
+    """Return the option --output."""
     return option(
         None,
         f"Output: {file}; or a folder. Default: {default}",
@@ -323,15 +325,15 @@ def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") ->
 
 
 def output_path(output: str | None, name: str, beside: Path | None = None) -> Path:
-    """Return the path of an output; in a folder, `name` in it.
+    """Return the output's path; in a folder, `name` is added.
 
-    A folder is one that exists, ends in a slash, or has no suffix and is not a file. By default it
-    is the one of the file that a command refines, unless that is a pipe, else the current one.
+    A path is a folder if it exists as one, ends in a slash, or has no suffix and is not a file. The
+    default is the folder of the refined file `beside`, or the current folder.
     """
     if output is None:
         return Path(name) if beside is None or not beside.is_file() else beside.with_name(name)
     path = Path(output)
-    if output == "-":  # means stdout, which `check_output` refuses
+    if output == "-":  # stdout, which `check_output` rejects
         return path
     is_folder = path.is_dir() or output.endswith(("/", os.sep))
     return path / name if is_folder or not (path.suffix or path.exists()) else path
@@ -352,19 +354,19 @@ class Output(Config):
         return output_path(self.output, name)
 
     def check(self) -> None:
-        """Check that the map can be written, before anything costs time."""
+        """Check early that the map can be written."""
         from xtok.maps import file
 
         file.check_output(self.path("map.safetensors"), or_folder=True)
 
     def write(self, projection: ProjectionMap, name: str) -> None:
-        """Write the map, under this name unless another is given, and report it."""
+        """Write the map to the output, or under this name, and report it."""
         path = self.path(name)
         projection.save(path)
         print_written(projection.reports, path, json=self.json)
 
     def write_of_stage(self, projection: ProjectionMap, name: str) -> None:
-        """Write a map that NeMo-RL's users may train on, and recommend a better one for that."""
+        """Write the map of a NeMo-RL stage, and recommend a better map for training."""
         from xtok.maps.provenance import is_counted
 
         self.write(projection, name)
@@ -382,7 +384,7 @@ class Output(Config):
 
 
 def note_one_vocabulary(pair: Pair) -> None:
-    """Print a note where both models have one vocabulary, which needs no file; it is made."""
+    """Print a note if both models have the same vocabulary and need no map."""
     if pair.is_same:
         from xtok.inspection.advice import USE_PLAIN_KL
 
@@ -390,8 +392,8 @@ def note_one_vocabulary(pair: Pair) -> None:
 
 
 def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
-    """Report on stderr what stages did, and print the paths of their results on stdout."""
-    with suppress(OSError):  # the map is written, whether or not anybody reads the report
+    """Print the stages' reports on stderr and the paths of their results on stdout."""
+    with suppress(OSError):  # the map is written even if stderr is closed
         console.print_reports(reports)
     if json:
         print_result(console.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
@@ -402,7 +404,7 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
 def print_map(
     any_map: AnyMap, path: Path, reports: Sequence[StageReport], *, json: bool, loss: Any = None
 ) -> None:
-    """Report a map that is written, and of a `.pt` what NeMo-RL's training script takes for it."""
+    """Report a map that was written; for a `.pt`, print NeMo-RL's configuration."""
     from xtok.maps.convert import nemo_overrides
     from xtok.maps.file import files_of
 
@@ -413,14 +415,14 @@ def print_map(
 
 SKIP_EXISTING = option(
     False,
-    "Keep an existing output if it is the same map (same tokenizers, options and texts). "
-    "Otherwise one process builds it, and others that need the same file wait.",
+    "Keep an existing output with the same tokenizers, options and texts. Otherwise one "
+    "process builds it, and other processes wait.",
     flag=True,
     panel=OUTPUT,
 )
 TIMEOUT = option(
     WAIT,
-    "Seconds to wait for another process that builds the same file, before building it here.",
+    "Seconds to wait for another process that builds the same file, before this process builds it.",
     min=0,
     needs={"skip_existing": True},
     panel=RARE,
@@ -429,14 +431,14 @@ TIMEOUT = option(
 
 @dataclass(frozen=True, kw_only=True)
 class RefinedMap(Output):
-    """The map that a command refines, as an argument or as an option, and where it writes it."""
+    """The input and output of a command that refines a map."""
 
     map_path: Path | None = map_option(MAP_HELP, argument="MAP")
     initial_projection_path: Path | None = map_option("The same as MAP, as an option.", panel=RARE)
     output: str | None = output_option("a file next to the input, in the same format.")
 
     def source(self) -> Path:
-        """Return the path of the map to refine; none, or two, are a usage error."""
+        """Return the path of the input; a missing or second input is a usage error."""
         paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
         if len(paths) != 1:
             which = "one map" if paths else "a map"
@@ -444,22 +446,22 @@ class RefinedMap(Output):
         return paths[0]
 
     def path(self, name: str) -> Path:
-        """Return the output's path, by default next to the map."""
+        """Return the output's path, by default next to the input."""
         return output_path(self.output, name, self.source())
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrictOutput(Output):
-    """The output of a command that reads tokenizers, which may fail to decode or spell a token."""
+    """The output of a command that decodes and spells tokens."""
 
     strict: bool = option(
         False,
-        "Write nothing, and exit with 1, if a token could not be decoded or spelled.",
+        "Exit with 1 and write nothing if a token cannot be decoded or spelled.",
         flag=True,
     )
 
     def write(self, projection: ProjectionMap, name: str) -> None:
-        """Write the map, if every token could be decoded and spelled or --strict is not given."""
+        """Write the map; with --strict, only if every token was decoded and spelled."""
         from xtok.maps.records import require_complete
 
         if self.strict:

@@ -6,7 +6,7 @@ from xtok.cli.nemo_options import refined_name
 from xtok.cli.options import MapOptions, OptionalModels, RefinedMap
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
-_AS_MADE = option(None, "As in multitoken. Default: as when the map was made.", panel=MATCHING)
+_AS_MADE = option(None, "As in multitoken. Default: the value recorded in the map.", panel=MATCHING)
 
 
 @command
@@ -18,9 +18,9 @@ def reapply_exact(
     canonicalization: Canonicalization | None = _AS_MADE,
     map_options: MapOptions,
 ) -> None:
-    """Where both sides have a token, give it one entry of weight 1.
+    """Give each token of both sides a single entry of weight 1, as NeMo-RL's third stage.
 
-    A map without tokens, as NeMo-RL's tools write it, needs both models.
+    Maps from NeMo-RL's tools contain no tokens, so they need both models.
 
     Example: xtok reapply-exact first.pt -o exact.pt
     """

@@ -24,9 +24,7 @@ def render(
         "chat_template_kwargs.",
         argument="FILE",
     ),
-    model_argument: str | None = option(
-        None, f"Model whose ids are written: {KINDS}", argument="MODEL"
-    ),
+    model_argument: str | None = option(None, f"Model to write ids for: {KINDS}", argument="MODEL"),
     chat_template: str | None = CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
         False, "End each conversation with the template's prompt for an answer.", flag=True

@@ -32,7 +32,7 @@ def report(
         argument="MAP... [STUDENT TEACHER]",
         parser=expanded,
     ),
-    text: list[str] = text_option("With both models: measure the maps on this text: "),
+    text: list[str] = text_option("With both models: text to measure the maps on: "),
     models: ModelOptions,
     field: str = TEXT_FIELD,
     output: Path = option(Path("report.html"), "Output: an .html file.", short="-o", panel=OUTPUT),
@@ -41,9 +41,10 @@ def report(
     ),
     map_options: MapOptions,
 ) -> None:
-    """Write a page (HTML) that shows what a map is good for.
+    """Write an HTML page about a map: suitable losses, rows, classes of tokens, and a search.
 
-    With the models it has sentences in both tokenizations; with --text, the map's quality.
+    With the models, the page also shows sentences in both tokenizations; with --text, the map's
+    quality and a verdict.
 
     Example: xtok report map.safetensors -o report.html
     """
@@ -79,14 +80,14 @@ def report(
 
 
 def _data_path(path: Path) -> Path:
-    """Return the path of the page's data, which may replace a page's data and nothing else."""
+    """Return the path of the page's data; it may only replace the data of another page."""
     try:
         there = parse_json(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
     except ValueError:
         there = None
     if not (isinstance(there, dict) and {"pair", "maps"} <= there.keys()):
         raise OutputError(
-            f"{path} exists, and is not the data of a page: the page's data would replace it",
-            hint="move it away, or give the page another name",
+            f"{path} exists and does not contain the data of a page, so it is not replaced",
+            hint="move the file, or choose another name for the page",
         )
     return path

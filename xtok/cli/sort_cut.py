@@ -14,7 +14,7 @@ def sort_cut(
     config: SortCutConfig,
     preserve_last: bool | None = PRESERVE_LAST,
 ) -> None:
-    """Keep the heaviest entries of each row, and normalize it.
+    """Keep the heaviest entries of each row, and normalize the row, as NeMo-RL's last stage.
 
     A scale slot stays last.
 

@@ -1,4 +1,4 @@
-"""Stdout belongs to the result: while a command works, nothing else reaches it."""
+"""Reserve stdout for the result: other output of a running command goes to stderr."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import IO, Any, TextIO
 
 from xtok.tokenizers.display import printable, shorten
 
-_MAX_LINES = 20  # of what libraries print: 100,000 unknown keys in a file give as many lines
+_MAX_LINES = 20  # printed by libraries: a file may have 100,000 unknown keys
 
 _result: TextIO | None = None
 
 
 def result_stream() -> TextIO:
-    """Return the stream that results are printed on."""
+    """Return the stream for results."""
     return _result or sys.stdout
 
 
 def print_result(text: str, end: str = "\n") -> None:
-    """Print a result, or a part of one."""
+    """Print a result, or a part of it."""
     print(text, end=end, file=result_stream())
 
 
 def print_path(path: Path) -> None:
-    """Print the path of a file that was written: its own bytes, but on a terminal escaped."""
+    """Print the path of a written file: its exact bytes, escaped only on a terminal."""
     stream = result_stream()
     if stream.isatty():
         print_result(printable(os.fspath(path)))
@@ -39,20 +39,20 @@ def print_path(path: Path) -> None:
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Keep stdout for `result_stream`; what libraries print there is shown on stderr at the end.
+    """Keep stdout for `result_stream`; other output to stdout appears on stderr at the end.
 
-    The tokenizers library prints keys that it does not know, from Rust, and the code of a model's
-    folder may print as well. What libraries log is escaped.
+    The tokenizers library prints unknown keys from Rust, and a model's own code may print. Log
+    messages of libraries are escaped.
     """
     global _result
     try:
         stdout = sys.stdout.fileno()
-    except (OSError, ValueError):  # replaced in Python, by a test
+    except (OSError, ValueError):  # a test replaced it in Python
         yield
         return
     _escape_log_messages()
     sys.stdout.flush()
-    result = open(  # noqa: SIM115 - closed below, after stdout is what it was
+    result = open(  # noqa: SIM115 - closed below, after stdout is restored
         os.dup(stdout), "w", encoding=sys.stdout.encoding, errors="backslashreplace"
     )
     with _scratch_file() as others, result:
@@ -72,7 +72,7 @@ def _scratch_file() -> IO[bytes]:
 
     try:
         return tempfile.TemporaryFile()
-    except OSError:  # no folder can be written
+    except OSError:  # no folder is writable
         return open(os.devnull, "w+b")
 
 
@@ -85,7 +85,7 @@ def _show_printed(file: IO[bytes]) -> None:
 
 
 def _escape_log_messages() -> None:
-    """Escape control characters in what libraries log and warn of."""
+    """Escape control characters in log messages and warnings of libraries."""
     import logging
     import warnings
 
@@ -100,10 +100,10 @@ def _escape_log_messages() -> None:
 
     warnings.formatwarning = format_warning
     logging.setLogRecordFactory(SafeRecord)
-    # It warns "You are using a model of type …" where a config and its model go by two names.
+    # It warns if a config and its model use two names for one type.
     logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)
 
 
 def printable_lines(text: str) -> str:
-    """Return any text safe to print, with its line breaks kept."""
+    """Return a text that is safe to print, with its line breaks."""
     return "\n".join(map(printable, text.split("\n")))

@@ -1,4 +1,4 @@
-"""Looking at maps and tokenizers: what a map holds, whether it is right, how good it is."""
+"""Descriptions, checks and measures of maps and tokenizers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Grade = Literal["bad", "care", "note", "good"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked, and what was found.
+    """The result of one check.
 
-    Only `failed` makes a command exit with 3. `skipped` are checks that a map file has nothing for.
+    Only `failed` makes a command exit with 3; `skipped` is a check without data in the map file.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The one place that recommends a loss, an artefact, and the next command.
+"""Recommendation of a loss, a file and the next command, for all commands.
 
-docs/guides/choosing.md gives the same advice, and the reason: added to cross-entropy, no loss did
-better than event KL. The share of the vocabularies that is the same does not matter.
+docs/guides/choosing.md gives the same advice and the reason: beside cross-entropy, no loss is
+better than event KL, for any share of equal tokens.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from xtok.inspection.measures import Verdict
 
 Judgement: TypeAlias = tuple[Grade, str]
-"""How well a map suits a loss, and why, in a sentence."""
+"""How well a map suits a loss, and the reason as a sentence."""
 
 MOST_LEAK = 0.05
-"""Above this share of shared token boundaries, a comparison that leaks is not recommended."""
+"""Largest share of leaking boundaries at which a comparison is recommended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """How to train with a pair of tokenizers."""
+    """A recommendation for training with a pair of tokenizers."""
 
-    loss: str  # that suits beside cross-entropy
-    map_loss: str | None  # that suits a trainer that takes a map; None if no map is needed
+    loss: str  # recommended beside cross-entropy
+    map_loss: str | None  # for a trainer that takes a map; None if no map is needed
     sentence: str
-    commands: tuple[tuple[str, ...], ...]  # that make what these losses need, the first loss first
-    others: tuple[str, ...] = ()  # a sentence on each other loss, and what it needs of a teacher
+    commands: tuple[tuple[str, ...], ...]  # create the files of these losses
+    others: tuple[str, ...] = ()  # a sentence on each other loss
 
     @property
     def note(self) -> str:
-        """What a word of the commands stands for, and why; empty if none has it."""
+        """Explanation of the placeholder in the commands; empty if they have no placeholder."""
         has_text = any(TRAINING_TEXT in command for command in self.commands)
         return f"{TRAINING_TEXT}: {_WHY_OTHER_TEXT}" if has_text else ""
 
@@ -52,22 +52,22 @@ OTHER_LOSSES = (
     "spellings of xtok events --for csd.",
     "ALM needs the teacher's log-probabilities of the text alone, and no file.",
 )
-"""What else there is for two tokenizers, and what each needs of a teacher."""
+"""Other losses for two tokenizers, and their requirements."""
 
-USE_PLAIN_KL = "Use plain KL: both have the same vocabulary, so no map is needed."
+USE_PLAIN_KL = "Use plain KL: both models have the same vocabulary, so no map is needed."
 
 WHEN_TO_DISTIL = (
-    "A teacher pays where text is scarce or was read before, or where its predictions are stored; "
-    "elsewhere new text alone teaches more in the same time."
+    "A teacher helps if text is scarce or was trained on before, or if its predictions are stored; "
+    "otherwise training on new text is better in the same time."
 )
 """When to distil at all. In docs/study/index.md, 190 steps with event KL (916 s and the teacher's
 210 s, 1.981 bits per byte) are about as good as 360 of text alone (790 s, 1.997), and 160 steps
 on stored candidates (386 s, 2.063) better than 190 of text alone (428 s, 2.140)."""
 
 TRAINING_TEXT = "TRAINING_TEXT"
-"""Stands in commands for the text to count on: never the one that was measured on."""
+"""Placeholder in commands for the text to count on, which must not be the measured text."""
 
-_WHY_OTHER_TEXT = "text like your training data; not the measured text, which could not judge a map"
+_WHY_OTHER_TEXT = "text like your training data, but not the measured text"
 
 
 def advise(
@@ -78,12 +78,12 @@ def advise(
     """Recommend a loss for a pair.
 
     Args:
-        pair: its facts.
-        names: the models as the commands should have them; their ids by default.
-        maps: of the pair, which need not be made again.
+        pair: facts about the pair.
+        names: names of the models in the commands; model ids by default.
+        maps: existing maps of the pair, which the commands need not build again.
     """
     if pair.same:
-        columns = f"Compare the first {pair.num_ids:,} columns; what is wider is padding."
+        columns = f"Compare the first {pair.num_ids:,} columns; the other columns are padding."
         sentence = f"{USE_PLAIN_KL} {columns}"
         return Advice(loss="plain KL", map_loss=None, sentence=sentence, commands=())
     student, teacher = names or (pair.student, pair.teacher)
@@ -94,9 +94,8 @@ def advise(
     if pair.text is not None and pair.events is not None and pair.events.leak is not None:
         leak, (forward, back) = pair.events.leak, pair.text.conditional_entropy
         lost = 0.0 if pair.text.left_out is None else pair.text.left_out.share
-        part = (
-            f"the {1 - lost:.1%} of this text that both spell alike" if lost > 0.01 else "this text"
-        )
+        equal = f"the {1 - lost:.1%} of this text that both sides spell alike"
+        part = equal if lost > 0.01 else "this text"
         measured = f" On {part}, events of bytes leak at {percent(leak)} of the shared token "
         measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
         measured += f"teacher, {back:.2f} from teacher to student."
@@ -112,13 +111,12 @@ def advise(
 
 
 def _is_for_p_kl(m: ProjectionMap, *, by_text: bool) -> bool:
-    """Whether a map is what is recommended for P-KL: counted, and `by_text` on text."""
     return not p_kl_problems(m) and (not by_text or any(step.get("texts") for step in m.history))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether a map suits a loss, and why, in a sentence; event KL takes the pair's events."""
+    """Whether a map suits a loss, with the reason as a sentence."""
 
     loss: Loss | Literal["event-kl"]
     level: Grade
@@ -175,14 +173,17 @@ def _sentence(words: str) -> str:
 
 def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
     if not exact:
-        return "bad", "It compares rows of equal bytes, and the map has none."
+        return "bad", "It compares rows of equal bytes, but the map has no such rows."
     missing = pair.numbers.only_student
     if missing > pair.numbers.student / 2:
         of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
         return "care", f"{of_all} have no exact counterpart: they are compared by rank."
     if pair.text is None:
         rows = plural(exact, "row")
-        return "note", f"It compares {rows} of equal bytes; text shows how often that goes wrong."
+        return (
+            "note",
+            f"It compares {rows} of equal bytes; text shows how often this is wrong.",
+        )
     leak = pair.text.leak
     why = f"It confuses shared tokens with others at {percent(leak)} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "care", why
@@ -191,22 +192,25 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
 def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
     if heavy < 0.5:
         few = f"Only {percent(heavy, 0)} of the rows"
-        return "bad", f"{few} have an entry of {H_KL_THRESHOLD}, which makes a pair."
+        return "bad", f"{few} have an entry of at least {H_KL_THRESHOLD}, which makes a pair."
     if not exact:
-        pairs = f"{percent(heavy, 0)} of the rows have an entry of {H_KL_THRESHOLD} for a pair"
+        pairs = f"{percent(heavy, 0)} of the rows have an entry of at least {H_KL_THRESHOLD}"
         return "care", f"No rows of equal bytes; {pairs}."
     return gold
 
 
 def _judge_event_kl(pair: PairFacts) -> Judgement:
     if pair.same:
-        return "note", "It needs no map; with one vocabulary, plain KL needs no events either."
+        return "note", "It needs no map; for one vocabulary, plain KL is enough."
     events = pair.events
     if events is None:
-        needs = "It needs no map but an event map. With both models and text, its leak is measured."
+        needs = "It needs an event map. Give both models and text to measure its leak."
         return "good", needs
-    what = f"It needs no map: xtok events cuts the vocabularies into {events.num_events:,} events"
+    needs = f"xtok events groups the vocabularies into {events.num_events:,} events"
     if events.leak is None or events.kept is None:
-        return "good", f"{what}. With text, their leak is measured."
+        return "good", f"Build an event map: {needs}. Give text to measure their leak."
     leak, kept = percent(events.leak), percent(events.kept, 0)
-    return "good", f"{what}, which leak {leak} and keep {kept} of the bits here."
+    return (
+        "good",
+        f"It needs an event map: {needs}, which leak {leak} and keep {kept} of the bits here.",
+    )

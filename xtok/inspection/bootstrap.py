@@ -1,4 +1,4 @@
-"""Confidence intervals of means over documents, and which map is best by them."""
+"""Confidence intervals of means over documents, and the ranking of maps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOSS_NAMES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A figure with its 95 % confidence interval, which one document alone does not give."""
+    """A figure with its 95 % confidence interval; a single document gives no interval."""
 
     value: float
     low: float | None = None
@@ -25,7 +25,7 @@ class Interval:
 
 
 def interval(value: Any, drawn: NDArray[np.float64], num_documents: int) -> Interval:
-    """Return a figure with its interval, from its values for resampled documents."""
+    """Return a figure with its interval from values of resampled documents."""
     if num_documents < 2:
         return Interval(value=float(value))
     low, high = np.nanquantile(drawn, [0.025, 0.975]).tolist()
@@ -33,9 +33,9 @@ def interval(value: Any, drawn: NDArray[np.float64], num_documents: int) -> Inte
 
 
 def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Draw documents with replacement, and add up; float64 `[resamples, columns]`.
+    """Resample documents with replacement and add up; float64 `[resamples, columns]`.
 
-    The draws are the same each time, so that figures are.
+    The random seed is fixed, so figures are reproducible.
     """
     rng = np.random.default_rng(0)
     drawn = np.empty((_RESAMPLES, table.shape[1]))
@@ -47,12 +47,12 @@ def resample(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """Which map is best for a loss, over all text."""
+    """The ranking of maps for a loss over all text."""
 
     loss: Loss
-    measure: str  # the field of `MapMeasures` that decides for it
+    measure: str  # the field of `MapMeasures` to rank by
     names: tuple[str, ...]  # of the maps, best first
-    lead: Interval | None  # of the best map over the next one, in nats; None for one map alone
+    lead: Interval | None  # of the best map over the second, in nats; None for one map
     verdict: str
 
 
@@ -66,16 +66,16 @@ def rank(
 
     Args:
         loss: the loss.
-        names: of the maps.
-        sums: each map's losses, added up by document, float64 `[maps, documents]`.
-        counts: how many losses each document has, int64 `[documents]`.
+        names: names of the maps.
+        sums: each map's losses per document, float64 `[maps, documents]`.
+        counts: number of losses per document, int64 `[documents]`.
     """
     loss = loss_name(loss)
-    measured = counts > 0  # documents without losses do not count for the spread
+    measured = counts > 0  # documents without losses would change the interval
     sums, counts = sums[:, measured], counts[measured]
-    measure, where = "cross_entropy", "at the first tokens it compares"
+    measure, where = "cross_entropy", "at shared token boundaries"
     if loss == "p-kl":
-        measure, where = "chunk_cross_entropy", "over chunks, as P-KL averages"
+        measure, where = "chunk_cross_entropy", "over chunks"
     values = [float(one.sum() / max(1, counts.sum())) for one in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
@@ -88,13 +88,13 @@ def rank(
         lead = interval(value, drawn[:, 0] / drawn[:, 1], len(counts))
         which = f"{names[best]} is {'best' if others[1:] else 'better'}"
         if (lead.value if lead.low is None else lead.low) <= 0:
-            which = f"this text does not tell {names[best]} from {names[other]}"
+            which = f"this text shows no difference between {names[best]} and {names[other]}"
         spread = "one document, so no interval"
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
         verdict = (
             f"For {LOSS_NAMES[loss]}, {which}: {values[best]:.3f} nats {where}, against "
-            f"{values[other]:.3f} of {names[other]} ({spread})."
+            f"{values[other]:.3f} for {names[other]} ({spread})."
         )
     names = tuple(names[n] for n in order)
     return Ranking(loss=loss, measure=measure, names=names, lead=lead, verdict=verdict)

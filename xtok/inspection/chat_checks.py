@@ -1,4 +1,4 @@
-"""What a tokenizer's chat template does to a conversation, tried out for `doctor`."""
+"""Trials of a chat template for `doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _USER = {"role": "user", "content": "What is 2 + 2?"}
 _FURTHER = {"role": "user", "content": "And 3 + 3?"}
 _ANSWER = {"role": "assistant", "content": "It is 4."}
 _THINKING = {"role": "assistant", "content": "<think>\nsum\n</think>\n\nIt is 4."}
-_CALL_ID = "a1B2c3D4e"  # nine letters and digits, as Mistral's templates want them
+_CALL_ID = "a1B2c3D4e"  # Mistral's templates require nine letters and digits
 _ADD = {"name": "add", "arguments": {"a": 2, "b": 2}}
 _TOOL_CALL = {
     "role": "assistant",
@@ -32,14 +32,14 @@ _RESULT = {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "
 
 
 class ChatTrial:
-    """A chat template, by default the tokenizer's own, tried out.
+    """A trial of a chat template, by default the tokenizer's own.
 
     Raises:
         XtokError: if `template` cannot be read.
     """
 
-    turn_ends: tuple[int, ...] | None = None  # of an answer; None if the template refuses it
-    tool_suffix_ids: tuple[int, ...] | None = None  # of a tool's message; likewise
+    turn_ends: tuple[int, ...] | None = None  # of an answer; None if the template rejects it
+    tool_suffix_ids: tuple[int, ...] | None = None  # of a tool message, likewise
 
     def __init__(self, tokenizer: Tokenizer, template: str | Path | None) -> None:
         self.tokenizer, self.template, self._table = tokenizer, template, tokenizer.table
@@ -55,14 +55,14 @@ class ChatTrial:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that end an answer: by the template, else eos."""
+        """The ids that end an answer: from the template, otherwise eos."""
         eos = self.tokenizer.special_token_names.get("eos_token")
         ids = self._table.roles.get("eos", ()) if eos is None else self._table.ids_of(eos)
         return self.turn_ends or tuple(ids[:1])
 
     @property
     def shown_end(self) -> str:
-        """What ends an answer, to show; eos, without a template."""
+        """The end of an answer, as messages show it."""
         shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
         if self.turn_ends or not self.ends:
             return shown
@@ -72,12 +72,12 @@ class ChatTrial:
         return f"{shown} (eos, not the turn_end {self._table.shown(roles[0])})"
 
     def checks(self, *, tools: bool) -> Iterator[Check]:
-        """Check what the template does; with `tools`, one unfit for loops of tool calls fails."""
+        """Yield the checks; with `tools`, a template that rewrites turns of tool calls fails."""
         name = "chat template"
         if not self._has_template:
             named = ", ".join(self.tokenizer.chat_templates)
-            known = f"none by default, but {named}; name one of them," if named else "none; name"
-            yield Check(name, "warning", f"{known} a template file or a format to check one")
+            known = f"none by default; choose {named}," if named else "none; choose"
+            yield Check(name, "warning", f"{known} a template file or a format to check")
             return
         source = "the tokenizer's own" if self.template is None else str(self.template)
         if isinstance(self._chosen, PromptFormat):
@@ -90,7 +90,6 @@ class ChatTrial:
         yield from self._turn_checks()
 
     def _roles_check(self) -> Check:
-        """Check which roles it renders."""
         chats: dict[str, list[Message]] = {
             "system": [_SYSTEM, _USER],
             "user": [_USER],
@@ -106,23 +105,20 @@ class ChatTrial:
         return Check("roles", level, "\n".join(lines))
 
     def _end_check(self, ends: Sequence[int]) -> Check:
-        """Check whether generation stops at the end of an answer."""
         name, shown = "end of a turn", " ".join(map(self._table.name, ends))
         if not ends:
-            message = "no control token: the end of an answer is text, or not written at all"
+            message = "no control token: the template ends an answer with text, or not at all"
             return Check(name, "warning", message)
         if set(ends) & set(self._table.roles.get("eos", ())):
             return Check(name, "ok", f"{shown}, which is eos")
-        message = f"{shown}, which is not eos: generation does not stop there by itself"
+        message = f"{shown}, which is not eos, so generation does not stop there"
         return Check(name, "warning", message)
 
     def _tool_checks(self, tools: bool) -> Iterator[Check]:
-        """Append a tool message, and see whether what stood before is rendered as before."""
+        """Append a tool message, and check that the preceding ids stay the same."""
         name = "prefix, tool message"
         if error := self._error(_USER, _EMPTY_CALL, _RESULT):
-            yield Check(
-                name, "note", f"the template does not take tool messages in this form: {error}"
-            )
+            yield Check(name, "note", f"the template rejects these tool messages: {error}")
             return
         calls = {"content present": _CALL, "empty": _EMPTY_CALL, "absent": _TOOL_CALL}
         results = {kind: self._keeps(_USER, call, then=_RESULT) for kind, call in calls.items()}
@@ -133,7 +129,7 @@ class ChatTrial:
         if set(results.values()) == {"kept"}:
             lines, level = ["kept"], "ok"
         elif level == "warning" and self._suits_loops():
-            lines.append("a loop that appends tool messages needs no more than empty content")
+            lines.append("a loop that appends tool messages works with empty content")
         elif level == "warning" and tools:
             level = "failed"
         yield Check(name, level, "\n".join(lines))
@@ -147,14 +143,14 @@ class ChatTrial:
         return False
 
     def _turn_checks(self) -> Iterator[Check]:
-        """Do the same with a further user turn, after an answer with thinking in it too."""
-        if self._error(_USER, _ANSWER):  # the check of roles reports it
+        """Append a user turn, also after an answer with thinking."""
+        if self._error(_USER, _ANSWER):  # reported by the check of roles
             return
         result = self._keeps(_USER, _ANSWER, then=_FURTHER)
         yield Check("prefix, user turn", "ok" if result == "kept" else "warning", result)
         result = self._keeps(_USER, _THINKING, then=_FURTHER)
         if result.startswith("changed"):
-            message = f"{result}: earlier thinking is rewritten"
+            message = f"{result}: the template rewrites earlier thinking"
             yield Check("prefix, thinking", "warning", message)
 
     def _ids(self, *messages: Message, prompt: bool = False) -> list[int]:
@@ -172,7 +168,7 @@ class ChatTrial:
         return ""
 
     def _keeps(self, *before: Message, then: Message) -> str:
-        """Return whether the ids of some messages stay the same when another one follows."""
+        """Report whether the ids of messages stay the same if another message follows."""
         try:
             first, full = self._ids(*before), self._ids(*before, then, prompt=True)
         except XtokError as error:
@@ -181,4 +177,4 @@ class ChatTrial:
             return "kept"
         pairs = enumerate(zip(first, full, strict=False))
         place = next((i for i, (a, b) in pairs if a != b), len(full))
-        return f"changed from token {place} of {len(first)} on"
+        return f"changed from token {place} of {len(first)}"

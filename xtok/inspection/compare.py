@@ -1,4 +1,4 @@
-"""`compare`: how two maps of one pair differ, row by row."""
+"""`compare`: the differences of two maps of one pair, row by row."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowDifference:
-    """A row that differs: tokens and weights in both maps."""
+    """A row with different tokens or weights in the two maps."""
 
     student_id: int
     token: str
     distance: float  # total variation
-    share: float  # of the text; of the rows without one
+    share: float  # of the text; without text, of the rows
     first: tuple[tuple[str, float], ...]
     second: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How two maps of one pair differ."""
+    """The differences of two maps of one pair."""
 
     student: str  # model id of the rows
     teacher: str
-    rows: int  # that are not empty in at least one of the maps
+    rows: int  # with entries in at least one map
     rows_that_differ: int  # by more than float32 rounding
-    rows_of_other_top: int  # whose heaviest entry is another
+    rows_of_other_top: int  # with a different heaviest entry
     mean_distance: float  # total variation, from 0 to 1; with text, weighted by its tokens
     weighted_by_text: bool
-    examples: tuple[RowDifference, ...]  # the rows whose distance, times their share, is largest
+    examples: tuple[RowDifference, ...]  # largest distance × share first
 
 
-_ROUNDING = 1e-6  # a total variation distance that is rounding
+_ROUNDING = 1e-6  # total variation distance due to rounding
 
 
 def compare(
@@ -57,20 +57,20 @@ def compare(
     names: Sequence[str] = (),
     field: str = "text",
 ) -> Comparison:
-    """Compare two maps of one pair, by total variation distance.
+    """Compare two maps of one pair by total variation distance.
 
     Args:
-        a: a map, or the path of one.
-        b: another.
-        texts: paths and globs of text, to weigh rows by how often their tokens occur.
-        pair: with the student's tokenizer, to read text.
-        num_examples: how many rows to show.
-        names: what errors call the maps.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
+        a: a map, or its path.
+        b: a second map.
+        texts: paths and globs of text, to weight rows by the occurrences of their tokens.
+        pair: the pair, with the student's tokenizer for text.
+        num_examples: number of rows to show.
+        names: names of the maps in errors.
+        field: the field or column that holds the text.
 
     Raises:
-        XtokError: if the maps are of different pairs, or a text cannot be read.
-        ValueError: for paths of text without the student's tokenizer.
+        XtokError: if the maps belong to different pairs, or a text cannot be read.
+        ValueError: for texts without the student's tokenizer.
     """
     [first, second], *_ = bind_maps([a, b], names=names)
     return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
@@ -82,16 +82,16 @@ def comparison_of(
     token_counts: NDArray[np.int64] | None = None,
     num_examples: int = 10,
 ) -> Comparison:
-    """Return the result of `compare` for two maps of one pair.
+    """Compare two maps as `compare` does, with counts of tokens instead of text.
 
-    The distance of two rows is half the sum of the differences of their weights: the share of the
-    row that has to move. An empty row is at distance 1 from one that is not.
+    The distance of two rows is half the sum of the absolute differences of their weights. An empty
+    row has distance 1 from a row with entries.
 
     Args:
         first: a map.
-        second: another.
-        token_counts: how often each student token occurs, int64 `[V_student]`, to weigh rows by.
-        num_examples: how many rows to show.
+        second: a second map.
+        token_counts: occurrences of each student token, int64 `[V_student]`.
+        num_examples: number of rows to show.
     """
     distance = _distances(first, second)
     filled = (first.row_kind != RowKind.EMPTY) | (second.row_kind != RowKind.EMPTY)
@@ -126,12 +126,11 @@ def comparison_of(
 
 
 def _token_counts(texts: Paths, pair: Pair | None, field: str) -> NDArray[np.int64] | None:
-    """Return how often each student token occurs, int64 `[V_student]`; None without text."""
     if isinstance(texts, Sequence) and not texts:
         return None
     if pair is None or pair.student_tokenizer is None:
         raise ValueError("texts need the student's tokenizer")
-    from xtok.building.counting.pair_text import PairText  # which two maps alone do not need
+    from xtok.building.counting.pair_text import PairText  # only needed for text
 
     return PairText.read(replace(pair, teacher_tokenizer=None), texts, field=field).tokens[0]
 

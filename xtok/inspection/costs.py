@@ -1,4 +1,4 @@
-"""Where a map costs most on text: by class of student token, and row by row."""
+"""The cost of a map on text: by class of student token, and by row."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
 
 NUM_WORST = 5
-"""The most costly rows that are listed for each map."""
+"""Number of worst rows listed for each map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMeasures:
-    """How a map does on the student tokens of one class, over all text."""
+    """Measures of a map on the student tokens of one class, over all text."""
 
     name: str  # of the map
     token_class: str
     starts: int
-    loss: float  # cross-entropy, at starts or over chunks; of an event map, leak
-    reference: float  # the floor's; of an event map, that of a shared vocabulary
+    loss: float  # cross-entropy at starts or over chunks; leak for event maps
+    reference: float  # of the floor; for event maps, of a shared vocabulary
     coverage: float  # at starts
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstRow:
-    """A row that costs much."""
+    """A row with a large avoidable loss."""
 
     name: str  # of the map
     student_id: int
     token: str  # escaped
-    starts: int  # how often it begins where a teacher token does
-    excess: float  # its share of the cross-entropy above the floor's, or of all text's leak
-    # The teacher tokens that began there most (over chunks: that stand beside it most), with their
-    # share and the map's weight, which is 1 where an event map has both tokens in one event.
+    starts: int  # occurrences at shared boundaries
+    excess: float  # its part of the cross-entropy above the floor, or of the leak
+    # Most frequent teacher tokens there (over chunks: beside it), with their share and the map's
+    # weight; 1 if an event map has both tokens in one event.
     wanted: tuple[tuple[str, float, float], ...]
 
 
@@ -52,20 +52,20 @@ _Values: TypeAlias = NDArray[np.float64] | NDArray[np.bool_]
 
 
 class Occurrences:
-    """Where student tokens stand in all text: at shared token boundaries, or in chunks.
+    """Occurrences of student tokens in all text: at shared boundaries, or in chunks.
 
-    A chunk's loss is shared equally by its student tokens.
+    The student tokens of a chunk share its loss equally.
     """
 
     def __init__(self, pair: Pair, text: PerDocument, *, by_chunk: bool) -> None:
         self._student, self._teacher = pair.tables
         self.by_chunk, self.shape = by_chunk, pair.shape
-        # Of each pair at a boundary: its student token, and how often it occurs.
+        # student token and count of each pair at a boundary
         self._starts = text.keys >> 32, text.amounts(np.ones(len(text.groups), np.bool_))
-        # Of each occurrence: student token, how often, and the loss that it has part in.
+        # student token, count and index of the loss of each occurrence
         self._rows, self._amounts = self._starts
         self._owner = np.arange(len(self._rows))
-        # Pairs of tokens that stand together, and how often: what is wanted of a map.
+        # pairs of tokens in the text, and their counts
         self.keys, self._counts = text.keys, self._amounts
         if by_chunk:
             chunks, none = text.chunks, np.zeros(0, np.int64)
@@ -82,10 +82,10 @@ class Occurrences:
         """Measure a map by class of student token.
 
         Args:
-            name: of the map.
-            losses: of each pair, or chunk.
-            reference: likewise.
-            is_covered: whether the map has each pair, bool `[pairs]`.
+            name: the map's name.
+            losses: loss of each pair or chunk.
+            reference: reference loss of each pair or chunk.
+            is_covered: whether the map contains each pair, bool `[pairs]`.
         """
         kind_of = token_classes(self._student)
 
@@ -113,12 +113,12 @@ class Occurrences:
         ]
 
     def worst(self, name: str, avoidable: _Values, weights: _Values) -> list[WorstRow]:
-        """Return the rows with the most avoidable losses.
+        """Return the rows with the largest avoidable losses.
 
         Args:
-            name: of the map.
-            avoidable: of each pair, or chunk.
-            weights: the map's, of the pairs that are wanted.
+            name: the map's name.
+            avoidable: avoidable loss of each pair or chunk.
+            weights: the map's weights of the pairs in the text.
         """
         share = self._amounts / max(1.0, self._amounts.sum())
         excess = np.bincount(self._rows, share * avoidable[self._owner])

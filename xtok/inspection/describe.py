@@ -1,4 +1,4 @@
-"""`describe`: what a map holds."""
+"""`describe`: an overview of a map."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class SideDescription:
     vocab_size: int
     width_source: str
     tokenizer_vocab_size: int | None
-    definition_sha256: str | None  # of its tokenizer's definition, when the map was made
-    token_types: Mapping[str, int]  # ids by type; empty if the map carries no tokens
+    definition_sha256: str | None  # of its tokenizer's definition when the map was built
+    token_types: Mapping[str, int]  # ids by type; empty if the map contains no tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnDescription:
-    """One column: how many rows have it, and the sum of their weights."""
+    """One column: the number of its rows, and the sum of their weights."""
 
     teacher_id: int
     token: str | None
@@ -45,11 +45,11 @@ class ColumnDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a map holds."""
+    """An overview of a map."""
 
     student: SideDescription
     teacher: SideDescription
-    method: str  # how the edges were found
+    method: str  # origin of the edges
     history: Sequence[Mapping[str, Any]]  # one object per stage
     nnz: int
     top_k: int
@@ -58,9 +58,9 @@ class Description:
     rows_by_entries: Mapping[int, int]
     rows_with_slot: int
     slot_share: float  # the slots' weight as a share of all weight
-    columns_used: int  # teacher ids that some row has
+    columns_used: int  # teacher ids in at least one row
     largest_columns: tuple[ColumnDescription, ...]  # slots included
-    coverage: Coverage | None  # None unless asked for, and without tokens
+    coverage: Coverage | None  # None without `classes`, or without tokens
     examples: tuple[ExplainedRow, ...]
 
 
@@ -110,12 +110,12 @@ def describe(
 
 
 def count_by_size(sizes: NDArray[Any]) -> dict[int, int]:
-    """Return how often each size occurs, by size."""
+    """Count the occurrences of each size."""
     return {n: count for n, count in enumerate(np.bincount(sizes).tolist()) if count}
 
 
 def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, ...]]:
-    """Return how many columns some row has, and the heaviest."""
+    """Return the number of used columns, and the heaviest columns."""
     width = projection.shape[1]
     rows = np.bincount(projection.teacher_ids, minlength=width)
     weight = np.bincount(projection.teacher_ids, projection.weights, width).astype(np.float64)
@@ -133,17 +133,14 @@ def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, .
 
 
 def _example_ids(projection: ProjectionMap, count: int) -> list[int]:
-    """Return up to `count` student ids, evenly spread over the rows with more than one entry.
-
-    Where no row has more than one, over all that have any.
-    """
+    """Return up to `count` student ids, spread over the rows with several entries, or any."""
     entries = projection.entries_per_row
     rows = np.flatnonzero(entries > 1)
     return evenly_spread(rows if len(rows) else np.flatnonzero(entries), count)
 
 
 def evenly_spread(ids: NDArray[np.int64], count: int) -> list[int]:
-    """Return up to `count` of some ids, evenly spread."""
+    """Return up to `count` ids, evenly spread."""
     places = np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
     some: list[int] = ids[places].tolist()
     return some
@@ -161,29 +158,29 @@ def describe_side(vocabulary: Vocabulary) -> SideDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassCoverage:
-    """What a map has for one class of tokens, on both sides."""
+    """Coverage of one class of tokens on both sides."""
 
     token_class: str  # the name of a `TokenClass`, in lower case
-    label: str  # as a person reads it
+    label: str  # for people
     rows: int
-    shared: int  # rows whose bytes are also a teacher token
+    shared: int  # rows with a teacher token of equal bytes
     exact: int  # rows of equal bytes or of one role
     empty: int
-    mean_entries: float  # per row that has any, slots left out
+    mean_entries: float  # per row with entries, without slots
     slot_share: float  # of these rows' weight
     teacher_ids: int
-    teacher_unreached: int  # no row leads to them, but by a slot
+    teacher_unreached: int  # in no row, except as a slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """A map by class of token."""
+    """Coverage of a map by class of token."""
 
     classes: tuple[ClassCoverage, ...]
 
 
 def coverage_by_class(projection: ProjectionMap, pair: Pair) -> Coverage | None:
-    """Measure a map by class of token; None if it carries no tokens."""
+    """Measure a map by class of token; None if it contains no tokens."""
     rows, columns = projection.student.table, projection.teacher.table
     if rows is None or columns is None:
         return None

@@ -1,4 +1,4 @@
-"""`doctor`: problems of a tokenizer, or between two, found before they cost a training run."""
+"""`doctor`: find problems of a tokenizer or a pair before they cost a training run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
 
 _EXAMPLES = 3
 _TOKENS_AT_ONCE = 1 << 13
-"""Tokens that are encoded at a time; the library holds more than their ids."""
+"""Tokens per batch, since the library keeps more than their ids in memory."""
 
 _PROBE_TEXT = "probe text"
-# Text that must round-trip byte for byte, by kind. Written for this purpose.
+# Text that must round-trip byte for byte, by kind; written for this check.
 _PROBE: Mapping[str, str] = {
     "Latin scripts": "The ship's café opened in 1872; „Größe“ – naïve, Łódź, İstanbul, ngữ pháp.",
     "other scripts": "Маяк стоит. Ο φάρος. המגדלור. المنارة تضيء. प्रकाशस्तंभ। ประภาคาร. 등대가 있다. "
@@ -43,14 +43,14 @@ _PROBE: Mapping[str, str] = {
     "emoji": "🌊⛵ 👩‍🔧 👍🏽 🏴󠁧󠁢󠁷󠁬󠁳󠁿 🇩🇪 ❤️ ☀",
     "odd whitespace": " a  b   c\t\td\n\n\ne \n f\u00a0g\u2003h\u200bi\u3000j   ",
 }
-# What normalizers are made to change: forms that are equal to others only by Unicode's rules.
-_SPACE = "\u2581"  # in the vocabularies of SentencePiece it is the space
+# Unicode variants that normalizers change on purpose.
+_SPACE = "\u2581"  # the space in SentencePiece vocabularies
 _VARIANTS = "e\u0301 \u212b ﬁ ① Ａ ² ½ ㎞"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotRoundTripping:
-    """Tokens that do not round-trip, for one cause; examples are escaped."""
+    """Tokens that do not round-trip for one cause, with escaped examples."""
 
     cause: str
     count: int
@@ -59,34 +59,34 @@ class NotRoundTripping:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerDiagnosis:
-    """What `doctor` found of one tokenizer."""
+    """Results of `doctor` for one tokenizer."""
 
     model_id: str
     backend: str  # the reader of its files
-    text_changes: Mapping[str, str]  # normalizer to what it changes
+    text_changes: Mapping[str, str]  # by normalizer
     vocab_size: int  # the width of the model's logits
     width_source: str
     tokenizer_vocab_size: int  # largest id + 1
     not_round_tripping: tuple[NotRoundTripping, ...]  # by cause
-    roles: Mapping[str, tuple[str, ...]]  # to the names of the first few tokens
+    roles: Mapping[str, tuple[str, ...]]  # names of the first tokens, by role
     turn_ends: tuple[str, ...]  # control tokens that end an assistant's turn, in order
-    # What a tool message and the prompt for an answer add; None if the template takes none.
+    # ids of a tool message and the next prompt; None if the template rejects tool messages
     tool_suffix_ids: tuple[int, ...] | None
     checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `doctor` found of a tokenizer, or of two and their pair."""
+    """Results of `doctor` for one tokenizer or a pair."""
 
-    tokenizers: tuple[TokenizerDiagnosis, ...]  # one for a model beside itself
+    tokenizers: tuple[TokenizerDiagnosis, ...]  # one if both models are the same
     pair: PairFacts | None  # None for one model
-    advice: Advice | None  # None for one model, or where the probe text does not come back
+    advice: Advice | None  # None for one model, or if the probe text does not round-trip
     pair_checks: tuple[Check, ...]
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The failed checks, as `MODEL: CHECK`."""
+        """The failed checks as `MODEL: CHECK`."""
         return tuple(
             f"{one.model_id}: {check.name}"
             for one in self.tokenizers
@@ -96,10 +96,10 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """A line: failed checks, the number of warnings and, for a pair, the advice."""
-        who = self.tokenizers[0].model_id
+        """One line: failed checks, number of warnings and, for a pair, the advice."""
+        models = self.tokenizers[0].model_id
         if self.pair is not None:
-            who = f"{self.pair.student} → {self.pair.teacher}"
+            models = f"{self.pair.student} → {self.pair.teacher}"
         checks = [*self.pair_checks, *(c for one in self.tokenizers for c in one.checks)]
         warnings = sum(check.level == "warning" for check in checks)
         if self.failed:
@@ -108,8 +108,8 @@ class Diagnosis:
             result = f"no check failed, {plural(warnings, 'warning')}"
         advice = "" if self.advice is None else f". {self.advice.sentence} {WHEN_TO_DISTIL}"
         if self.pair is not None and self.advice is None:
-            advice = ". No loss is recommended for text that does not round-trip."
-        return f"{'failed' if self.failed else 'ok'}: {who}: {result}{advice}"
+            advice = ". No loss is recommended, because text does not round-trip."
+        return f"{'failed' if self.failed else 'ok'}: {models}: {result}{advice}"
 
 
 def doctor(
@@ -179,7 +179,6 @@ def _loaded(
 def _checked_pair(
     pair: Pair, texts: Paths, templates: ChatTemplates, field: str, progress: Progress
 ) -> tuple[PairFacts, list[Check]]:
-    """Compare the vocabularies, and measure the pair on the text, if there is any."""
     checks: list[Check] = []
     text = of_pair = None
     if texts:
@@ -194,7 +193,6 @@ def _checked_pair(
 
 
 def _text_checks(facts: PairFacts) -> Iterator[Check]:
-    """Report the share of the text that the two sides spell differently."""
     if facts.text is None:
         return
     if facts.text.left_out is None:
@@ -205,7 +203,6 @@ def _text_checks(facts: PairFacts) -> Iterator[Check]:
 
 
 def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
-    """Report how much more text the teacher reads than the student."""
     rows, with_context, ratio = contexts_in(texts, field)
     if with_context:
         message = f"{with_context:,} of {rows:,} rows have a teacher_context; with it, the teacher "
@@ -213,10 +210,10 @@ def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
 
 
 def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
-    """Check that a student can learn from a teacher where an answer ends.
+    """Check that both sides end an answer with the same token.
 
-    A base model and its instruct model often differ: then the teacher gives the student's end of
-    turn next to no probability, and answers get longer and longer.
+    If a base model and an instruct model differ, the teacher gives the student's end of turn almost
+    no probability, and answers become longer and longer.
     """
     name = "ends of turn"
     ours, theirs = trials
@@ -238,7 +235,7 @@ def _diagnose(chat: ChatTrial, tools: bool, progress: Progress) -> TokenizerDiag
         lost = _round_trips(tokenizer, advance)
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]
     for one in lost:
-        examples = ", ".join(f"'{token}'" for token in one.examples)  # shortened already
+        examples = ", ".join(f"'{token}'" for token in one.examples)  # already shortened
         round_trip.append(f"{one.count:,} {one.cause}: {examples}")
     checks = (
         *_vocabulary_checks(tokenizer),
@@ -263,16 +260,15 @@ def _diagnose(chat: ChatTrial, tools: bool, progress: Progress) -> TokenizerDiag
 
 
 def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
-    """Check how the files were read, the width, and ids without bytes or with those of others."""
     vocabulary, empty = tokenizer.vocabulary, tokenizer.undecodable
-    yield Check("backend", "ok", f"{vocabulary.backend}, as its files call for")
+    yield Check("backend", "ok", f"{vocabulary.backend}, as the files require")
     for note in tokenizer.notes:
         yield Check("backend", "warning", note)
     if difference := _other_reading(tokenizer):
         yield Check("backend", "note", difference)
     if not tokenizer.text_changes:
         how = _difference(_SPACE.encode(), _decoded(tokenizer, [_SPACE])[0])
-        message = f"none, but {how}" if how else "none: text is its tokens' bytes"
+        message = f"none, but {how}" if how else "none"
         yield Check("normalizer", "note" if how else "ok", message)
     for change in tokenizer.text_changes:
         yield Check("normalizer", "warning", ": ".join(change))
@@ -282,7 +278,7 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         f"{(vocabulary.tokenizer_vocab_size or 1) - 1:,}, {num_unused:,} ids without a token"
     )
     known = vocabulary.width_source != "tokenizer"
-    unknown = "" if known else "; the model's own width is not known"
+    unknown = "" if known else "; the model's width is unknown"
     yield Check("width", "ok" if known else "note", message + unknown)
     shown = examples_of(empty, None, "id") if empty else "none"
     yield Check("decode to nothing", "failed" if empty else "ok", shown)
@@ -290,9 +286,9 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 
 def _other_reading(tokenizer: Tokenizer) -> str:
-    """Return where the file alone, or AutoTokenizer, gives other ids; "" if nowhere.
+    """Compare ids with the file alone, or with AutoTokenizer; "" if they are equal.
 
-    Words, numbers and special tokens are compared, because wrong ids come back as the same text.
+    Compares words, numbers and special tokens, because wrong ids decode to the same text.
     """
     words = [word for text in _PROBE.values() for word in text.split()]
     table = tokenizer.table
@@ -306,7 +302,7 @@ def _other_reading(tokenizer: Tokenizer) -> str:
         name, reading = other
         rows = zip(texts, *(one.encode_batch(texts) for one in (tokenizer, reading)), strict=True)
     except TokenizerError:
-        return "nothing else reads these files, to compare ids with"
+        return "no other reader for these files, so ids are not compared"
     differing = [(text, ours, theirs) for text, ours, theirs in rows if ours != theirs]
     if not differing:
         return ""
@@ -325,19 +321,19 @@ def _duplicates(table: TokenTable) -> Check:
     ids = table.text_ids
     count = len(ids) - len(table.canonical_ids())
     if not count:
-        return Check("duplicates", "ok", "none: no two ids have the same bytes")
+        return Check("duplicates", "ok", "none")
     ids_of: dict[bytes, list[int]] = defaultdict(list)
     for token_id, token in zip(ids.tolist(), filter(None, table.tokens()), strict=True):
         ids_of[token].append(token_id)
     alike = (f"{quoted(escape(token))} {ids}" for token, ids in ids_of.items() if len(ids) > 1)
-    message = f"{count:,} ids have bytes that another has: {listed(alike)}"
+    message = f"{count:,} ids have the bytes of another id: {listed(alike)}"
     return Check("duplicates", "note", message)
 
 
 def _round_trips(
     tokenizer: Tokenizer, advance: Callable[[int], object]
 ) -> tuple[NotRoundTripping, ...]:
-    """Encode every token alone, and return what does not round-trip, by cause."""
+    """Encode each token alone, and return the tokens that do not round-trip, by cause."""
     table, tokens = tokenizer.table, tokenizer.table.tokens()
     texts: dict[int, str] = {}
     causes: dict[str, list[int]] = defaultdict(list)
@@ -356,9 +352,9 @@ def _round_trips(
             if b"".join([tokens[i] for i in spelled]) != tokens[token_id]:
                 cause = "the normalizer changes it"
             elif table.types[token_id] == TokenType.BYTE:
-                cause = "a byte token; another is given for this character"
+                cause = "a byte token; the tokenizer uses another token for this character"
             elif len(spelled) == 1:
-                cause = "another id has its bytes"
+                cause = "another id has these bytes"
             else:
                 cause = "the tokenizer never emits it"
             causes[cause].append(token_id)
@@ -374,28 +370,26 @@ def _first_few(table: TokenTable, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _role_checks(tokenizer: Tokenizer) -> Iterator[Check]:
-    """Check which token has which role, and who declares it: a library, or the token's name."""
     table = tokenizer.table
     reserved = len(table.roles.get("reserved", ()))
-    said_by: dict[str, list[str]] = defaultdict(list)
+    declared_by: dict[str, list[str]] = defaultdict(list)
     for role, ids in table.roles.items():
         for i in ids if role != "reserved" else ():
             who = tokenizer.declared.get(role, {}).get(i, "its name")
-            said_by[who].append(f"{role} {i} {table.shown(i)}")
+            declared_by[who].append(f"{role} {i} {table.shown(i)}")
     lines = [f"{len(table.control_names):,}, {reserved:,} of them reserved"]
-    lines += [f"by {who}: {', '.join(tokens)}" for who, tokens in said_by.items()]
+    lines += [f"by {who}: {', '.join(tokens)}" for who, tokens in declared_by.items()]
     yield Check("special tokens", "ok", "\n".join(lines))
     eos, pad = table.roles.get("eos", ()), table.roles.get("pad", ())
     if eos:
-        yield Check("eos", "ok", f"{', '.join(map(table.shown, eos))}; documents end with eos")
+        yield Check("eos", "ok", f"{', '.join(map(table.shown, eos))}, the end of documents")
     else:
-        yield Check("eos", "failed", "none: nothing ends a document")
+        yield Check("eos", "failed", "none: no token ends a document")
     both = set(pad) & set(eos)
     if not pad:
-        message = "none: set one before batching; an unused or reserved id works"
+        message = "none: set one before batching, such as an unused or reserved id"
     elif both:
-        message = f"{table.shown(min(both))} is eos as well: a mask made from it hides the ends of "
-        message += "turns"
+        message = f"{table.shown(min(both))} is also eos, so a padding mask hides the ends of turns"
     else:
         message = ", ".join(map(table.shown, pad))
     yield Check("pad", "ok" if pad and not both else "warning", message)
@@ -420,13 +414,12 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 
 def _decoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """Return texts as the bytes of their tokens."""
     tokens = tokenizer.table.tokens()
     return [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
 
 
 def _difference(text: bytes, decoded: bytes) -> str:
-    """Show where two byte strings part, from the beginning of that character on; "" if nowhere."""
+    """Show the first difference of two byte strings, from the start of its character."""
     if text == decoded:
         return ""
     pairs = enumerate(zip_longest(text, decoded))

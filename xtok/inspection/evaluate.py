@@ -1,19 +1,17 @@
-"""`evaluate`: measures of a map on text.
+"""`evaluate`: measures of maps on text.
 
-Text is tokenized by both sides. At each byte where a student token s and a teacher token t both
-begin, a good row W[s] gives t a high weight.
+Both sides tokenize the text. At each byte where a student token s and a teacher token t both start,
+a good row W[s] gives t a high weight.
 
 - Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
-- Coverage: how often W[s, t] > 0. Top-1: how often t is the row's largest entry.
-- Floor: the cross-entropy of the map in hindsight, counted on the measured text itself and cut to
-  as many entries per row.
-- Recipe: that of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact matches,
-  no slot.
-- Closed: (recipe - map) / (recipe - floor), the share of the way from the recipe to the floor.
+- Coverage: share of W[s, t] > 0. Top-1: share where t is the row's heaviest entry.
+- Floor: cross-entropy of the best map for this text: counted on it, cut to as many entries per row.
+- Recipe: cross-entropy of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact
+  matches, no slot.
+- Closed: (recipe - map) / (recipe - floor).
 
-The same over chunks, as P-KL averages: the student rows of a chunk are averaged, and so are the
-losses of its teacher tokens. This decides for P-KL; shared token boundaries decide for gold and
-H-KL, which compare the first tokens there.
+The same measures over chunks average the student rows of a chunk and the losses of its teacher
+tokens, as P-KL does. Gold and H-KL compare the first tokens at shared boundaries.
 """
 
 from __future__ import annotations
@@ -63,20 +61,20 @@ from xtok.tokenizers.pairs import Pair
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What `evaluate` measured."""
+    """Results of `evaluate`."""
 
     student: str  # model id of the rows
     teacher: str
     measures: tuple[MapMeasures, ...] = ()  # by group of text, then by map; `all` text comes last
-    event_measures: tuple[EventMapMeasures, ...] = ()  # likewise of event maps
+    event_measures: tuple[EventMapMeasures, ...] = ()  # likewise, for event maps
     classes: tuple[ClassMeasures, ...]  # for each map, by class of student token
     worst_rows: tuple[WorstRow, ...]  # for each map, the most costly first
     num_bytes: int  # of text
-    lost_bytes: int  # of them, those left out because the two sides spell them differently
+    lost_bytes: int  # left out, because the two sides spell them differently
     differing: int  # documents that the two sides spell differently
     notes: tuple[str, ...]  # on the text: it is short, or a map was counted on it
     by_chunk: bool = False  # whether losses of `classes` and `worst_rows` are over chunks
-    ranking: Ranking | None = None  # of the maps for the loss asked for
+    ranking: Ranking | None = None  # for the requested loss
     verdicts: tuple[Verdict, ...] = ()  # one for each map, over all text
 
 
@@ -90,28 +88,27 @@ def evaluate(
     for_loss: Loss | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Measure maps or event maps of one pair on text, in one pass over it.
+    """Measure projection maps or event maps of one pair on text.
 
     Args:
-        pair: the maps', with its tokenizers.
-        maps: a map or an event map, the path of one, or several of either kind, all of one pair.
-        texts: paths and globs of text, as `build` takes them.
-        names: what to call the maps; paths by default, or `map 1` and so on. Repeated ones get a
-            number.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
-        for_loss: a loss to rank the maps for.
+        pair: the maps' pair, with its tokenizers.
+        maps: one or several maps of one kind and pair, or their paths.
+        texts: paths and globs of text or conversations, as for `build`.
+        names: names of the maps; by default their paths, or `map 1` and so on.
+        field: the field or column that holds the text.
+        for_loss: loss to judge and rank the maps for.
         progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
-        XtokError: if a text cannot be read or nothing in it measured, a map is of another pair or
-            holds spellings, or event maps are ranked for a loss or measured together with maps.
-        ValueError: for no map, or names that are not as many.
+        XtokError: if a text cannot be read or has nothing to measure, a map belongs to another pair
+            or contains spellings, or event maps are mixed with other maps or ranked for a loss.
+        ValueError: for no map, or a wrong number of names.
     """
     loaded, pair, names = bind_maps(maps, pair, names, any_kind=True)
     if any(isinstance(one, SpellingMap) for one in loaded):
         raise XtokError(
-            "a spelling map is not measured on text",
-            hint="xtok verify checks it; evaluate projection maps, or event maps",
+            "spelling maps cannot be measured on text",
+            hint="evaluate projection maps or event maps; xtok verify checks a spelling map",
         )
     are_events = [isinstance(one, EventMap) for one in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
@@ -132,7 +129,7 @@ def evaluation_of(
     for_loss: Loss | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Return the result of `evaluate` for maps, by name, on text counted per document."""
+    """Measure maps, by name, on text that was counted per document."""
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
     if for_loss is not None:
@@ -168,14 +165,12 @@ M = TypeVar("M", bound=Measures)
 
 
 def _over_all_text(measures: Sequence[M]) -> list[M]:
-    """Return the last measures of each map: its only group, or all text."""
     return [*{one.name: one for one in measures}.values()]
 
 
 def _event_map_fields(
     maps: Mapping[str, EventMap], pair: Pair, text: PerDocument, by_row: Occurrences
 ) -> dict[str, Any]:
-    """Return the fields of an `Evaluation` that event maps have."""
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     events = {name: (m.student_event[s], m.teacher_event[t]) for name, m in maps.items()}
     leaks = {name: of_s != of_t for name, (of_s, of_t) in events.items()}
@@ -215,7 +210,6 @@ def _map_fields(
     by_row: Occurrences,
     for_loss: Loss | None,
 ) -> dict[str, Any]:
-    """Return the fields of an `Evaluation` that maps have; `recipes` are by `top_k`."""
     shape = by_row.shape
     losses = {name: _losses(text, m.edges, shape) for name, m in maps.items()}
     of_recipes = {
@@ -227,7 +221,7 @@ def _map_fields(
         for name, m in maps.items()
     }
     measures: list[MapMeasures] = []
-    floors: dict[int, Any] = {}  # in the end of the last group, all text
+    floors: dict[int, Any] = {}  # finally of the last group, all text
     for group, chosen in _groups(text):
         floors = {top_k: _floor(text, chosen, top_k, shape) for top_k in recipes}
         of_floors = {top_k: _sums(text, floor, "floor") for top_k, floor in floors.items()}
@@ -256,7 +250,7 @@ def _map_fields(
 
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
-    """Return X-Token's recipe without a slot, cut to each number of entries that maps have."""
+    """Return X-Token's map without a slot, cut to the size of each map."""
     cuts = sorted({one.top_k for one in maps})
     if not cuts:
         return {}
@@ -269,7 +263,7 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
 
 
 def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list[str]:
-    """Return a note for each map that was counted on some of the text, by the texts' digests."""
+    """Return a note for each map that was counted on this text, by the texts' digests."""
     notes = []
     for name, one in maps.items():
         recorded = [step.get("texts") for step in one.history]
@@ -278,16 +272,16 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
         same = [text.name for text in texts if (text.size, text.sha256) in known]
         if same:
             notes.append(
-                f"{name} was counted on {', '.join(same)}, so it measures better here than it is: "
-                "take other text"
+                f"{name} was counted on {', '.join(same)}, so its score on this text is too "
+                "optimistic; evaluate on other text"
             )
     return notes
 
 
 def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return which documents each group has, bool `[documents]`; all text comes last.
+    """Return the documents of each group, bool `[documents]`; all text comes last.
 
-    Groups without a boundary have nothing to measure; one that is called `all` gets a number.
+    Groups without a boundary are left out; a group with the name `all` gets a number.
     """
     names = np.array(text.groups)
     groups = [(name, names == name) for name in _measured(text)]
@@ -299,23 +293,22 @@ def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
 
 
 def _not_measured(text: PerDocument) -> list[str]:
-    """Return a note on the groups without a boundary."""
     measured = _measured(text)
     empty = [name for name in dict.fromkeys(text.groups) if name not in measured]
     return [f"nothing to measure in {listed(empty)}: no shared token boundary"] if empty else []
 
 
 def _measured(text: PerDocument) -> dict[str, None]:
-    """Return the names of the groups with a boundary, in the text's order."""
+    """Return the names of the groups with a boundary."""
     return dict.fromkeys(np.array(text.groups)[text.num_chunks > 0].tolist())
 
 
 _ALL = "all"
 """The group of all text."""
 _AT_STARTS, _OVER_CHUNKS = "", "chunk_"
-"""What the names of a map's figures begin with: those at shared boundaries, those over chunks."""
+"""Prefixes of a map's figures at shared boundaries and over chunks."""
 _Losses: TypeAlias = dict[str, NDArray[np.float64]]
-"""A map's losses on text, at each pair of tokens at a boundary and over each chunk, by prefix."""
+"""A map's losses at each pair at a boundary and over each chunk, by prefix."""
 
 
 def _losses(
@@ -330,7 +323,7 @@ def _losses(
 def _floor(
     text: PerDocument, chosen: NDArray[np.bool_], top_k: int, shape: tuple[int, int]
 ) -> _Losses:
-    """Return the losses of the maps counted on the documents chosen, cut to as many entries."""
+    """Return the losses of the best maps for the chosen documents."""
     counts = text.amounts(chosen)
     keys, used = text.keys, counts > 0
     at_starts = heaviest(pair_edges(keys[used], counts[used]), top_k)
@@ -338,7 +331,7 @@ def _floor(
 
 
 def _sums(text: PerDocument, losses: _Losses, figure: str) -> dict[str, NDArray[np.float64]]:
-    """Add up losses over each document, float64 `[documents]`, under the names of their figures."""
+    """Add up losses over each document, float64 `[documents]`, by figure."""
     return {
         f"{_AT_STARTS}{figure}": text.per_document(losses[_AT_STARTS]),
         f"{_OVER_CHUNKS}{figure}": text.over_chunks(losses[_OVER_CHUNKS]),
@@ -346,7 +339,6 @@ def _sums(text: PerDocument, losses: _Losses, figure: str) -> dict[str, NDArray[
 
 
 def _hits(text: PerDocument, m: ProjectionMap) -> dict[str, NDArray[np.float64]]:
-    """Count each document's boundaries and chunks, and where a map has the teacher's token."""
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     return {
         "starts": text.per_document(np.ones(len(s))),
@@ -365,12 +357,12 @@ def _measures(
     """Measure a map on one group of text.
 
     Args:
-        name: of the map.
-        group: of text.
-        sums: figures of `MapMeasures`, added up over each document, float64 `[documents]`.
+        name: the map's name.
+        group: the group's name.
+        sums: figures of `MapMeasures` per document, float64 `[documents]`.
         chosen: the group's documents, bool `[documents]`.
     """
-    measured = chosen & (sums["chunks"] > 0)  # others do not count for the spread
+    measured = chosen & (sums["chunks"] > 0)  # other documents would change the interval
     table = np.stack(list(sums.values()), axis=1)[measured]
     totals = dict(zip(sums, table.sum(axis=0), strict=True))
     whole = _figures(totals)
@@ -402,7 +394,7 @@ def _measures(
 
 
 def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
-    """Turn sums over documents, numbers or float64 `[samples]`, into the figures of a map."""
+    """Turn sums over documents, numbers or float64 `[samples]`, into figures."""
     starts, chunks = (np.maximum(sums[name], 1) for name in ("starts", "chunks"))
     figures = {
         name: total / (chunks if name.startswith(_OVER_CHUNKS) else starts)

@@ -1,4 +1,4 @@
-"""What an event map holds, and which tokens share an event."""
+"""Overview of an event map, and the events of tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event: how many tokens of each side it has, and the first ones, escaped."""
+    """An event: the number of tokens of each side, and the first tokens, escaped."""
 
     number: int
-    is_rest: bool  # of tokens that are linked to none
+    is_rest: bool  # event of all tokens without a link
     student_count: int
     student: tuple[str, ...]
     teacher_count: int
@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class EventOfToken:
-    """A student token, the teacher token that put it into its event, and the event."""
+    """A student token, the teacher token that links it to its event, and the event."""
 
     student_id: int
     token: str
@@ -50,19 +50,19 @@ class EventExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class EventDescription:
-    """What an event map holds."""
+    """Overview of an event map."""
 
     student: SideDescription
     teacher: SideDescription
     history: Sequence[Mapping[str, Any]]
     num_events: int
-    one_to_one: int  # events of one token of each side
+    one_to_one: int  # events with one token of each side
     rest: Event | None
-    largest: tuple[Event, ...]  # by the tokens of both sides, without the rest
+    largest: tuple[Event, ...]  # without the rest
 
 
 def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
-    """Describe an event map: its sides, how large its events are, and the largest ones."""
+    """Describe an event map: its sides, number of events, and largest events."""
     sizes = np.stack([np.bincount(getattr(m, f"{side}_event")) for side in SIDES])
     total = sizes.sum(axis=0)
     if m.rest is not None:
@@ -80,7 +80,7 @@ def describe_events(m: EventMap, *, num_examples: int = 5) -> EventDescription:
 
 
 def explain_events(m: EventMap, tokens: Sequence[str | bytes | int]) -> EventExplanation:
-    """List the tokens that are in one event with tokens of the student.
+    """List the tokens that share an event with student tokens.
 
     Args:
         m: the event map.

@@ -1,4 +1,4 @@
-"""`explain`: rows of a map that are asked for, or the worst ones, and why each is as it is."""
+"""`explain`: rows of a map with the reason for their entries."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedEntry(RowEntry):
-    """An entry of a row, and what its token has to do with the row's."""
+    """An entry of a row, and the relation of its token to the row's token."""
 
-    relation: str  # empty if the map carries no tokens
+    relation: str  # empty if the map contains no tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpelledPiece:
-    """A teacher token that spells a part of the row's token, or is spelled with it."""
+    """A teacher token that is a piece of the row's token, or contains it as a piece."""
 
     token_id: int
     token: str
@@ -38,10 +38,10 @@ class SpelledPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedRow:
-    """A row of a map, and why it is as it is."""
+    """A row of a map, with the reason for its entries."""
 
     student_id: int
-    token: str | None  # escaped, or a name; None if the map carries no tokens
+    token: str | None  # escaped, or a name; None if the map contains no tokens
     bytes: str  # in hexadecimal
     type: str  # the name of a `TokenType`, in lower case
     token_class: str  # the label of a `TokenClass`
@@ -50,12 +50,12 @@ class ExplainedRow:
     why: str
     entries: tuple[ExplainedEntry, ...]
     forward: tuple[SpelledPiece, ...] | None  # its pieces; None without the teacher's tokenizer
-    reverse: tuple[SpelledPiece, ...] | None  # the first teacher tokens that have it as a piece
-    reverse_count: int | None  # how many there are in all; None without the student's tokenizer
+    reverse: tuple[SpelledPiece, ...] | None  # first teacher tokens with it as a piece
+    reverse_count: int | None  # number of all of them; None without the student's tokenizer
 
 
 def explain_row(projection: ProjectionMap, pair: Pair, student_id: int) -> ExplainedRow:
-    """Explain one row; as far as the pair has tokenizers, its token is spelled in pieces."""
+    """Explain one row; with tokenizers, also spell its token in pieces."""
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     forward = reverse = None
@@ -112,15 +112,15 @@ def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) 
 
 
 _REASONS = {
-    RowKind.EMPTY: "its id was ignored, or the teacher cannot spell it",
+    RowKind.EMPTY: "the id was ignored, or the teacher cannot spell the token",
     RowKind.EXACT: "exact, but no teacher token has these bytes: equal in another token form, or "
-    "foreign",
+    "from another program",
     RowKind.PIECES: "no teacher token has these bytes: spelled in pieces",
     RowKind.ROLE: "a special token, paired by role or by name",
-    RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
+    RowKind.RELAXED: "no teacher token has these bytes; a token has the same relaxed form",
     RowKind.SIMILAR: "by the similarity of spelling or embeddings",
-    RowKind.COUNTED: "counted on text, given or synthetic",
-    RowKind.MIXED: "from several sources, or an unknown one",
+    RowKind.COUNTED: "counted on text or synthetic text",
+    RowKind.MIXED: "from several or unknown sources",
 }
 
 
@@ -155,7 +155,7 @@ def _named(columns: TokenTable, ids: Sequence[int]) -> tuple[SpelledPiece, ...]:
 
 
 def _holders(student_id: int, pair: Pair, rows: TokenTable, columns: TokenTable) -> list[int]:
-    """Return the teacher tokens that have a student token as a piece: first piece, then second."""
+    """Return the teacher tokens with a student token as a piece, by its place among the pieces."""
     holders = [t for t, whole in enumerate(columns.tokens()) if rows[student_id] in whole]
     spelled, counts = pair.reversed.pieces(np.array(holders, np.int64))
     pieces = [ids.tolist() for ids in np.split(spelled, np.cumsum(counts)[:-1])]
@@ -183,12 +183,12 @@ def find_ids(
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Rows of a map, explained."""
+    """Explained rows of a map."""
 
     student: str  # model id of the rows
     teacher: str
     rows: tuple[ExplainedRow, ...]
-    rows_matching: int | None  # of how many the worst are listed; None for rows asked for by token
+    rows_matching: int | None  # number of rows to list from; None for rows of tokens
 
 
 def explain(
@@ -200,24 +200,24 @@ def explain(
     token_class: str | None = None,
     kind: str | None = None,
 ) -> Explanation:
-    """Explain rows of a map: those of some tokens, or the worst ones.
+    """Explain rows of a map: the rows of tokens, or the worst rows.
 
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
     'no teacher token has these bytes: spelled in pieces'
 
-    The worst rows are those with the least weight on their heaviest entry, slots left out; empty
-    rows come first. Ids without a token are among them only if their class is named.
+    The worst rows have the lightest heaviest entry, slots left out; empty rows come first. Unused
+    ids are only included if their class is named.
 
     Args:
-        projection: a map, or the path of one.
+        projection: a map, or its path.
         tokens: student tokens: text, bytes or ids, as `ProjectionMap.student_ids_of` takes them.
-        pair: the map's; as far as it has tokenizers, tokens are spelled in each other's pieces.
-        worst: how many of the worst rows to explain; 20 if there is a `token_class` or `kind`.
-        token_class: of these, a class or a group of them, as `classes_named` takes it.
-        kind: of these, the name of a `RowKind`, in lower case.
+        pair: the map's pair; its tokenizers add each token's pieces on the other side.
+        worst: number of worst rows; 20 with `token_class` or `kind`.
+        token_class: restrict the worst rows to a class, as `classes_named` takes it.
+        kind: restrict the worst rows to a `RowKind`, in lower case.
 
     Raises:
-        XtokError: if there is no such token, class or kind, or the map is of another pair.
+        XtokError: for an unknown token, class or kind, or a map of another pair.
     """
     m, pair = bind_map(ProjectionMap.of(projection), pair)
     if isinstance(tokens, str | bytes | int):
@@ -241,7 +241,6 @@ def explain(
 def _worst_first(
     projection: ProjectionMap, token_class: str | None, kind: str | None
 ) -> NDArray[np.int64]:
-    """Return the student ids of a class and a kind, those with the lightest best entry first."""
     use = np.ones(projection.shape[0], np.bool_)
     table = projection.student.table
     if table is not None:
@@ -249,14 +248,14 @@ def _worst_first(
         use = np.isin(token_classes(table), list(named))
     elif token_class:
         raise XtokError(
-            "the map carries no tokens, so no classes: xtok did not write it",
-            hint="list its rows by kind alone",
+            "the map contains no tokens, so it has no classes: xtok did not write it",
+            hint="list its rows by kind",
         )
     if kind is not None:
         kinds = {member.name.lower(): member for member in RowKind}
         if kind not in kinds:
             raise XtokError(
-                f"there is no kind of row {kind!r}", hint=f"give one of: {', '.join(kinds)}"
+                f"unknown kind of row {kind!r}", hint=f"give one of: {', '.join(kinds)}"
             )
         use &= projection.row_kind == kinds[kind]
     heaviest = np.zeros(projection.shape[0])

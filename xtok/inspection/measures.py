@@ -42,7 +42,7 @@ class MapMeasures(Measures):
 
     cross_entropy: Interval  # at shared token boundaries
     coverage: Interval  # share of the starts with a weight above 0
-    top_1: Interval  # share of the starts whose teacher token is the row's heaviest entry
+    top_1: Interval  # share of the starts where the row's heaviest entry is right
     floor: float
     recipe: float
     closed: Interval | None  # from the recipe to the floor; None if they are too close
@@ -56,7 +56,7 @@ class MapMeasures(Measures):
 class EventMapMeasures(Measures):
     """Measures of an event map; entropies in bits at shared boundaries."""
 
-    leak: float  # share of the boundaries whose two tokens are in different events
+    leak: float  # share of the boundaries with different events
     shared_leak: float  # the leak of a shared vocabulary and a rest
     student_bits: float  # entropy of the student's events
     teacher_bits: float

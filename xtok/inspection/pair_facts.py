@@ -1,4 +1,4 @@
-"""Facts of two tokenizers: what their vocabularies share, and what a text adds."""
+"""Facts about a pair: the common tokens of the vocabularies, and measures on text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedCounts:
-    """How many each side has, and how many are the same."""
+    """Numbers of each side, and of both."""
 
     student: int
     teacher: int
@@ -33,12 +33,12 @@ class SharedCounts:
 
     @property
     def only_student(self) -> int:
-        """How many only the student has."""
+        """The number on the student's side only."""
         return self.student - self.both
 
     @property
     def only_teacher(self) -> int:
-        """How many only the teacher has."""
+        """The number on the teacher's side only."""
         return self.teacher - self.both
 
 
@@ -48,26 +48,25 @@ class TextFacts:
 
     files: tuple[str, ...]
     num_bytes: int
-    tokens: SharedCounts  # `both`: the same token at the same place
-    known: tuple[float, float]  # share of each side's tokens whose bytes the other has
+    tokens: SharedCounts  # `both`: equal tokens at the same place
+    known: tuple[float, float]  # share of each side's tokens with a partner of equal bytes
     boundaries: int  # shared token boundaries
-    leak: float  # share of them where one token is of both vocabularies, the other another one
-    bits: tuple[float, float]  # entropy of shared tokens and a rest, of student and teacher
-    # What one side's token leaves open of the other's at a boundary, in bits: of the teacher's
-    # given the student's, and of the student's given the teacher's.
+    leak: float  # share of boundaries with a shared token and a different token
+    bits: tuple[float, float]  # entropy of shared tokens and a rest
+    # In bits, at a boundary: teacher's token given the student's, and the reverse.
     conditional_entropy: tuple[float, float]
-    left_out: LeftOut | None  # what the two sides spell differently; None if nothing
+    left_out: LeftOut | None  # text that the two sides spell differently
 
     @property
     def grade(self) -> Grade:
-        """How bad it is that the two sides spell some of the text differently."""
+        """Grade of the share of text that the two sides spell differently."""
         share = 0.0 if self.left_out is None else self.left_out.share
         return "bad" if share > 0.05 else "care" if share > 0.005 else "note"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventFacts:
-    """A pair's events by their bytes alone; `EventMapMeasures` has leak and kept."""
+    """The events of a pair by bytes; see `EventMapMeasures` for leak and kept."""
 
     num_events: int
     leak: float | None = None  # None without text
@@ -76,11 +75,11 @@ class EventFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SpellingFacts:
-    """How one side's tokens are spelled in the other's, as CSD takes them."""
+    """Spelling of one side's tokens in the other side's tokens, for CSD."""
 
-    shared: int  # tokens that are one token of the other side, one to one
-    spelled: int  # tokens of several pieces
-    left_out: Mapping[str, int]  # those without a spelling, by the reason; unused ids aside
+    shared: int  # tokens paired one to one with a token of the other side
+    spelled: int  # tokens with several pieces
+    left_out: Mapping[str, int]  # tokens without a spelling by reason, without unused ids
 
     def __str__(self) -> str:
         words = f"{self.shared:,} shared, {self.spelled:,} spelled"
@@ -100,22 +99,22 @@ class SpellingFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """What two vocabularies have in common, and their measures on a text."""
+    """Common tokens of two vocabularies, and measures on a text."""
 
     student: str
     teacher: str
-    same: bool  # whether both are one vocabulary: every id is the same token
-    num_ids: int  # of these, up to the last one that is a token; what is wider is padding
-    differing: int  # ids that are not the same token on both sides
-    differing_examples: tuple[str, ...]  # the first few: the id, and its token on both sides
+    same: bool  # whether all ids are the same token on both sides
+    num_ids: int  # up to the last id with a token; the rest is padding
+    differing: int  # ids with different tokens on the two sides
+    differing_examples: tuple[str, ...]  # first ids with both tokens
     vocabulary: SharedCounts  # different byte strings
-    shared: int  # student tokens whose bytes the teacher has
-    student_share: float  # these, of the student's tokens with bytes
-    numbers: SharedCounts  # multi-digit tokens; `both`: the student's that the teacher has
-    missing_numbers_text: float | None  # share of the text that the student's others are
-    digits: tuple[int, int]  # the most digits in a token, of student and teacher
-    spaces: tuple[int, int]  # the longest token of spaces alone
-    roles_alone: tuple[str, ...]  # roles none of whose tokens has one, reserved tokens aside
+    shared: int  # student tokens with a teacher token of equal bytes
+    student_share: float  # `shared` as a share of the student's text tokens
+    numbers: SharedCounts  # multi-digit tokens; `both`: with equal bytes
+    missing_numbers_text: float | None  # share of the text in numbers without a partner
+    digits: tuple[int, int]  # most digits in a token
+    spaces: tuple[int, int]  # longest token of spaces
+    roles_alone: tuple[str, ...]  # roles without a counterpart, except reserved
     text: TextFacts | None
     events: EventFacts | None
     spellings: tuple[SpellingFacts, SpellingFacts] | None = None  # of student and teacher
@@ -127,7 +126,7 @@ def pair_facts(
     events: EventMap | None = None,
     spellings: SpellingMap | None = None,
 ) -> PairFacts:
-    """Compare two vocabularies, and measure them and their events on a text if it was counted."""
+    """Compare two vocabularies, and measure them and their events on a text."""
     (rows, columns), is_equal = pair.tables, pair.equal_bytes >= 0
     digits = [num_digits(table) for table in (rows, columns)]
     ids_of_numbers = np.flatnonzero(digits[0] > 1)
@@ -190,7 +189,6 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
 
 
 def _known(pair: Pair, counts: NDArray[np.int64]) -> float:
-    """Return the share of the student's tokens on a text whose bytes the teacher has."""
     return float(counts[pair.equal_bytes >= 0].sum() / max(1, counts.sum()))
 
 
@@ -208,7 +206,7 @@ def _event_facts(events: EventMap, text: PairText | None) -> EventFacts:
 
 
 def _most_digits(digits: NDArray[np.int64]) -> int:
-    """Return the most digits that a token has; a length of fewer than ten tokens is an accident."""
+    """Return the most digits in a token, ignoring lengths with fewer than ten tokens."""
     often = np.bincount(digits)
     return max((n for n in range(1, len(often)) if often[n] >= (10 if n > 1 else 1)), default=0)
 

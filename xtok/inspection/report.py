@@ -1,4 +1,4 @@
-"""`report`: the results of `inspect`, `verify`, `evaluate` and `doctor` for a map, or two."""
+"""`report`: the data of the page about one map or two maps of a pair."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that stands out: a figure, and the words that follow it in a sentence."""
+    """A remarkable figure, and the rest of its sentence."""
 
     level: Grade
     number: str
     text: str
-    place: str  # the part of the page that shows more
-    map_number: int | None = None  # of two maps the one that it is about, from 1
+    place: str  # the section of the page with details
+    map_number: int | None = None  # 1 or 2, for a finding about one of two maps
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapReport:
-    """One map: what it holds, whether it is in order, and what it is fit for."""
+    """Results for one map."""
 
     name: str
     sha256: str  # of the map as `.safetensors`
@@ -56,7 +56,7 @@ class MapReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What the page shows."""
+    """The contents of the page."""
 
     pair: PairFacts
     advice: Advice
@@ -64,12 +64,12 @@ class Report:
     maps: tuple[MapReport, ...]  # one or two
     evaluation: Evaluation | None  # None without text
     comparison: Comparison | None  # None for one map
-    sentences: tuple[AlignedSentence, ...]  # none without the tokenizers
+    sentences: tuple[AlignedSentence, ...]  # empty without tokenizers
     version: str
 
 
 class PageData(NamedTuple):
-    """A report, and what the search of its page is made of."""
+    """A report, and the data for the search of its page."""
 
     report: Report
     maps: tuple[ProjectionMap, ...]
@@ -87,20 +87,20 @@ def examine(
     field: str = "text",
     progress: Progress = silent,
 ) -> PageData:
-    """Examine a map, or two of one pair.
+    """Examine one map, or two maps of one pair.
 
     Args:
         maps: a map or two, or their paths.
-        texts: paths and globs of text, as `evaluate` takes them.
-        pair: the maps', with its tokenizers, to spell tokens, sentences and text.
-        names: what the page calls the maps.
-        models: what the commands that it recommends call the models; their ids by default.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
+        texts: paths and globs of text, as for `evaluate`.
+        pair: the maps' pair; its tokenizers are needed for pieces, sentences and text.
+        names: names of the maps on the page.
+        models: names of the models in the recommended commands; model ids by default.
+        field: the field or column that holds the text.
         progress: called for each pass over a vocabulary, and for the text.
 
     Raises:
-        XtokError: if a map carries no tokens and there are no tokenizers, two maps are of different
-            pairs, or a text cannot be read.
+        XtokError: if a map contains no tokens and there are no tokenizers, two maps belong to
+            different pairs, or a text cannot be read.
         ValueError: for text without tokenizers.
     """
     if texts and (pair is None or pair.teacher_tokenizer is None):
@@ -148,7 +148,6 @@ def _examine(
     evaluation: Evaluation | None,
     text: PairText | None,
 ) -> tuple[MapReport, list[Finding]]:
-    """Return the results for one map, and its findings."""
     verdicts = () if evaluation is None else evaluation.verdicts
     verdict = next((one for one in verdicts if one.name == name), None)
     description, verification = describe(m, classes=True, pair=pair), verify(m)
@@ -172,7 +171,7 @@ def _examine(
 def _worst_first(
     findings: list[Finding], of_maps: Sequence[Sequence[Finding]]
 ) -> tuple[Finding, ...]:
-    """Return what stands out most, of the pair and of its maps; what all maps share, once."""
+    """Return the most important findings; a finding about all maps is listed once."""
     for number, own in enumerate(of_maps, start=1):
         findings += [
             one if all(one in other for other in of_maps) else replace(one, map_number=number)
@@ -183,12 +182,10 @@ def _worst_first(
 
 
 def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
-    same = "of the student's tokens are in the teacher's vocabulary, byte for byte"
+    same = "of the student's tokens have a teacher token with the same bytes"
     if pair.text is not None:
         at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
-        same += (
-            f"; {percent(at_place, 0)} of the text's tokens are the same token at the same place"
-        )
+        same += f"; {percent(at_place, 0)} of the tokens in the text are equal on both sides"
     yield Finding("note", percent(pair.student_share, 0), f"{same}.", "pair")
     missing = pair.numbers.only_student
     if missing:
@@ -206,7 +203,7 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
 def _empty_rows(
     classes: Sequence[ClassCoverage], roles_alone: Sequence[str], share: float
 ) -> Finding:
-    """Count the empty rows of tokens; `share` is their share of the text's tokens."""
+    """Count the empty rows; `share` is their share of the text's tokens."""
     of_text = sum(one.empty for one in classes if one.token_class not in _NOT_TEXT)
     of_special = sum(one.empty for one in classes if one.token_class == "control")
     total = of_text + of_special
@@ -225,7 +222,6 @@ def _empty_rows(
 
 
 def _unreached(classes: Sequence[ClassCoverage], *, is_counted: bool) -> Finding:
-    """Count the teacher tokens that no row contains."""
     text = [one for one in classes if one.token_class not in _NOT_TEXT]
     unreached = sum(one.teacher_unreached for one in text)
     share = unreached / max(1, sum(one.teacher_ids for one in text))

@@ -1,4 +1,4 @@
-"""Sentences in both tokenizations over one another, for the page of `xtok report`."""
+"""Sentences in both tokenizations, for the page of `xtok report`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from xtok.tokenizers.classes import script_of
 from xtok.tokenizers.pairs import Pair
 
 _WIDTHS = range(32, 141)
-"""Of a sentence; characters of East Asia count twice."""
+"""Widths of a sentence; East Asian characters count twice."""
 _MOST = 12
 
 
 class Sentence(NamedTuple):
-    """A sentence to show: what it is, its language for fonts (`""` if unknown), and the text."""
+    """A sentence with its label, and its language for fonts (`""` if unknown)."""
 
     label: str
     language: str
@@ -37,15 +37,15 @@ BUILT_IN = (
     Sentence("Code", "", "def keep(light):\n    return [x for x in light if x['lux'] >= 0.25]\n"),
     Sentence("Digits and emoji", "", "12345678 + 3.14159 = 2024? 🌊⛵ 👩‍🔧 🇩🇪 201 times 👍🏽"),
 )
-"""Shown where there is no text. Written for this purpose."""
+"""Sentences for pages without text; written for xtok."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignedSentence:
     """A sentence in both tokenizations."""
 
-    label: str  # its language, its script and file, or what it is
-    language: str  # for fonts, as BCP 47 has it; empty if unknown
+    label: str  # its language, script and file, or kind
+    language: str  # BCP 47, for fonts; empty if unknown
     direction: str  # `ltr` or `rtl`
     alignment: TextAlignment
 
@@ -53,7 +53,7 @@ class AlignedSentence:
 def aligned_sentences(
     pair: Pair, excerpts: Iterable[tuple[str, str]]
 ) -> tuple[AlignedSentence, ...]:
-    """Return sentences of every script and file of a text, or built-in ones, aligned."""
+    """Align sentences of each script and file of a text, or built-in sentences."""
     aligner = TokenAligner(pair)
     sentences = []
     for label, language, text in pick_sentences(excerpts):
@@ -72,9 +72,9 @@ def aligned_sentences(
 
 
 def pick_sentences(documents: Iterable[tuple[str, str]]) -> tuple[Sentence, ...]:
-    """Pick a sentence of every script, then of every other file, at most 12; else built-in ones.
+    """Pick at most 12 sentences, one per script, then one per file; otherwise built-in sentences.
 
-    Documents, or their middles, where their own words are, come with their file's name.
+    The documents, or their middles, come with the names of their files.
     """
     of_script: dict[str, tuple[str, Sentence]] = {}
     of_file: dict[str, Sentence] = {}
@@ -96,7 +96,7 @@ _ENDS = (re.compile(r"(?<=[.!?؟])\s+|(?<=[。！？])|\n\s*\n"), re.compile(r"\
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """Return what may be sentences, then lines; not the first of each, which may be a fragment."""
+    """Yield sentences, then lines, without the first of each, which may be incomplete."""
     for part in chain.from_iterable(end.split(text)[1:] for end in _ENDS):
         sentence = part.strip()
         letters = sum(map(str.isalpha, sentence))
@@ -109,7 +109,7 @@ _LANGUAGES = {"Han": "zh", "Japanese": "ja", "Hangul": "ko", "Arabic": "ar", "He
 
 
 def _script(text: str) -> str:
-    """Return the script of most letters; that of kana wherever there is enough of it."""
+    """Return the script of most letters; Japanese if a tenth of them is kana."""
     scripts = Counter(filter(None, map(script_of, filter(str.isalpha, text))))
     if 10 * scripts["KANA"] >= scripts.total() > 0:
         return "Japanese"

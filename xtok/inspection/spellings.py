@@ -1,4 +1,4 @@
-"""What a spelling map holds: how many tokens it spells, and how."""
+"""Overview of a spelling map, and the spellings of tokens."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class SpelledToken:
     token_id: int
     token: str
     pieces: tuple[str, ...]
-    left_out: str = ""  # why it has no pieces
+    left_out: str = ""  # reason for no pieces
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpellingDescription:
-    """What a spelling map holds."""
+    """Overview of a spelling map."""
 
     student: SideDescription
     teacher: SideDescription
     history: Sequence[Mapping[str, Any]]
     spelled: Mapping[str, SpellingFacts]  # by side
-    pieces: Mapping[str, Mapping[int, int]]  # by side, how many tokens have how many pieces
+    pieces: Mapping[str, Mapping[int, int]]  # number of tokens by side and number of pieces
     examples: tuple[SpelledToken, ...]
 
 
@@ -47,11 +47,11 @@ class SpellingExplanation:
 
 
 def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
-    """Describe a spelling map: what is shared, spelled and left out, and why.
+    """Describe a spelling map: shared, spelled and left-out tokens.
 
     Args:
         m: the map.
-        num_examples: how many tokens of several pieces to show of each side, evenly spread.
+        num_examples: number of tokens with several pieces to show for each side.
     """
     examples: list[SpelledToken] = []
     for side in SIDES:
@@ -68,7 +68,7 @@ def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDesc
 
 
 def explain_spellings(m: SpellingMap, tokens: Sequence[str | bytes | int]) -> SpellingExplanation:
-    """Show how tokens of the student are spelled in the teacher's tokens.
+    """Show the spelling of student tokens in the teacher's tokens.
 
     Args:
         m: the spelling map.

@@ -1,4 +1,4 @@
-"""`verify`: a map against its own invariants and, where given, against models."""
+"""`verify`: check a map's invariants, and compare it with its models."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from xtok.tokenizers.table import TokenTable, Vocabulary, differing_ids
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What `verify` found; `path` names the map."""
+    """Results of `verify`; `path` names the map."""
 
     path: str
-    failed: tuple[str, ...]  # the names of the checks that failed; none for a good map
+    failed: tuple[str, ...]  # names of the failed checks
     checks: tuple[Check, ...]
 
 
@@ -139,16 +139,16 @@ def _model_checks(
 
 
 def _kind_checks(m: AnyMap) -> Iterator[Check]:
-    """Give the checks that a kind of map has besides its invariants."""
+    """Yield the checks of one kind of map."""
     if isinstance(m, SpellingMap):
         for side in SIDES:
             yield Check(f"{side} spelled", "ok", str(SpellingFacts.of(m, side)))
     if not isinstance(m, ProjectionMap):
         return
-    # A `.pt` may have had to be put in order.
+    # changes made while reading a `.pt`
     counts = [r.counts.items() for r in m.reports if r.stage == "import"]
     changed = ", ".join(f"{n:,} {what}" for items in counts for what, n in items if n)
-    # Those of other programs may be in any order: a note.
+    # other programs may write any order
     wrong: Level = "note" if m.method == "imported" else "failed"
     yield Check("as written", wrong if changed else "ok", changed or "in order")
     yield Check("scale slot", *_slots(m))
@@ -162,7 +162,7 @@ def _contents(m: AnyMap) -> str:
 
 
 def _invariants(m: AnyMap) -> Iterator[Check]:
-    """Check one after another, up to the first that fails."""
+    """Yield the invariants up to the first that fails."""
     for name, (check, holds) in m.INVARIANTS.items():
         try:
             check(m)
@@ -172,42 +172,40 @@ def _invariants(m: AnyMap) -> Iterator[Check]:
         yield Check(name, "ok", holds)
 
 
-Found: TypeAlias = tuple[Level, str]
-"""What a check found: its level and its message."""
+Result: TypeAlias = tuple[Level, str]
+"""Level and message of a check."""
 
-_NO_TOKENS: Found = "skipped", "the map carries no tokens"
+_NO_TOKENS: Result = "skipped", "the map contains no tokens"
 
 
-def _digest(table: TokenTable | None, written: str | None) -> Found:
-    """Check that the digest that a file has of a side's tokens is theirs."""
+def _digest(table: TokenTable | None, written: str | None) -> Result:
     if table is None:
         return _NO_TOKENS
     digest = table.sha256()
     if written in (None, digest):
         return "ok", f"table_sha256 is {digest[:16]}…"
-    return "failed", f"table_sha256 is {str(written)[:16]}…, the tokens give {digest[:16]}…"
+    return "failed", f"table_sha256 is {str(written)[:16]}…, but the tokens have {digest[:16]}…"
 
 
-def _tensors(m: AnyMap, written: str | None) -> Found:
-    """Check that the digest that a file has of the map's own tensors is theirs."""
+def _tensors(m: AnyMap, written: str | None) -> Result:
     if written is None:
-        return "skipped", "an earlier version wrote no digest of them"
+        return "skipped", "written by an earlier version, without a digest"
     if (digest := mapfile.tensors_sha256(vars(m))) == written:
         return "ok", f"tensors_sha256 is {digest[:16]}…"
-    return "failed", f"tensors_sha256 is {written!s:.16}…, they give {digest[:16]}…"
+    return "failed", f"tensors_sha256 is {written!s:.16}…, but the tensors have {digest[:16]}…"
 
 
-def _slots(m: ProjectionMap) -> Found:
+def _slots(m: ProjectionMap) -> Result:
     table = m.teacher.table
     if m.scale_slot is None:
-        return "skipped", "made without the scale trick"
+        return "skipped", "built without the scale trick"
     ids = np.unique(m.teacher_ids[m.is_slot]).tolist()
     if table is not None and (meaning := [i for i in ids if table[i]]):
-        return "failed", f"on {examples_of(meaning, table, 'id')}, which stand for text"
+        return "failed", f"on {examples_of(meaning, table, 'id')}, which are text tokens"
     return "ok", f"{plural(int(m.is_slot.sum()), 'row')}, on teacher id {listed(ids) or 'none'}"
 
 
-def _exact_rows(m: ProjectionMap) -> Found:
+def _exact_rows(m: ProjectionMap) -> Result:
     rows, columns = m.student.table, m.teacher.table
     exact = np.flatnonzero(m.row_kind == RowKind.EXACT)
     sizes = m.entries_per_row[exact]
@@ -217,16 +215,16 @@ def _exact_rows(m: ProjectionMap) -> Found:
     if rows is None or columns is None:
         return _NO_TOKENS
     of_student, of_teacher = rows.tokens(), columns.tokens()
-    partners = m.teacher_ids[m.row_kind[m.student_ids] == RowKind.EXACT]  # one of each row
+    partners = m.teacher_ids[m.row_kind[m.student_ids] == RowKind.EXACT]
     pairs = zip(exact.tolist(), partners.tolist(), strict=True)
     wrong = [s for s, t in pairs if of_student[s] != of_teacher[t]]
     if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
-        return "failed", f"other bytes in the rows of {examples_of(wrong, rows, 'id')}"
-    only = f", but for {len(wrong):,} that are equal in another token form" if wrong else ""
+        return "failed", f"different bytes in the rows of {examples_of(wrong, rows, 'id')}"
+    only = f", {len(wrong):,} of them equal only in another token form" if wrong else ""
     return "ok", f"{len(exact):,} rows of equal bytes{only}"
 
 
-def _roles(table: TokenTable | None) -> Found:
+def _roles(table: TokenTable | None) -> Result:
     if table is None:
         return _NO_TOKENS
     unknown = [role for role in table.roles if role not in ROLES]
@@ -239,8 +237,7 @@ def _roles(table: TokenTable | None) -> Found:
     return "ok", f"{plural(len(ids), 'token')} with a role: {listed(table.roles) or 'none'}"
 
 
-def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Found:
-    """Check that a side of a map has a tokenizer's tokens."""
+def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Result:
     of_model, model_id = tokenizer.table, tokenizer.vocabulary.model_id
     if of_map is None:
         return _NO_TOKENS
@@ -248,34 +245,32 @@ def _tokens(of_map: TokenTable | None, tokenizer: Tokenizer) -> Found:
         return "ok", f"the tokens of {model_id}"
     differ = list(differing_ids(of_map, of_model))
     if not differ:
-        return "failed", f"the types of some tokens are not those of {model_id}"
+        return "failed", f"the types of some tokens differ from {model_id}"
     shown = listed(f"{i} {of_map.quoted(i)} and {of_model.quoted(i)}" for i in differ)
     return "failed", f"{len(differ):,} ids differ from {model_id}: {shown}"
 
 
-def _definition(of_map: Vocabulary, tokenizer: Tokenizer) -> Found:
-    """Check that a tokenizer is defined as the one that a map was made of."""
+def _definition(of_map: Vocabulary, tokenizer: Tokenizer) -> Result:
     of_model = tokenizer.vocabulary
     if of_map.definition_sha256 is None:
-        return "skipped", f"not in the file: whether {of_model.model_id} changed is unknown"
+        return "skipped", f"the file records no definition of {of_model.model_id} to compare"
     if of_map.backend != of_model.backend:
-        how = f"the map is of files of the kind {of_map.backend}, these are {of_model.backend}"
-        return "skipped", f"{how}: whether the tokenizer changed is unknown"
+        kinds = f"the map was built from {of_map.backend} files, the model has {of_model.backend}"
+        return "skipped", f"{kinds} files, so their definitions cannot be compared"
     digest = tokenizer.definition_sha256
     if of_map.definition_sha256 == digest:
         return "ok", f"definition_sha256 is {digest[:16]}…"
-    changed = "its merges, split pattern, normalizer, flags or roles are others"
-    return "failed", f"{of_model.model_id} was changed since the map was made: {changed}"
+    changed = "its merges, split pattern, normalizer, flags or roles differ"
+    return "failed", f"{of_model.model_id} has changed since the map was built: {changed}"
 
 
-def _width(of_map: Vocabulary, of_model: Vocabulary) -> Found:
-    """Check that a side of a map is as wide as a tokenizer's model."""
+def _width(of_map: Vocabulary, of_model: Vocabulary) -> Result:
     width, source = f"{of_map.vocab_size:,}", of_model.width_source
     if of_map.vocab_size == of_model.vocab_size:
         return "ok", f"{width}, from the {source}"
     if can_grow(of_map, of_model):
-        return "ok", f"{width} by the file, {of_model.vocab_size:,} by the model"
+        return "ok", f"{width} in the file, {of_model.vocab_size:,} in the model"
     if source == "tokenizer" and of_map.vocab_size > of_model.vocab_size:
         tokens = f"no config.json with the {of_model.vocab_size:,} tokens"
         return "ok", f"{width}; {tokens}: width not checked"
-    return "failed", f"{width}, and {of_model.vocab_size:,} by the {source}"
+    return "failed", f"{width}, but {of_model.vocab_size:,} from the {source}"

@@ -1,4 +1,4 @@
-"""`vocab`: the tokens of a vocabulary as exact bytes, and what another one has for them."""
+"""`vocab`: the tokens of a vocabulary as bytes, and their counterparts in another vocabulary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
 
 VOCAB_SUFFIXES = (".jsonl", ".npz")
-"""Of the file of a vocabulary."""
+"""Suffixes of a vocabulary's file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +33,23 @@ class VocabToken:
     type: str  # the name of a `TokenType`, in lower case
     name: str  # escaped bytes, or a special token's name
     roles: tuple[str, ...]
-    teacher_id: int | None  # the teacher's token of the same bytes or role; None if it has none
-    # Its bytes in the teacher's tokens; empty if the teacher cannot spell it, and for special
-    # tokens; None without a teacher.
+    teacher_id: int | None  # teacher id of equal bytes or role
+    # teacher ids of its bytes; empty for special tokens, or if the teacher cannot spell it
     spelling: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabTable:
-    """Tokens of a vocabulary, of a model id, and the teacher whose ids they have."""
+    """Tokens of a vocabulary, with their ids and spellings in a teacher's vocabulary."""
 
     model: str
     teacher: str | None
     vocab_size: int  # V, the width of the model's logits
-    types: dict[str, int]  # how many ids are of each type
+    types: dict[str, int]  # number of ids by type
     tokens: tuple[VocabToken, ...]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the tokens: an object a line as `.jsonl`, a whole vocabulary as arrays in `.npz`.
+        """Write the tokens as `.jsonl`, one object per line, or a whole vocabulary as `.npz`.
 
         The arrays are `bytes` (uint8 `[total]`), `offsets` (int64 `[V + 1]`) and `types` (uint8
         `[V]`); with a teacher also `teacher_ids` (int64 `[V]`, −1 for none), `spellings` (int32)
@@ -58,14 +57,14 @@ class VocabTable:
 
         Raises:
             OutputError: if the file cannot be written.
-            ValueError: for a part of a vocabulary as `.npz`, which has no ids.
+            ValueError: for `.npz` with a part of a vocabulary.
         """
         target = check_output(path, VOCAB_SUFFIXES)
         if target.suffix == ".jsonl":
             write(target, self._lines())
             return
         if len(self.tokens) != self.vocab_size:
-            raise ValueError(".npz takes a whole vocabulary; write these tokens as .jsonl")
+            raise ValueError(".npz needs a whole vocabulary; write these tokens as .jsonl")
         with atomic_output(target) as temporary, temporary.open("wb") as file:
             np.savez(file, **self._arrays())
 
@@ -108,7 +107,7 @@ def vocab(
     (97, '61', 97, (97,))
 
     Args:
-        model: the model, as `load_tokenizer` takes it; or a pair, whose student is listed.
+        model: the model, as `load_tokenizer` takes it; or a pair, to list its student.
         tokens: text, bytes or ids, as `Vocabulary.ids_of` takes them; every id by default.
         teacher: a second model, to add its ids of the same bytes or role, and its spellings.
         progress: called while tokens are spelled.
@@ -155,7 +154,6 @@ def vocab(
 def _of_teacher(
     both: Pair, ids: Sequence[int], progress: Progress
 ) -> Iterable[tuple[int | None, tuple[int, ...]]]:
-    """Give each id's token in the teacher's vocabulary, and its spelling there."""
     token_ids = np.array(ids, np.int64)
     has_bytes = both.tables[0].lengths[token_ids] > 0
     spelled = both.pieces(token_ids[has_bytes], progress)

@@ -1,6 +1,6 @@
-"""A page to look at: one HTML file with its style, script and data inside, and nothing outside.
+"""The report page: one HTML file that contains its style, script and data.
 
-The content security policy lets the browser load nothing and run only this style and script.
+Its content security policy allows only this style and script, and no requests.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _MARKS = {
     "care": ("!", "with care", "check"),
     "bad": ("✕", "does not fit", "bad"),
 }
-"""By level: a sign, and the words for a loss and for a finding."""
+"""For each level, a sign and the words for a loss and for a finding."""
 
 
 def render(examined: PageData) -> bytes:
-    """Return the page of one map, or of two."""
+    """Return the page about one map, or about two maps of a pair."""
     report = examined.report
     columns, left_out = pack(examined)
     data = {
@@ -58,7 +58,7 @@ def render(examined: PageData) -> bytes:
         report=report,
         left_out=left_out,
         on_text={(one.name, one.token_class): one for one in measured},
-        data=Markup(text.replace("<", "\\u003c")),  # it stands in a script element
+        data=Markup(text.replace("<", "\\u003c")),  # inside a script element
     )
     return html.encode("utf-8", "backslashreplace")
 
@@ -107,7 +107,7 @@ def _name(text: str) -> str:
 
 
 def _largest(measures: Sequence[MapMeasures], prefix: str) -> float:
-    """Return the largest value of a picture: of the fields that begin with `prefix`."""
+    """Return the largest value among the fields that begin with `prefix`."""
     fields = f"{prefix}cross_entropy", f"{prefix}recipe", f"{prefix}floor"
     values = [getattr(m, field) for m in measures for field in fields]
     return max(v.value if isinstance(v, Interval) else v for v in values)

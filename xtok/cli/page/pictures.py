@@ -1,6 +1,6 @@
-"""The pictures of a page, as SVG: overlaps that are true to area, amounts, and ranges.
+"""The pictures of the page as SVG: overlaps, bars and ranges.
 
-Widths are in percent, so that a picture is as wide as its place; colours are classes of `page.css`.
+Widths are in percent of the available space; `page.css` defines the colours.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def overlap(shared: SharedCounts, label: str) -> Markup:
-    """Draw two circles whose areas, and that of what they share, are in proportion.
-
-    Next to them, the meaning of each colour is written.
-    """
+    """Draw two overlapping circles with areas in proportion to the counts."""
     totals = shared.student, shared.teacher
     largest = max(*totals, 1)
     radii = 72 * sqrt(totals[0] / largest), 72 * sqrt(totals[1] / largest)
@@ -41,7 +38,7 @@ def overlap(shared: SharedCounts, label: str) -> Markup:
 
 
 def _distance(a: float, b: float, area: float) -> float:
-    """Return how far apart the centres of two circles are that share an area."""
+    """Return the distance between two circles that overlap by this area."""
     low, high = abs(a - b), a + b
     if area <= 0:
         return high
@@ -52,7 +49,7 @@ def _distance(a: float, b: float, area: float) -> float:
 
 
 def _common(a: float, b: float, distance: float) -> float:
-    """Return the area that two circles share."""
+    """Return the area of the overlap of two circles."""
     if distance <= abs(a - b):
         return pi * min(a, b) ** 2
     if distance >= a + b:
@@ -65,7 +62,7 @@ def _common(a: float, b: float, distance: float) -> float:
 
 
 def _lens(x: Sequence[float], radii: Sequence[float], distance: float) -> str:
-    """Draw what two circles share."""
+    """Draw the overlap."""
     a, b = radii
     if distance <= abs(a - b) + 1e-6:
         inner = 0 if a < b else 1
@@ -73,7 +70,7 @@ def _lens(x: Sequence[float], radii: Sequence[float], distance: float) -> str:
     first = (distance**2 + a**2 - b**2) / (2 * distance)
     height = sqrt(max(0.0, a**2 - first**2))
     px = x[0] + first
-    # An arc is the large one where its circle's centre lies within the lens.
+    # use the large arc if the circle's centre lies within the overlap
     large = [int(first < 0), int(distance - first < 0)]
     return (
         f'<path class="both" d="M{px:.2f} {74 - height:.2f}'
@@ -83,7 +80,7 @@ def _lens(x: Sequence[float], radii: Sequence[float], distance: float) -> str:
 
 
 def measure(value: float, largest: float, style: str, label: str) -> Markup:
-    """Draw one amount as a bar; `largest` is as wide as the place."""
+    """Draw an amount as a bar; `largest` fills the available width."""
     share = 100 * max(0.0, min(1.0, value / largest if largest else 0.0))
     return Markup(
         f'<svg class="measure" width="100%" height="6" role="img" aria-label="{escape(label)}">'
@@ -94,7 +91,7 @@ def measure(value: float, largest: float, style: str, label: str) -> Markup:
 def span(
     floor: float, recipe: float, value: float, largest: float, style: str, label: str
 ) -> Markup:
-    """Draw where a map lies between a floor and a recipe, from 0 to the largest of all values."""
+    """Draw a map's value between the floor and the recipe, on a scale from 0 to `largest`."""
 
     def at(value: float) -> str:
         return f"{2 + 96 * max(0.0, min(1.0, value / largest if largest else 0.0)):.3f}%"

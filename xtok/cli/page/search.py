@@ -1,8 +1,7 @@
-"""The rows of maps, packed for the search of a page: columns of bytes, deflated, in base64.
+"""The rows of maps for the search of the page: columns of bytes, deflated, in base64.
 
-Each column is deflated on its own, its bytes sorted by significance, which makes runs of small
-numbers short. `page.js` unpacks them. Tokens and weights are cut to what a page shows: the first
-bytes of a token, three digits of a weight.
+Each column is deflated separately, with its bytes sorted by significance; `page.js` unpacks them.
+Tokens are cut to their first bytes, weights to three digits.
 """
 
 from __future__ import annotations
@@ -26,27 +25,26 @@ if TYPE_CHECKING:
     from xtok.inspection.report import PageData
 
 SHOWN_BYTES = 160
-"""Bytes of a token, or of a special token's name, that a page holds."""
+"""Largest number of bytes of a token on the page."""
 
 MOST_PIECES = 16
-"""Pieces of a token that a page holds."""
+"""Largest number of pieces of a token on the page."""
 
 _LEAST_SIZE, _SIZE_OF_TOKEN, _SIZE_OF_ROW = 500_000, 2, 5
-"""Characters of the search data: in any case, for each token, and for each token and map."""
+"""Characters of the search data: base size, per token, and per token and map."""
 
 PageColumns = dict[str, tuple[int, str]]
-"""Name to bytes per number, and base64."""
+"""Bytes per number and base64, by name."""
 
 
 def pack(examined: PageData, max_size: int | None = None) -> tuple[PageColumns, list[str]]:
-    """Pack maps into at most `max_size` characters; by default more for larger vocabularies.
+    """Pack maps into at most `max_size` characters.
 
-    Tokens and the heaviest entry of each row are always there. What does not fit is left out in
-    this order: the lightest entries, by weight times how often the token occurs in the text; the
-    pieces of tokens.
+    Tokens and the heaviest entry of each row always fit. If space is short, the pieces of tokens
+    and then the lightest entries, by weight times occurrences in the text, are left out.
 
     Returns:
-        the columns, and phrases that name what is left out.
+        the columns, and descriptions of the omitted data.
     """
     maps, text = examined.maps, examined.text
     tables = examined.pair.tables
@@ -56,7 +54,7 @@ def pack(examined: PageData, max_size: int | None = None) -> tuple[PageColumns, 
     of_maps = [_SearchEntries(m, None if text is None else text.tokens[0]) for m in maps]
 
     def entries_of(kept: int) -> PageColumns:
-        """Pack the rows of all maps: of each at most `kept` entries besides the heaviest ones."""
+        """Pack the rows of all maps, with at most `kept` further entries of each map."""
         return {
             f"{name}_{number}": column
             for number, one in enumerate(of_maps)
@@ -89,7 +87,7 @@ def pack(examined: PageData, max_size: int | None = None) -> tuple[PageColumns, 
 
 
 def cut_sizes(table: TokenTable) -> dict[int, int]:
-    """Return the true sizes of the tokens that a page cuts, by id."""
+    """Return the full sizes of the tokens that are cut, by id."""
     return {i: int(table.lengths[i]) for i in np.flatnonzero(table.lengths > SHOWN_BYTES).tolist()}
 
 
@@ -98,7 +96,7 @@ def _size(columns: PageColumns) -> int:
 
 
 def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
-    """Return bytes per number, and numbers ≥ 0 deflated in base64, their lowest bytes first."""
+    """Return the bytes per number, and numbers ≥ 0 as base64, lowest bytes first, deflated."""
     array = np.frombuffer(numbers, np.uint8) if isinstance(numbers, bytes) else numbers
     largest = int(array.max(initial=0))
     width = next(n for n in (1, 2, 3, 4) if largest < 256**n)
@@ -111,14 +109,13 @@ def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
 def _tokens(
     tables: Sequence[TokenTable], partners: Sequence[NDArray[np.int64]], text: PairText | None
 ) -> PageColumns:
-    """Pack the tokens' bytes, or names."""
     columns = {"partner": packed(_deltas(partners[0]))}
     for number, (side, table) in enumerate(zip(SIDES, tables, strict=True)):
         shown = [
             (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES]
             for i, token in enumerate(table.tokens())
         ]
-        if side == "teacher":  # those of the student's bytes are on the page already
+        if side == "teacher":  # tokens with the student's bytes are already on the page
             shown = [token if s < 0 else b"" for token, s in zip(shown, partners[1], strict=True)]
         columns[f"{side}_sizes"] = packed(np.fromiter(map(len, shown), np.int64, len(shown)))
         columns[f"{side}_bytes"] = packed(b"".join(shown))
@@ -129,10 +126,7 @@ def _tokens(
 
 
 def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
-    """Pack the pieces of each side's tokens that the other lacks; nothing without tokenizers.
-
-    A column has, for each of these tokens in order of id, the number of pieces, then the ids.
-    """
+    """Pack the pieces of tokens without a partner: the number of pieces, then their ids."""
     columns: PageColumns = {}
     for side, one, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
         if one.teacher_tokenizer is None:
@@ -149,7 +143,7 @@ def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
 
 
 class _SearchEntries:
-    """A map's entries, and in which order they are worth keeping."""
+    """A map's entries, ordered by their value for the page."""
 
     def __init__(self, m: ProjectionMap, counts: NDArray[np.int64] | None) -> None:
         self.map = m
@@ -186,11 +180,11 @@ class _SearchEntries:
 
 
 def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
-    """Return weights as integers that hold three digits: 900 * exponent + digits - 100.
+    """Return weights with three digits as integers: 900 * exponent + digits - 100.
 
     A weight is digits * 10 ** -(exponent + 2); 1.0 is 0.
     """
-    weights = np.asarray(weights, np.float64).clip(1e-45, 1.0)  # float32 has no smaller ones
+    weights = np.asarray(weights, np.float64).clip(1e-45, 1.0)  # the smallest float32
     exponent = np.ceil(-np.log10(weights) - 1e-9).astype(np.int64)
     digits = np.round(weights * 10.0 ** (exponent + 2)).astype(np.int64)
     over = digits == 1000
@@ -199,9 +193,9 @@ def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _deltas(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ids ≥ −1 as differences to the last id that was not −1: 0 for −1, else 1 or more.
+    """Return ids ≥ −1 as folded differences to the preceding id ≥ 0; −1 becomes 0.
 
-    Differences are folded: d ≥ 0 is 2 * d + 1, d < 0 is -2 * d.
+    A difference d ≥ 0 becomes 2 * d + 1, and d < 0 becomes -2 * d.
     """
     known = np.flatnonzero(ids >= 0)
     steps = np.diff(ids[known], prepend=-1) - 1

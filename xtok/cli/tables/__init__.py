@@ -1,1 +1,1 @@
-"""Dataclasses as tables, lines and JSON."""
+"""Results as tables and lines on a terminal."""

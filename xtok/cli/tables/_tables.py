@@ -1,4 +1,4 @@
-"""The style of all tables, and text that is safe to show on a terminal."""
+"""The style of all tables, and text that is safe on a terminal."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def new_console() -> Console:
 
 @contextmanager
 def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
-    """Give a console whose text is written at the end, to stdout unless another is given.
+    """Yield a console; its text is written at the end, to stdout or with `write`.
 
-    Not at once, since Rich has an exit of its own, with 1, for a closed pipe.
+    Rich itself would exit with 1 for a closed pipe.
     """
     console = new_console()
     with console.capture() as captured:
@@ -41,14 +41,14 @@ def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
 def print_all(
     parts: Iterable[RenderableType], write: Callable[[str], object] | None = None
 ) -> None:
-    """Print tables and texts, one after another, as `printing` does."""
+    """Print tables and texts one after another."""
     with printing(write) as console:
         for part in parts:
             console.print(part)
 
 
 _PADDING = re.compile(r" +(?=(\x1b\[0m)?$)", re.MULTILINE)
-"""Blanks at the end of lines: Rich pads captions."""
+"""Spaces at the end of lines; Rich pads captions."""
 
 
 def new_table(
@@ -57,7 +57,7 @@ def new_table(
     right: Collection[int] = (),
     caption: str | None = None,
 ) -> Table:
-    """Return a table; the columns of `right` hold numbers, flush right."""
+    """Return a table; `right` lists the columns of numbers."""
     table = Table(
         caption=caption, title_justify="left", caption_justify="left", header_style="bold"
     )
@@ -69,13 +69,13 @@ def new_table(
 
 
 def weight(value: float, digits: int = 4) -> str:
-    """Return a weight; one that is not zero does not read so."""
+    """Format a weight; a small positive weight does not become 0."""
     least = 10.0**-digits
     return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"
 
 
 def with_interval(interval: Interval | None) -> str:
-    """Return a figure with half of its interval."""
+    """Format a figure with half of its interval."""
     if interval is None:
         return "–"
     if interval.low is None or interval.high is None:
@@ -84,17 +84,17 @@ def with_interval(interval: Interval | None) -> str:
 
 
 def visible(token: str) -> str:
-    """Return an escaped token whose spaces show, and that joins nothing that stands before it."""
+    """Return an escaped token with visible spaces; combining characters get a base `◌`."""
     first = token[:1]
     joins = first and (unicodedata.category(first)[0] == "M" or not cell_len(first))
     return ("◌" if joins else "") + token.replace(" ", "␣")
 
 
 def cell(value: str) -> Text:
-    """Return a cell's text: markup and control characters are shown, not obeyed."""
+    """Return a cell's text with markup and control characters escaped."""
     return Text(printable_lines(value))
 
 
 def header(value: str) -> str:
-    """Return a header's text, with Rich's markup escaped."""
+    """Return a header's text with Rich's markup escaped."""
     return cell(value).plain.replace("[", "\\[")

@@ -1,4 +1,4 @@
-"""An alignment on a terminal: the two rows of tokens over one another, chunk by chunk."""
+"""An alignment on a terminal: both rows of tokens above each other, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WIDTH = 1 + max(map(len, _LABELS))
 
 
 _KINDS = {"different": ("≠", "bold red"), "alone": ("-", "dim")}
-"""The mark and style of what is not a correct chunk."""
+"""Mark and style of incorrect chunks."""
 
 
 class Chunk(NamedTuple):
-    """What stands over one another: the ids and escaped tokens of a chunk, or one in none."""
+    """The ids and escaped tokens of a chunk, or a single token outside all chunks."""
 
     kind: str  # `same`: one token each; `split`; `different`: unequal bytes; `alone`
     student: Sequence[tuple[int, str]]
@@ -46,15 +46,15 @@ class _ChunkBlock(NamedTuple):
 
 
 def print_alignment(alignment: TextAlignment) -> None:
-    """Print both rows of tokens, wrapped to the console, and the statistics."""
+    """Print both rows of tokens, wrapped to the terminal, and the statistics."""
     print_result(draw(alignment, new_console()), end="")
 
 
 def draw(alignment: TextAlignment, console: Console) -> str:
-    """Return what `print_alignment` prints on a console.
+    """Return the output of `print_alignment`.
 
-    A third line marks what is not a correct chunk: `≠` where the two sides differ, `-` where a
-    token has no counterpart. `¦` divides the tokens of a chunk; a space is shown as `␣`.
+    A third line marks incorrect chunks: `≠` if the sides differ, `-` if a token has no counterpart.
+    `¦` divides the tokens of a chunk; `␣` is a space.
     """
     with console.capture() as captured:
         for row in _wrapped(list(_blocks(alignment)), console.width - _WIDTH):
@@ -76,7 +76,7 @@ def draw(alignment: TextAlignment, console: Console) -> str:
 
 
 def statistics(alignment: TextAlignment) -> list[str]:
-    """Return an alignment's statistics, a line each."""
+    """Return an alignment's statistics as lines."""
     n, chunks = len(alignment.student_tokens), len(alignment.pairs)
     correct = sum(len(p.student_ids) for p in alignment.pairs if p.is_correct)
     return [
@@ -90,7 +90,7 @@ def statistics(alignment: TextAlignment) -> list[str]:
 
 
 def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
-    """Yield the chunks of an alignment, and the tokens that are in none, in their order."""
+    """Yield the chunks of an alignment and the tokens outside of chunks, in order."""
     student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
     teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
     s_done = t_done = 0
@@ -120,7 +120,7 @@ def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
 
 
 def _wrapped(blocks: list[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
-    """Fill lines of the width; a block that is wider has a line of its own."""
+    """Fill lines up to the width; a wider block gets its own line."""
     row: list[_ChunkBlock] = []
     used = 1
     for block in blocks:
@@ -134,8 +134,8 @@ def _wrapped(blocks: list[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock
 
 
 def _shown(token: str) -> str:
-    """Return an escaped token so that it stays in its cell, whatever script it is of."""
+    """Return an escaped token; right-to-left text is isolated so that it stays in its cell."""
     token = visible(token)
     if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):
-        return f"\u2068{token}\u2069"  # isolated, so that its neighbours keep their places
+        return f"\u2068{token}\u2069"
     return token

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def description(d: EventDescription) -> Iterator[Table]:
-    """Show the sides of an event map, the number of its events, and the largest ones."""
+    """Show the sides of an event map, the number of its events, and the largest events."""
     rows = [(label, show(d.student), show(d.teacher)) for label, show in SIDE_ROWS.items()]
     rows.append(("events", f"{d.num_events:,}", f"{d.one_to_one:,} of one token each side"))
     if d.rest is not None:
@@ -32,7 +32,7 @@ def description(d: EventDescription) -> Iterator[Table]:
 
 
 def explanation(explanation: EventExplanation) -> Iterator[Table]:
-    """Show the event of one token in full, and those of several tokens as lines of a table."""
+    """Show the event of a single token in full, and several events as lines of a table."""
     if len(explanation.tokens) == 1:
         yield _event_of(explanation.tokens[0])
         return
@@ -53,7 +53,7 @@ def _event_of(one: EventOfToken) -> Table:
 
 
 def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
-    """Return the number of each side's tokens in an event, and the first ones."""
+    """Return the number of each side's tokens in an event, and the first tokens."""
     sides = (event.student, event.student_count), (event.teacher, event.teacher_count)
     student, teacher = (
         f"{count:,}: {' '.join(map(quoted, names[:most]))}" + (" …" if count > most else "")

@@ -45,7 +45,7 @@ def explanation(explanation: Explanation) -> Iterator[Table]:
 
 
 def print_examples(rows: Sequence[ExplainedRow]) -> None:
-    """Print rows on stderr, as their map's path is on stdout; if nobody reads them, fine."""
+    """Print rows on stderr, because stdout contains the map's path."""
     with suppress(OSError):
         print_all([_rows(rows)], sys.stderr.write)
 
@@ -174,7 +174,7 @@ def comparison(c: Comparison) -> Iterator[Table]:
     weighed = ", weighted by the text" if c.weighted_by_text else ""
     counts = {
         "rows that differ": c.rows_that_differ,
-        "rows whose heaviest entry is another": c.rows_of_other_top,
+        "rows with another heaviest entry": c.rows_of_other_top,
     }
     shares = [(label, f"{n:,} ({percent(n / max(1, c.rows))})") for label, n in counts.items()]
     distance = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
-    """Print the maps side by side for each group of text, then classes and worst rows."""
+    """Print the measures by group of text, classes, worst rows and verdicts."""
     measured = (*evaluation.measures, *evaluation.event_measures)
     names = dict.fromkeys(m.name for m in measured)
     numbers = {name: str(n) for n, name in enumerate(names, start=1)}
@@ -40,19 +40,19 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 _MAPS = (
     "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): for "
-    "gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's, without a slot; floor: a map counted "
-    "on this text. Closed: how much of the gap from the recipe to the floor the map removes."
+    "gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's map, without a slot; floor: the best "
+    "map for this text. Closed: share of the gap from the recipe to the floor."
 )
 
 _EVENTS = (
-    "leak: how often the two tokens at a shared boundary are in different events. Student, "
+    "leak: share of the shared boundaries where the tokens are in different events. Student, "
     "teacher: entropy of the tokens and of the events there, in bits. Kept: the smaller entropy of "
-    "events, as a share of the smaller one of tokens."
+    "the events, as a share of the smaller entropy of the tokens."
 )
 
 
 def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
-    """Return the table of measures; with a ranking, what decides comes first, best map first."""
+    """Return the table of measures; with a ranking, its measure and the best map come first."""
     ranking, of_events = evaluation.ranking, bool(evaluation.event_measures)
     is_p_kl = ranking is not None and ranking.loss == "p-kl"
     order = ("chunk_", "") if is_p_kl else ("", "chunk_")
@@ -85,7 +85,7 @@ def _maps(
     measures: Sequence[MapMeasures], numbers: Mapping[str, str], order: Sequence[str]
 ) -> Iterator[Sequence[str]]:
     for label in ("recipe", "floor"):
-        maps_of: dict[tuple[str, ...], list[str]] = {}  # several where the maps' cuts differ
+        maps_of: dict[tuple[str, ...], list[str]] = {}  # several for different cuts
         for m in measures:
             values = tuple(f"{getattr(m, prefix + label):.3f}" for prefix in order)
             maps_of.setdefault(values, []).append(numbers[m.name])
@@ -118,7 +118,7 @@ def _where(evaluation: Evaluation) -> str:
 
 
 def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
-    """Return the table by class of token, with a column for each map, at most four."""
+    """Return the table by class of token, with a column for each of at most four maps."""
     if evaluation.event_measures:
         shown: Callable[[float], str] = partial(percent, digits=2)
         measure, reference = "leak", "shared"
@@ -150,19 +150,19 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
 
 def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     of_events = bool(evaluation.event_measures)
-    heads = "worst rows", "map", "excess", "wanted, its share, and the map's weight"
-    caption = "excess: what the row adds to the cross-entropy above the floor, "
+    heads = "worst rows", "map", "excess", "teacher tokens: share in the text, weight"
+    caption = "excess: the row's part of the cross-entropy above the floor, "
     caption += _where(evaluation)
     if of_events:
-        heads = "worst tokens", "map", "leak", "teacher tokens there, their share"
-        caption = "leak: at this token, as a share of all boundaries; leaks: in another event"
+        heads = "worst tokens", "map", "leak", "teacher tokens: share in the text"
+        caption = "leak: at this token, as a share of all boundaries"
     rows = []
     for row in evaluation.worst_rows:
         lines = []
         for token, share, in_map in row.wanted:
-            apart = " leaks" if in_map == 0 else ""
+            leak = " leaks" if in_map == 0 else ""
             lines.append(
-                f"{quoted(token)} {percent(share)}{apart if of_events else f', {weight(in_map)}'}"
+                f"{quoted(token)} {percent(share)}{leak if of_events else f', {weight(in_map)}'}"
             )
         name, excess = (
             f"{quoted(row.token)} #{row.student_id}",

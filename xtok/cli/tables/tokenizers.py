@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the verdict, a table per tokenizer, and what to do with two."""
+    """Print the verdict, a table per tokenizer, and the recommendations for a pair."""
     with printing() as console:
         console.print(cell(diagnosis.verdict))
         for one in diagnosis.tokenizers:
@@ -55,9 +55,9 @@ def _checks(one: TokenizerDiagnosis) -> Table:
 def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     share = f"{pair.shared:,} of the student's ids, {percent(pair.student_share)}; "
     share += f"{pair.vocabulary.both:,} different byte strings"
-    ids = "every id is the same token"
+    ids = "all ids are the same token on both sides"
     if pair.differing:
-        ids = f"{pair.differing:,} are not the same token: {', '.join(pair.differing_examples)}"
+        ids = f"{pair.differing:,} differ: {', '.join(pair.differing_examples)}"
     of_one_family = pair.differing < pair.num_ids / 2
     numbers = pair.numbers
     rows = [
@@ -71,7 +71,7 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
             f"{numbers.teacher:,}, {numbers.both:,} same",
         ),
         ("spaces in a token", *(f"at most {n}" for n in pair.spaces)),
-        *([("in the other's tokens", *map(str, pair.spellings))] if pair.spellings else []),
+        *([("spelled in the other's", *map(str, pair.spellings))] if pair.spellings else []),
         ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
     ]
     heads = "a map between them", header(pair.student), header(pair.teacher)
@@ -82,17 +82,17 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
 
 
 def _on_text(text: TextFacts, events: EventFacts) -> Table:
-    """Show the uncertainty in either direction of a map on the text, and what the events do."""
     caption = (
-        "Uncertainty: the conditional entropy of the other side's token where both begin; no map "
-        "in that direction has less. Leak: how often the two tokens are in different events."
+        "Uncertainty: conditional entropy of the other side's token at a shared boundary, the "
+        "least that a map in this direction can reach. Leak: share of boundaries with different "
+        "events."
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
     )
     forward, backward = text.conditional_entropy
-    leak, kept = events.leak or 0.0, events.kept or 0.0  # with text, both are known
+    leak, kept = events.leak or 0.0, events.kept or 0.0  # measured, since there is text
     rows = [
         ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
-        ("tokens that both have", *(f"{percent(share)} of these" for share in text.known)),
+        ("tokens of both sides", *(f"{percent(share)} of the text's" for share in text.known)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
         ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
@@ -102,7 +102,7 @@ def _on_text(text: TextFacts, events: EventFacts) -> Table:
 
 
 def print_vocab(table: VocabTable, names: Callable[[int], str] | None = None) -> None:
-    """Print tokens; `names` gives the teacher's tokens by id, if there is a teacher."""
+    """Print tokens; `names` returns a teacher token by id."""
     counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in table.types.items())
     heads = ["id", "bytes", "length", "type", "name", "roles"]
     rows = []
