@@ -92,7 +92,7 @@ def _on_text(text: TextFacts, events: EventFacts) -> Table:
     leak, kept = events.leak or 0.0, events.kept or 0.0  # measured, since there is text
     rows = [
         ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
-        ("tokens of both sides", *(f"{percent(share)} of the text's" for share in text.known)),
+        ("tokens of both sides", *(f"{percent(share)} of the text" for share in text.known)),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
         ("shared tokens, a rest", f"leak {percent(text.leak)}", f"{min(text.bits):.2f} bits"),
