@@ -100,8 +100,7 @@ def checked(
 
     Rules, up to rounding:
 
-    - Log-probabilities are at most 0. The candidates and the rest of a row sum to 1; without a
-      rest, the candidates sum to at most 1.
+    - Log-probabilities are at most 0. Candidates and rest sum to 1, or to less without a rest.
     - Candidates are ids of the vocabulary, and unique in a row.
     - Other tokens are no likelier than the last candidate: rest ≤ (V − K) · p_K. Over several rows,
       the rest continues the tail of the candidates.
@@ -111,9 +110,9 @@ def checked(
         topk: the unchecked predictions. Missing `realized_logprob` are filled in.
         width: V, the largest id + 1.
         begins: whether documents start with the first token of a text.
-        is_answer: whether one response of a server contains all values. The realized token is then
-            always a candidate, with the same value.
-        is_projected: whether `project` wrote the predictions. The rest then includes unknown
+        is_answer: whether one response of a server contains all values, so that the realized token
+            is a candidate with the same value.
+        is_projected: whether `project` wrote the predictions, so that the rest includes unknown
             probability, and a realized token has its share of the chunk.
         vocabulary: name of the vocabulary for errors.
 
@@ -325,7 +324,6 @@ def _by_document(topk: TopK, rows: NDArray[np.int64], values: NDArray[Any]) -> N
 def _require_documents(
     topk: TopK, wrong: NDArray[np.bool_], problem: Callable[[int], str], hint: str
 ) -> None:
-    """Raise an error for the first wrong document, or for all documents together."""
     if wrong.any():
         n = int(np.argmax(wrong))
         row = int(topk.bounds[n]) if n < len(wrong) - 1 else 0
@@ -357,8 +355,7 @@ def _check_places(
     """Check that rows predict their own tokens, with one likelihood-ratio test per alternative.
 
     The alternatives: the rows predict the next tokens, the previous tokens, or, for all documents
-    together, unrelated tokens, so that a uniform distribution fits better. An unlisted token has an
-    equal part of the rest, `left`.
+    together, unrelated tokens, so that a uniform distribution fits better.
     """
     rows = np.flatnonzero(topk.valid)
     document, left = rows_of(topk.bounds)[rows], left[rows]

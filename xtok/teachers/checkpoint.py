@@ -153,8 +153,6 @@ def _as_json(recipe: Recipe) -> bytes:
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
     """Allow one run at a time to make the parts of an output, and delete them at the end.
 
-    After an error, the parts are kept.
-
     Raises:
         XtokError: if another run makes the same output, or the folder contains parts of a different
             job, or a file of another program with the name of a part.
@@ -202,15 +200,12 @@ def _require_own_files(job: ProjectJob) -> Recipe | None:
 
 
 def _parts_in(folder: Path) -> list[Path]:
-    return [path for path in folder.glob(f"{'[0-9]' * 6}.part") if _is_part(path)]
-
-
-def _is_part(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_PART)) in (_PART, b"")  # empty after a crash of the machine
-    except OSError:
-        return False
+    parts = []
+    for path in folder.glob(f"{'[0-9]' * 6}.part"):
+        with suppress(OSError), path.open("rb") as file:
+            if file.read(len(_PART)) in (_PART, b""):  # empty after a crash of the machine
+                parts.append(path)
+    return parts
 
 
 def _remove(folder: Path) -> None:

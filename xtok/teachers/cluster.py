@@ -60,8 +60,6 @@ class Cluster:
 def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> list[PartSummary]:
     """Make all parts of a job on a cluster; return their summaries.
 
-    All nodes read the files and write the parts under the same paths.
-
     Raises:
         XtokError: if Ray or the cluster is missing, a node lacks a file or has different packages
             or tokenizers, or work is lost; and for the errors of projecting.
@@ -178,7 +176,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _make_part(task: tuple[ProjectJob, Cluster], shard: int) -> tuple[int, PartSummary] | XtokError:
-    """Make a part on a node; return the number of student tokens, or a user error."""
     job, tokens = task[0], list[int]()
     path = job.shards[shard][1].path
     try:

@@ -38,17 +38,11 @@ def prefix_weights(
     Let C(b) be the probability that the teacher continues with the bytes b (byte-token lemma, arXiv
     2410.09303). Token j of a chunk gets C(s_1…s_j) / C(s_1…s_(j-1)), and the last token gets the
     remainder of the sum. C adds up the candidates that start with these bytes, and spreads the rest
-    evenly over all other tokens. It ignores other tokenizations of the same bytes, which models
-    rarely write (`scripts/benchmark.py credit` measures the error). If a row has no candidates, all
-    weights of its chunk are equal.
+    evenly over all other tokens. `scripts/benchmark.py credit` measures the error from ignoring
+    other tokenizations. If a row has no candidates, all weights of its chunk are equal.
 
-    Args:
-        aligner: of both tokenizers.
-        student: the student's tokens.
-        teacher: the teacher's tokens.
-        numbers: for both sides, the chunk of each token. The last chunk number stands for no chunk.
-        predictions: predictions of the teacher's tokens.
-        sums: `[chunks + 1]`, the log-probability of each chunk.
+    `numbers` are the chunks of the tokens of both sides; the last chunk number stands for no chunk.
+    `sums` `[chunks + 1]` are the log-probabilities of the chunks.
 
     Returns:
         float64 `[student tokens]`, negative log-probabilities; 1 for tokens alone in their chunk.

@@ -15,17 +15,9 @@ from xtok.alignment.kernels import CONTROL
 def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type: ignore[no-untyped-def]
     """Set the weights of student tokens to −log of the probability of their bytes.
 
-    A row of K = 64 candidates takes 0.3 µs.
-
-    Args:
-        s: the student's `Side`.
-        t: the teacher's `Side`.
-        by_bytes: int64, the teacher's ids with symbols, in the order of their symbols.
-        predictions: the teacher's `TopK`.
-        chunks: int64: the positions of the student's tokens and the bounds of the chunks in them,
-            then the same for the teacher.
-        sums: float64 `[chunks]`, the log-probability of each chunk.
-        weights: float64 `[student tokens]`, output.
+    A row of K = 64 candidates takes 0.3 µs. `by_bytes` are the teacher's ids in the order of their
+    symbols. `chunks` contains the positions of the student's tokens and the bounds of the chunks in
+    them, then the same for the teacher. `sums` are the log-probabilities of the chunks.
     """
     s_places, s_bounds, t_places, t_bounds = chunks
     for c in range(len(s_bounds) - 1):

@@ -73,9 +73,8 @@ def project_logprobs(
 ) -> ProjectedLogprobs:
     """Divide a teacher's log-probabilities of a text among the student's tokens.
 
-    The student tokens of a chunk share the sum of its teacher tokens. The float32 shares add up
-    exactly to the sum, computed in float64 and rounded to float32. Tokens outside chunks of equal
-    bytes (or of one special role) are not valid.
+    The student tokens of a chunk share the sum of its teacher tokens, and their float32 shares add
+    up to it exactly. Tokens outside chunks of equal bytes (or of one special role) are not valid.
 
     Ids are one sequence `[S]`, a padded batch `[B, S]`, or a list of sequences, as NumPy arrays,
     torch tensors or lists. The result has the form and device of the student's ids.
@@ -86,10 +85,8 @@ def project_logprobs(
         teacher_ids: the same text as scored by the teacher, T tokens.
         teacher_logprobs: in the form of `teacher_ids`; entry t is log p(token t | tokens before).
             None or NaN (not scored) is allowed for the first token and outside `response_mask`.
-            Their chunks are not valid; neither are chunks with −9999.0, which servers return for
-            −∞, and a first token with 0.0.
-        credit: the division within a chunk: `"uniform"` (equal shares), or `StudentCredit` or
-            `PrefixCredit` with the values that they need.
+            Their chunks are not valid; neither are chunks with −9999.0 (servers return it for −∞).
+        credit: `"uniform"` (equal shares), or `StudentCredit` or `PrefixCredit` with their values.
         attention_masks: of the student's and the teacher's batch, 0 for padding. By default, tokens
             of the pad role are padding.
         response_mask: in the form of `student_ids`, True for tokens that can be valid. A chunk with
@@ -245,7 +242,6 @@ def _difference(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
 
 
 def _shown(text: str, other: str) -> str:
-    """Return the start of a text; with code points if the other text starts with a lookalike."""
     shown = f'"{escape(text[:SHOWN_AROUND].encode())}"'
     looks = [normalize("NFKC", side[:SHOWN_AROUND])[:1] for side in (text, other)]
     if looks[0] != looks[1]:

@@ -112,8 +112,8 @@ def project(
 ) -> Projected:
     """Convert stored predictions of a teacher into predictions for a student, on the same text.
 
-    Memory does not depend on the size of the files. Parts are kept in `OUTPUT.checkpoint`; after an
-    interruption, the same call resumes from them and writes the same bytes.
+    Parts are kept in `OUTPUT.checkpoint`; after an interruption, the same call resumes from them
+    and writes the same bytes. Memory does not depend on the size of the files.
 
     Args:
         teacher_topk: a path or glob, or several: Parquet or JSON lines, also compressed.
@@ -128,8 +128,7 @@ def project(
 
     Raises:
         XtokError: if a file is unreadable, belongs to a different tokenizer or contains invalid
-            predictions; if the map belongs to a different pair; if the output cannot be written, or
-            another run is writing it.
+            predictions, the map belongs to a different pair, or the output cannot be written.
     """
     config = ProjectConfig.or_default(config)
     paths, target = find_caches(teacher_topk, output, config)
@@ -243,7 +242,6 @@ def _check_tokenizer(cache: Cache, pair: Pair) -> None:
 
 
 def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache:
-    """Check the first rows; return the cache, marked as renormalized if these rows are."""
     student, teacher = pair.tokenizers
     if _spells(student, rows) and not _spells(teacher, rows):
         raise _swapped(cache.path, pair)

@@ -42,36 +42,33 @@ _MAX_STEMS = 1 << 23
 class Projector:
     """Projects predictions for a pair of tokenizers with a map from the teacher to the student.
 
-    - If a student token and a teacher token start at the same byte, the map converts the teacher's
-      candidates. The realized teacher token follows the path of the text instead: the student
-      spells its bytes with each candidate of the next row, as long as a longer student token can
-      match.
-    - If a student token starts inside a teacher token, only candidates with the text's bytes up to
-      there count. Each contributes its remaining bytes, as the student spells them in this
-      position. The rest is spread evenly over the teacher's other tokens.
+    - If both sides start a token at the same byte, the map converts the teacher's candidates. The
+      realized teacher token follows the text instead: the student spells its bytes together with
+      each candidate of the next row, as long as a longer student token can match.
+    - If a student token starts inside a teacher token, the candidates that start with the text's
+      bytes up to there contribute their remaining bytes, as the student spells them there.
 
-    Example: the same text, with longer teacher tokens (left) and longer student tokens (right).
-    `place` is the teacher token in which a student token starts, `inside` the offset in bytes:
+    Example, with longer teacher tokens (left) and longer student tokens (right). `place` is the
+    teacher token in which a student token starts, `inside` the offset in bytes:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
         place      0 0  1              0    2
         inside     0 1  0              0    0
 
-    Left, at `01`: the candidates for `201` count if they start with `2`. `201` adds `01`, `20` adds
-    `0`, and the continuation of `2` is unknown. Right, at `201`: the map converts the candidate
-    `3`; `2` follows the path, with each candidate for `01`.
+    Left, at `01`: of the candidates for `201`, `201` adds `01`, `20` adds `0`, and the continuation
+    of `2` is unknown. Right, at `201`: the map converts the candidate `3`; `2` is combined with
+    each candidate for `01`.
 
-    Cut candidates, unspellable candidates and unknown continuations belong to the rest. For two
-    equal tokenizers, predictions do not change. A projector caches spellings, so it becomes faster
-    with use. It allows one call at a time, which uses several threads.
+    Cut candidates, unspellable candidates and unknown continuations belong to the rest. A projector
+    caches spellings, so it becomes faster with use. It allows one call at a time.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        back_map: from the teacher (rows) to the student (columns), without scale slots. `build`
-            with `xtok.config.BACK_MAP` makes it; the teacher is its first model.
+        back_map: from the teacher (rows) to the student (columns), without scale slots; see
+            `xtok.config.BACK_MAP`.
         num_threads: one per available core if None. The result does not depend on it.
-        along_path: if False, the map also converts the realized token, without the rows after it.
+        along_path: if False, the map also converts the realized token.
 
     Raises:
         ValueError: if the map has other widths than the pair, or scale slots.
@@ -114,14 +111,16 @@ class Projector:
         """Project predictions onto the student's tokens of the same documents.
 
         A row is valid if the student token starts within a chunk of equal bytes, and the teacher
-        token at its first byte has a prediction. `realized_logprob` is the token's share of its
-        chunk, see `prefix_weights`, or the candidate's value if the chunk has no log-probability.
+        token at its first byte has a prediction.
 
         Args:
             teacher: checked predictions.
             student_ids: int32 `[tokens]`, the student's tokens of these documents.
             student_bounds: int64 `[documents + 1]`.
             top_k: maximum number of candidates per row. Cut candidates belong to the rest.
+
+        Returns:
+            Predictions. `realized_logprob` is the token's share of its chunk, see `prefix_weights`.
 
         Raises:
             ValueError: if an id is outside its vocabulary, or the numbers of documents differ.
@@ -187,7 +186,6 @@ class Projector:
         return place, inside, is_aligned, np.where(s_shared, credit, np.float32(np.nan))
 
     def _fill(self, rows: RowBlock, predictions: TopK, top_k: int) -> None:
-        """Project rows, and add the stems that they lack, until all rows are done."""
         room = max(_LEAST_ROOM, 2 * int(np.diff(predictions.starts).max()) + 2)
         num_students = len(self.student.table)
 
@@ -322,7 +320,6 @@ class Projector:
         return first, is_boundary
 
     def _begins_at(self, byte: int, ids: Sequence[int] | None) -> int:
-        """Return the token of a spelling that starts at this byte, or −1."""
         begin = 0
         for token in ids or ():
             if begin >= byte:

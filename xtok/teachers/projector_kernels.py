@@ -85,7 +85,6 @@ class RowBlock(NamedTuple):
 
 @inner_kernel
 def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
-    """Return the slot of a key, or the free slot where it belongs."""
     mask = np.int64(len(slots) - 1)
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     slot = np.int64(mixed >> np.uint64(32)) & mask
@@ -166,7 +165,6 @@ def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untype
 
 @inner_kernel
 def _shared(data, start, end, other):  # type: ignore[no-untyped-def]
-    """Return the length of the common prefix of a token and another string."""
     same = 0
     while same < len(other) and start + same < end and data[start + same] == other[same]:
         same += 1
@@ -197,22 +195,13 @@ def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
 def project_rows(  # type: ignore[no-untyped-def]
     teacher, predictions, stems, rows, todo, is_same, top_k, mass, touched, missing
 ):
-    """Project rows until `missing` is full. A row that lacks a stem is left undone.
+    """Project the rows `todo` until `missing` is full. A row that lacks a stem is left undone.
 
     A row with K = 64 takes 7 to 10 µs, mostly for the rows of the map. Spelling new stems takes the
     same time again (`scripts/benchmark.py serving`).
 
-    Args:
-        teacher: `TeacherTokens`.
-        predictions: `TopK`, the teacher's predictions.
-        stems: `PrefixTable`.
-        rows: `RowBlock`, receives the results.
-        todo: int64, the indices of the rows to project.
-        is_same: whether both sides have the same tokenizer.
-        top_k: maximum number of candidates per row.
-        mass: float64 `[V_student]`, scratch; zeros before and after.
-        touched: int32 `[V_student + 1]`, scratch.
-        missing: int64, output: keys of missing stems, possibly repeated.
+    `mass` (float64 `[V_student]`, zeros before and after) and `touched` (int32 `[V_student + 1]`)
+    are scratch. `missing` (int64) receives the keys of missing stems, possibly repeated.
 
     Returns:
         The number of missing keys.
@@ -436,7 +425,6 @@ def _add_up(goes_to, part, scale, rest, teacher, mass, touched):  # type: ignore
 def _write(  # type: ignore[no-untyped-def]
     rows, x, size, values, touched, count, order, rest, known
 ):
-    """Write the best candidates of a row, and add the others to the rest. Overwrites `values`."""
     for n in range(size):
         rows.ids[x, n] = touched[order[n]]
         rows.logprobs[x, n] = _rounded(values[order[n]])
@@ -449,7 +437,6 @@ def _write(  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _room(goes_to, part, count, more):  # type: ignore[no-untyped-def]
-    """Return the arrays of parts, enlarged to hold `more` parts after the first `count`."""
     size = count + more
     if size <= len(part):
         return goes_to, part
@@ -544,7 +531,6 @@ def _rounded(p):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _bucket(bits):  # type: ignore[no-untyped-def]
-    """Return the bucket of a probability, from its exponent and the first four bits."""
     return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
 
 

@@ -33,10 +33,9 @@ _WITHOUT_TEXT_HINT = "remove its text and messages, so that the text is decoded 
 def project_documents(translator: Translator, rows: Documents, top_k: int) -> Documents:
     """Convert checked rows of a teacher into rows of the student.
 
-    The student's template renders `messages`, the student's library encodes `text`. If the student
-    reads less than the teacher, `student_messages` or `student_text` contain its input: the same
-    answers, or the end of the text. Rows without messages and text are decoded from their ids, as
-    conversations if both models have a template, or as bytes.
+    The student's template renders `messages`, the student's library encodes `text`;
+    `student_messages` and `student_text` replace them for a student that reads less. Rows without
+    messages and text are decoded from their ids, as conversations or as bytes.
 
     Raises:
         XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
@@ -138,15 +137,8 @@ def _of_text(
 ) -> SharedText:
     """Align a text, and surround it with the counterparts of the teacher's control tokens.
 
-    If only the teacher reads the first bytes, or one library puts a space before the text,
-    alignment starts at the first byte where tokens of both sides start.
-
-    Args:
-        pair: the student and the teacher.
-        ids: the teacher's ids of the row.
-        student_ids: the student's ids of its text.
-        span: the teacher's ids of its text.
-        before: number of bytes that only the teacher reads.
+    If only the teacher reads the first bytes (`before`), or one library puts a space before the
+    text, alignment starts at the first byte where tokens of both sides start.
     """
     roles = pair.reversed.equal_roles
     begin, end = (
@@ -279,7 +271,6 @@ Sides = tuple[SideChat, SideChat]
 
 
 def _student_texts(rows: Documents) -> list[str | None]:
-    """Return the column `student_text`, with None where the student reads the whole text."""
     parts = rows.values("student_text")
     for place, part, text in zip(rows.places, parts, rows.values("text"), strict=True):
         if part is not None and (text is None or not text.endswith(part)):

@@ -59,8 +59,7 @@ class SharedText(NamedTuple):
 class Translator:
     """Converts texts to the tokens of both sides, and projects the teacher's predictions on them.
 
-    Caches spellings, so it becomes faster with use. Allows one call of `project` at a time, which
-    uses several threads.
+    Like `Projector`, it caches spellings, and allows one call of `project` at a time.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -170,13 +169,7 @@ class Translator:
         """Return the conversation that the ids of one side encode, in both sides' templates.
 
         Returns None if the ids are not certainly a conversation, or if the other side's template
-        omits or changes words of the assistant.
-
-        Args:
-            ids: the ids of a side, possibly truncated.
-            source: the side of the ids: 0 for the student, 1 for the teacher.
-            ends_too: whether the other side must also write the ends of the assistant's turns.
-            system: a system text for the teacher alone.
+        omits or changes words of the assistant, or with `ends_too` the ends of its turns.
         """
         if not self._reads_chats:
             return None
@@ -222,8 +215,7 @@ class Translator:
     ) -> tuple[Conversation, slice] | None:
         """Render a recovered conversation with the other side's template and system text.
 
-        Returns the conversation with the original message numbers, and the tokens of the system
-        text; None if the template does not support a role or tools.
+        Returns None if the template does not support a role or tools.
         """
         own = bool(system) and back.messages[0]["role"] in ("system", "developer")
         if system:
@@ -244,10 +236,9 @@ class Translator:
     def _spelled(self, ids: Sequence[int], context: str = "") -> SharedText:
         """Spell the student's ids byte for byte, after a context for the teacher alone.
 
-        A token without bytes and without a counterpart is spelled as its name. The teacher's
-        sequence starts with its bos token. Without one, its end-of-document token replaces the
-        student's bos token, or the first student token is spelled separately, so that all later
-        tokens are predicted.
+        The teacher's sequence starts with its bos token. Without one, its end-of-document token
+        replaces the student's bos token, or the first student token is spelled separately, so that
+        all later tokens are predicted.
         """
         parts = [self._as_text(i) for i in ids]
         begin: list[int] = []
@@ -268,7 +259,6 @@ class Translator:
         )  # fmt: skip
 
     def _as_text(self, token_id: int) -> list[int]:
-        """Return the token itself if it has bytes or a role, otherwise the tokens of its name."""
         table = self.student.table
         if table.lengths[token_id] > 0 or token_id in self._roles:
             return [token_id]
@@ -348,13 +338,8 @@ def _share_gaps(
 ) -> None:
     """Divide the log-probability of teacher tokens between the spans equally, in place.
 
-    Tokens that only the student's template writes get 0.
-
-    Args:
-        logprobs: of all tokens of `spelled`, text after text.
-        bounds: of the texts in `logprobs`.
-        texts: in the tokens of both sides.
-        predictions: the teacher's.
+    `logprobs` are those of `spelled`, text after text. Tokens that only the student's template
+    writes get 0.
     """
     for text, begin, their_begin in zip(
         texts, bounds.tolist(), predictions.bounds.tolist(), strict=False

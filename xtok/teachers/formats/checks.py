@@ -49,16 +49,10 @@ def check_predictions(
     is_answer: bool = False,
     is_projected: bool = False,
 ) -> Documents:
-    """Validate predictions with `checked`, after removing padding tokens at the ends of documents.
+    """Validate predictions with `checked`, after removing padding at the ends of documents.
 
-    If the pad token is also an end-of-text token, the first one at the end is kept.
-
-    Args:
-        documents: unchecked documents.
-        vocabulary: the vocabulary of the ids.
-        renormalized: whether the rest is unknown, except in rows of the whole vocabulary.
-        is_answer: as in `checked`.
-        is_projected: as in `checked`.
+    If the pad token is also an end-of-text token, the first one at the end is kept. With
+    `renormalized`, the rest is unknown, except in rows of the whole vocabulary.
 
     Raises:
         XtokError: for an id outside the vocabulary, or a violation that `checked` finds.

@@ -46,15 +46,9 @@ class CacheColumns:
     def flat_lists(
         self, name: str, depth: int, dtype: type, *, optional: bool = False
     ) -> tuple[list[Bounds], NDArray[Any]]:
-        """Return the bounds of a column's lists, the outermost first, and their flat values.
+        """Return the bounds of a column's nested lists, the outermost first, and their flat values.
 
-        Null lists are empty.
-
-        Args:
-            name: of the column.
-            depth: number of nested lists: 1 for a value per token, 2 for a list per token.
-            dtype: as in `flat_numbers`.
-            optional: whether a float may be null.
+        The depth is 1 for a value per token, 2 for a list per token.
 
         Raises:
             XtokError: if the column has a different type or depth, and as in `flat_numbers`.
@@ -129,7 +123,6 @@ class CacheColumns:
         return documents if kept is None else documents.at_tokens(kept)
 
     def _others(self) -> dict[str, Any]:
-        """Return the columns to copy, after validating strings, which Parquet does not do."""
         import pyarrow
 
         names = self.batch.schema.names

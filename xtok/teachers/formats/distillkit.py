@@ -44,8 +44,8 @@ def read(
 ) -> Documents:
     """Return the documents of a record batch, without validation.
 
-    Reads `compressed_logit_schema` like `decompress_to_sparse`. Rows have one width, padded with
-    −inf or large negative values. Labels written by `table` refer to rows, not tokens.
+    Rows have one width, padded with −inf or large negative values. Labels written by `table` refer
+    to rows, not tokens.
 
     Raises:
         XtokError: if the number of rows is not that of the tokens minus 1, or their width differs
@@ -166,7 +166,7 @@ def _compression(**fields: Any) -> Compression:
     dtypes = [config.exact_dtype, config.term_dtype, *(one.scale_dtype for one in bins)]
     d, k, exact_k = config[:3]
     _require_config(
-        {*map(type, [d, k, exact_k, *powers, *sizes])} == {int}, "a number is no integer"
+        {*map(type, [d, k, exact_k, *powers, *sizes])} == {int}, "a number is not an integer"
     )
     for holds, problem in (
         (1 < d <= MAX_WIDTH, f"d is {d}"),
@@ -174,7 +174,10 @@ def _compression(**fields: Any) -> Compression:
         ({*powers} <= {*range(_MAX_POWER + 1)}, f"polynomial_terms are {terms}"),
         ({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}"),
         ({*dtypes} <= {*_FLOATS}, f"types are {dtypes}"),
-        ({type(config.delta_encoding), type(config.normalize_t)} == {bool}, "a flag is no boolean"),
+        (
+            {type(config.delta_encoding), type(config.normalize_t)} == {bool},
+            "a flag is not a boolean",
+        ),
         (all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}"),
         (sum(one.num_elements for one in bins) <= k - exact_k, "more residuals than candidates"),
         (k == exact_k or terms or bins, "candidates beyond exact_k have no values"),

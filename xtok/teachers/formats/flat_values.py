@@ -34,17 +34,12 @@ def json_document(
 ) -> TopK:
     """Return a document's predictions from JSON values, where null stands for −∞.
 
-    Args:
-        token_ids: the ids of the document.
-        counts: number of candidates of each token.
-        ids: flat ids of the candidates.
-        logprobs: flat log-probabilities of the candidates.
-        place: place of the document for errors.
-        hint: for missing or surplus ids.
-        own: log-probabilities of the realized tokens, if stored separately.
+    `ids` and `logprobs` are flat, with `counts` candidates per token. `own` contains the realized
+    log-probabilities if the format stores them separately.
 
     Raises:
-        XtokError: as in `flat_numbers`, or if the numbers of ids and counts differ.
+        XtokError: as in `flat_numbers`, or if the numbers of ids and counts differ; `hint` is for
+            missing ids.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(counts):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -89,18 +84,14 @@ def flat_numbers(
     *,
     optional: bool = False,
 ) -> NDArray[Any]:
-    """Convert an array to a type without loss.
+    """Convert a pyarrow array to a NumPy type without loss.
 
-    Args:
-        array: a pyarrow array.
-        name: name of the column for errors.
-        dtype: int32, int64, uint8, float32, or bool, which also accepts 0 and 1.
-        places: places of the documents for errors, at least one.
-        bounds: bounds of the documents, then of the lists within.
-        optional: whether a float may be null. Null becomes NaN.
+    Types are int32, int64, uint8, float32, and bool, which also accepts 0 and 1. `bounds` are those
+    of the documents, then of the lists within; they locate errors. With `optional`, null becomes
+    NaN.
 
     Raises:
-        XtokError: for values of a different type, null, or values outside the type's range.
+        XtokError: for a different type, null, or values outside the range.
     """
     import pyarrow
 

@@ -31,14 +31,10 @@ def ranked_topk(
     ranks: Sequence[int],
     own: Iterable[float | None] | None = None,
 ) -> RankedTopK:
-    """Build predictions from the rows of a response.
+    """Build predictions from the rows of a response: a mapping by candidate id for each token.
 
-    Args:
-        ids: the ids of the request.
-        rows: the candidates of each id, as a mapping by candidate id.
-        logprobs: flat log-probabilities of all candidates. None stands for −∞.
-        ranks: the rank of each realized token.
-        own: log-probabilities of the realized tokens, if the format returns them separately.
+    `logprobs` are flat, for all candidates; None stands for −∞. `own` contains the realized
+    log-probabilities if the format returns them separately.
 
     Raises:
         ValueError: if rows are missing or empty, or a candidate is not an id.
