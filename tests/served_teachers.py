@@ -1,4 +1,4 @@
-"""Servers of a small real model, with the answers of vLLM and of SGLang, and xtok's in front."""
+"""Servers of a small model that respond like vLLM and SGLang, and `xtok serve` in front."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ from xtok.tokenizers.pairs import Pair
 
 
 class Model:
-    """A model's server as vLLM 0.32 or SGLang 0.5 answers, exact, of prompts alone.
+    """A server with exact log-probabilities of prompts, as from vLLM 0.32 or SGLang 0.5.
 
-    What it was asked for is in `asked`; `status` other than 200 is all that it answers, `delay`
-    how many seconds it takes; `busy` requests are to come again after a second; SGLang's answers
-    have `gives` candidates at most; without `texts`, it was started without a tokenizer. It says
-    −∞ of the tokens that are `impossible`.
+    Attributes:
+        asked: the ids of all requests.
+        status: the status of every response, if not 200.
+        delay: seconds per response.
+        busy: number of requests to refuse with Retry-After.
+        gives: maximum number of candidates of SGLang.
+        texts: False for a server without a tokenizer.
+        impossible: tokens with probability 0.
     """
 
     def __init__(
@@ -72,9 +76,9 @@ class Model:
         self.app = Starlette(routes=routes)
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """Return all log-probabilities of each token after the first, `[T - 1, V]`.
+        """Return the log-probabilities of each token after the first, `[T - 1, V]`.
 
-        What was once said of a sequence is said again: a model's own last bits may differ.
+        Cached, because a model's last bits may differ.
         """
         if tuple(ids) not in self._known:
             with torch.no_grad():
@@ -224,7 +228,7 @@ def proxied(
     templates: tuple[Path | str | None, Path | str | None] = (None, None),
     **teacher: Any,
 ) -> Iterator[str]:
-    """Run xtok's server in front of a teacher's, in a thread; yield its address."""
+    """Run `xtok serve` in a thread, in front of a teacher; yield its address."""
     note = silent_note if notes is None else notes.append
     made = back_map or built(pair.tokenizers[1], pair.tokenizers[0], BACK_MAP)
     servers: list[uvicorn.Server] = []
@@ -244,7 +248,7 @@ def proxied(
 
 @contextmanager
 def _thread(servers: list[uvicorn.Server], serve: Any) -> Iterator[None]:
-    """Run a server in a thread, from when it answers until it has ended."""
+    """Run a server in a thread."""
     failed: list[BaseException] = []
 
     def run() -> None:

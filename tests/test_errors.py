@@ -321,11 +321,12 @@ VERSION = "write the cache as this version of xtok does"
 CONFIG = "create or download the cache again, with its compression_config.yaml"
 FIRST = "the first token has a prediction, but row 0 must be empty: row i predicts token i, not"
 CACHES = (
-    "give Parquet with the columns input_ids, topk_ids, topk_logprobs, or DistillKit's (input_ids, "
-    "token_ids, top_values), or lines of vLLM's answers (prompt_logprobs) or SGLang's (meta_info)"
+    "give Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's Parquet "
+    "(input_ids, token_ids, top_values), or JSON lines of responses of vLLM (prompt_logprobs) or "
+    "SGLang (meta_info)"
 )
-VLLM = "ask the server with prompt_logprobs: K, return_token_ids: true, max_tokens: 1"
-SGLANG = "ask for return_logprob, logprob_start_len 0, and top_logprobs_num K"
+VLLM = "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 from the server"
+SGLANG = "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K from the server"
 
 RENEW = "fetch the file again"
 AGAIN = "the file is damaged or of another kind: fetch it again"
@@ -968,10 +969,10 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: open_cache(parquet(input_ids=[[97]], logprobs=[[0.5]])),
      "a.parquet: the format is unknown; the columns are: input_ids, logprobs", CACHES),
     (lambda: answers({"text": "a"}),
-     "a.jsonl: neither Parquet nor answers with prompt_logprobs or meta_info; line 1 has: text",
+     "a.jsonl: neither Parquet nor responses with prompt_logprobs or meta_info; line 1 has: text",
      CACHES),
     (lambda: answers(vllm(None, {"x": 1})),
-     "a.jsonl, line 1, position 1: its prompt_logprobs are not vLLM's", VLLM),
+     "a.jsonl, line 1, position 1: prompt_logprobs is not in vLLM's format", VLLM),
     (lambda: answers(vllm(None, {"98": {"logprob": -1}, f"{10**20}": {"logprob": -2}})),
      f"a.jsonl, line 1: candidates contains {10**20}, expected integers of at most 64 bits",
      REMAKE),
@@ -990,17 +991,17 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "log-probability among the candidates", AS_GIVEN),
     (lambda: answers({"meta_info": {
         "input_token_logprobs": [[None, 98]], "input_top_logprobs": [None], "prompt_tokens": 3}}),
-     "a.jsonl, line 1: it has the last 1 of 3 prompt tokens", SGLANG),
+     "a.jsonl, line 1: contains only the last 1 of 3 prompt tokens", SGLANG),
     (lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "loss_mask": [True]}),
-     "a.jsonl, line 1: 2 tokens, and 1 loss_mask", REMAKE),
+     "a.jsonl, line 1: loss_mask has 1 values, expected one for each of 2 tokens", REMAKE),
     (lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "labels": "x"}),
-     "a.jsonl, line 1: its labels are not a list", REMAKE),
+     "a.jsonl, line 1: labels is not a list", REMAKE),
     (lambda: answers({"meta_info": {"input_token_logprobs": []}}),
-     "a.jsonl, line 1: not an answer of SGLang with input_token_logprobs and input_top_logprobs in "
-     "a layout that is read; its meta_info has: input_token_logprobs", SGLANG),
+     "a.jsonl, line 1: no input_token_logprobs and input_top_logprobs of SGLang in a supported "
+     "layout; meta_info has: input_token_logprobs", SGLANG),
     (lambda: answers({"prompt_logprobs": [], "prompt_token_ids": []}, {"error": "too long"}),
-     "a.jsonl, line 2: the server answered: too long",
-     "ask the server for this text again, or leave out the line"),
+     "a.jsonl, line 2: the response is an error: too long",
+     "request this text from the server again, or delete the line"),
     (lambda: projected(text="abd"),
      "a.parquet, row 0: its ids do not spell its text: they differ from byte 2 on",
      "pass the teacher that made these ids, or remove its text and messages, so that the text is "

@@ -289,7 +289,7 @@ def scored(row: str, ids: str) -> str:
             '{"error": {"message": "context is\\n4,096 tokens", "code": 400}, "text": "a"}',
             "context is 4,096 tokens",
         ),
-        ('{"object": "error", "message": "no"}', "answered: no"),
+        ('{"object": "error", "message": "no"}', "is an error: no"),
         (scored("", '"a"'), "prompt_token_ids"),
         (scored(', {"99999999999999999999": {"logprob": -1}}', "[4, 5]"), "integers"),
     ],

@@ -1,4 +1,4 @@
-"""`xtok serve` as a command: a process that starts, answers, and ends as it should."""
+"""`xtok serve` as a process: startup, signals, errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ xtok.__main__.program()
 def command(
     *args: str, answer_seconds: int = 60, **env: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command, and yield its process and the address that it prints."""
+    """Run the command; yield its process and address."""
     code = SHORTER_LIMITS.format(answer_seconds)
     process = subprocess.Popen(
         [sys.executable, "-c", code, "serve", *args, "--port", "0"],
@@ -74,9 +74,9 @@ def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
         )
         while not model.running:
             time.sleep(0.005)
-        with ExitStack() as held:  # clients that go on connecting, and stay
+        with ExitStack() as held:  # clients that keep connecting, and stay
             address = "127.0.0.1", int(url.rpartition(":")[2])
-            with suppress(OSError):  # when it listens no more
+            with suppress(OSError):  # after it has stopped listening
                 for number in range(300):
                     client = held.enter_context(socket.create_connection(address))
                     if number == 50:
@@ -137,7 +137,7 @@ def test_a_request_that_takes_too_long_does_not_delay_the_end(
 
 @pytest.mark.parametrize("by", ["SIGTERM", "time"])
 def test_a_client_that_does_not_read(small: Path, digits: Tokenizer, by: str) -> None:
-    """Its answer is larger than the buffers, and holds neither the process nor its memory."""
+    """Its response is larger than the buffers."""
     models = str(small / "small-byte-level"), str(small / "small-digits")
     body = json.dumps({"prompt": [5, 6, 7] * 500, "prompt_logprobs": 60}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
@@ -174,9 +174,9 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = cli("serve", *models, "--teacher-url", "x", "--port", port)
-    fails(done, f"127.0.0.1:{port} ", "--port")
+    fails(done, f"cannot listen on 127.0.0.1:{port}: ", "--port")
     with bound("127.0.0.1", 0) as first, pytest.raises(XtokError) as raised:
-        bound("127.0.0.1", first.getsockname()[1])  # while the first one still starts
+        bound("127.0.0.1", first.getsockname()[1])  # before the first accepts connections
     assert raised.value.parameter == "port"
     with pytest.raises(XtokError) as raised:
         bound("192.0.2.1", 0)
@@ -192,7 +192,7 @@ def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -
 
 
 def test_the_map_is_built_once(cli: Cli, small: Path, tmp_path: Path) -> None:
-    """A pipe in its place does not block: the map is then built for this run only."""
+    """A pipe in its place does not block."""
     models = str(small / "small-byte-level"), str(small / "small-digits")
     serve = partial(
         cli, "serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0",
@@ -207,10 +207,9 @@ def test_the_map_is_built_once(cli: Cli, small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", ["fails", "has another tokenizer", "is short"])
-def test_a_server_that_does_not_answer_for_the_teacher_is_an_error(
+def test_a_server_that_does_not_score_is_an_error(
     problem: str, cli: Cli, small: Path, digits: Tokenizer, byte_level: Tokenizer
 ) -> None:
-    """Also after it has said what it is: the first request of all is part of the start."""
     models = [str(small / name) for name in ("small-byte-level", "small-digits")]
     served = Model(digits, texts=False, max_model_len=40 if problem == "is short" else 2048)
     if problem == "has another tokenizer":
@@ -218,7 +217,7 @@ def test_a_server_that_does_not_answer_for_the_teacher_is_an_error(
     answer = served.scored_rows
 
     async def once(request: Any, ids: list[int]) -> Any:
-        if len(served.asked) > 1:  # the first tells what the server is, the second its tokenizer
+        if len(served.asked) > 1:  # after the detection and the comparison of tokenizers
             served.status = 500
         return await answer(request, ids)
 

@@ -1,4 +1,4 @@
-"""`xtok serve` on loopback, in front of a real model's server: what it answers, and what not."""
+"""`xtok serve` on loopback, in front of a small model's server: responses and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
 
-# What msgspec says of JSON without an end, by how deep Python lets it read
+# msgspec's message for endless JSON depends on Python's recursion limit
 TOO_DEEP = "Input data was truncated" if sys.version_info >= (3, 14) else "maximum recursion depth"
 
 TEXT = "In 2014 there were 201 lamps — día tras día 灯, and the keeper’s 42 steps."
@@ -49,7 +49,7 @@ SIDES = [
 
 
 class Served(NamedTuple):
-    """A pair whose teacher runs, and is served."""
+    """A pair with a running teacher, and `xtok serve` in front of it."""
 
     pair: Pair
     model: Model
@@ -58,19 +58,19 @@ class Served(NamedTuple):
     notes: list[str]
 
     def post(self, path: str, **body: Any) -> Any:
-        """Return the answer to a request that must be right."""
+        """Return the response to a valid request."""
         response = self.client.post(self.url + path, json=body)
         assert response.status_code == 200, response.text
         return response.json()
 
     def rows(self, *sequences: Sequence[int], top_k: int = 5) -> list[list[dict[str, Any]]]:
-        """Return the rows of some sequences by vLLM's route."""
+        """Return the rows of sequences from vLLM's route."""
         answer = self.post("/v1/completions", prompt=[*sequences], prompt_logprobs=top_k)
         return [choice["prompt_logprobs"] for choice in answer["choices"]]
 
 
 def post(url: str, prompt: Any, top_k: int = 1, timeout: float = 60, **options: Any) -> Any:
-    """Return the response to a request by vLLM's route."""
+    """Send a request to vLLM's route."""
     body = {"prompt": prompt, "prompt_logprobs": top_k}
     return httpx.post(f"{url}/v1/completions", json=body, timeout=timeout, **options)
 
@@ -80,7 +80,7 @@ def rows_of(response: Any) -> list[list[dict[str, Any]]]:
 
 
 def refused(response: Any, status: int) -> str:
-    """Return what the answer to a request that fails with this status says."""
+    """Return the error message of a response with this status."""
     assert response.status_code == status, response.text
     message: str = response.json()["error"]["message"]
     return message
@@ -98,7 +98,6 @@ Start = Callable[..., Served]
 
 @pytest.fixture(scope="module")
 def start(tokenizers: dict[str, Tokenizer]) -> Iterator[Start]:
-    """Serve pairs, each once."""
     with ExitStack() as stack:
         client = stack.enter_context(httpx.Client(timeout=60))
 
@@ -114,7 +113,7 @@ def start(tokenizers: dict[str, Tokenizer]) -> Iterator[Start]:
 
 
 def own(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the value of each token after the first, which stands first in its row."""
+    """Return the value of each token after the first; it must be the first in its row."""
     assert rows[0] is None
     found = []
     for i, row in zip(ids[1:], rows[1:], strict=True):
@@ -124,7 +123,7 @@ def own(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def check_rows(ids: Sequence[int], rows: Sequence[Any], top_k: int, width: int) -> None:
-    """What every trainer relies on."""
+    """Check the properties that trainers rely on."""
     assert all(math.isfinite(value) and value <= 0 for value in own(ids, rows))
     for row in rows[1:]:
         candidates = [int(i) for i in row]
@@ -145,7 +144,6 @@ def check_rows(ids: Sequence[int], rows: Sequence[Any], top_k: int, width: int) 
 @KINDS
 @pytest.mark.parametrize(("student", "teacher"), SIDES)
 def test_sums_are_the_teachers(start: Start, student: str, teacher: str, kind: str) -> None:
-    """And each token has a value."""
     served = start(student, teacher, kind)
     ours, theirs = served.pair.tokenizers
     ids = ours.encode(TEXT).ids.tolist()
@@ -189,7 +187,7 @@ def test_equal_tokenizers_get_the_teachers_own_answer(start: Start, kind: str) -
 @given(data=st.data())
 @pytest.mark.parametrize(("student", "teacher"), SIDES[:3])
 def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: Any) -> None:
-    """Batches of whatever a student may write: broken characters, control tokens, unused ids."""
+    """Includes broken characters, control tokens and unused ids."""
     served = start(student, teacher)
     width = len(served.pair.tokenizers[0].table)
     ids = st.lists(st.integers(0, width - 1), min_size=1, max_size=12)
@@ -201,7 +199,6 @@ def test_any_ids_are_answered(start: Start, student: str, teacher: str, data: An
 
 @pytest.mark.parametrize("top_k", [255, 256, 257, 300])
 def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int) -> None:
-    """It gets all of them, each once."""
     pair, ids = xtok.pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
     with running(Model(digits, max_logprobs=300).app) as behind, proxied(pair, behind) as url:
         [rows] = rows_of(post(url, ids, top_k))
@@ -229,7 +226,7 @@ def test_sglangs_answer(start: Start) -> None:
     assert scored[0] == [None, ids[0], None]
     assert [entry[1] for entry in scored] == ids
     assert [entry[0] for entry in scored[1:]] == own(ids, rows)
-    # From a place on, for a batch, with the best candidates and chosen ones.
+    # A batch with a start position, best candidates and chosen ids
     [more, last] = served.post(
         "/generate", input_ids=[ids, ids[:6]], logprob_start_len=4, top_logprobs_num=3,
         token_ids_logprob=[ids[5], 7], **ask,
@@ -238,7 +235,7 @@ def test_sglangs_answer(start: Start) -> None:
     assert meta["input_token_logprobs"] == [[None, ids[4], None], *scored[5:]]
     begin, [value, *about_last] = last["meta_info"]["input_token_logprobs"]
     assert (begin, about_last) == ([None, ids[4], None], scored[5][1:])
-    assert value == pytest.approx(scored[5][0], abs=1e-4)  # of a shorter sequence
+    assert value == pytest.approx(scored[5][0], abs=1e-4)  # computed for a shorter sequence
     assert meta["input_top_logprobs"][0] is None
     for row, top in zip(rows[5:], meta["input_top_logprobs"][1:], strict=True):
         best = sorted(row.items(), key=lambda item: item[1]["rank"])[:3]
@@ -248,7 +245,7 @@ def test_sglangs_answer(start: Start) -> None:
     assert [entry[1] for entry in first] == [ids[5], 7]
     assert first[0][0] == scored[5][0]
     assert all(math.isfinite(value) and value < 0 for value, _, _ in first)
-    # SGLang's default, −1, is the last token alone.
+    # SGLang's default start, −1, scores only the last token
     last = served.post("/generate", input_ids=ids, **ask)["meta_info"]["input_token_logprobs"]
     assert last == [[None, ids[-1], None]]
     each = [[], *([i, 3] for i in ids[1:])]
@@ -286,7 +283,7 @@ def test_vllms_other_routes(start: Start) -> None:
     assert matrix[:, 0].astype(float).tolist() == own(ids, rows)[start_of - 1 :]
     assert np.isfinite(matrix[:, 1]).all()
     assert np.isneginf(matrix[:, 2]).all()
-    sampling["prompt_logprob_token_ids"][:2] = [[], []]  # rows without ids are rows, too
+    sampling["prompt_logprob_token_ids"][:2] = [[], []]  # rows without ids count
     answer = served.post("/inference/v1/generate", token_ids=ids, sampling_params=sampling)
     some = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
     assert np.isneginf(some[:2]).all()
@@ -315,24 +312,23 @@ LOGPROBS: dict[str, Any] = {"return_logprob": True}
 
 
 def chosen(*ids: list[int]) -> dict[str, Any]:
-    """What asks for the log-probabilities of chosen ids at each position."""
     return {"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [*ids]}}
 
 
 BAD: dict[str, list[tuple[Any, str]]] = {
     "/v1/completions": [
         (b"{", "Input data was truncated"),
-        (ONE, "prompt: give token ids"),
-        ({"prompt": "text", **ONE}, "prompt: give token ids"),
-        ({"prompt": [1, [2]], **ONE}, "prompt: ids and lists"),
+        (ONE, "prompt: expected a list of token ids"),
+        ({"prompt": "text", **ONE}, "prompt: expected a list of token ids"),
+        ({"prompt": [1, [2]], **ONE}, "prompt: expected ids or lists of ids"),
         ({"prompt": [[1, "a"]], **ONE}, "prompt[0][1]: Expect"),
-        ({"prompt": [1]}, "prompt_logprobs: this server only scores"),
+        ({"prompt": [1]}, "prompt_logprobs: expected a number"),
         ({"prompt": [1], "prompt_logprobs": -1}, "prompt_logprobs: -1 is not in 0"),
         ({"prompt": [1], **ONE, "stream": True}, "stream: "),
         ({"prompt": [1], **ONE, "max_tokens": 9}, "max_tokens: 9"),
-        ({"prompt": [1], **ONE, "best_of": 2}, "best_of: 2, and this server does not generate"),
-        ({"prompt": [1], **ONE, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens: 4, and "),
-        ({"prompt": [1], **ONE, "prompt_embeds": "AAAA"}, 'prompt_embeds: "AAAA", and this serv'),
+        ({"prompt": [1], **ONE, "best_of": 2}, "best_of: 2, but this server does not generate"),
+        ({"prompt": [1], **ONE, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens: 4, but "),
+        ({"prompt": [1], **ONE, "prompt_embeds": "AAAA"}, 'prompt_embeds: "AAAA", but this serv'),
         ({"prompt": [[1], []], **ONE}, "the sequence is empty"),
         ({"prompt": [99999], **ONE}, "the id 99999 is outside the"),
         ({"prompt": [-1], **ONE}, "the id -1 is outside the"),
@@ -340,15 +336,15 @@ BAD: dict[str, list[tuple[Any, str]]] = {
         (b'{"prompt":[1],"prompt":[2],"prompt_logprobs":1}', "the key 'prompt' occ"),
         (b'{"x":' + b"[" * 100000, TOO_DEEP),
         (b'{"prompt":"\xff"}', "can't decode byte 0xff"),
-        ({"prompt": [5] * 10**6, **ONE}, "far more than the 2047"),
+        ({"prompt": [5] * 10**6, **ONE}, "accepts at most 2047"),
     ],
     "/generate": [
         ({"input_ids": [1]}, "return_logprob: "),
-        (LOGPROBS, "input_ids: give token ids"),
+        (LOGPROBS, "input_ids: expected a list of token ids"),
         ({"input_ids": [1], **LOGPROBS, "logprob_start_len": 1}, "logprob_s"),
         ({"input_ids": [1], "return_logprob": [True, True]}, "return_logprob: Expected"),
         ({"input_ids": [1], **LOGPROBS, "sampling_params": {"max_new_tokens": 2, "n": 1}},
-         "sampling_params.max_new_tokens: 2, and this server does not generate"),
+         "sampling_params.max_new_tokens: 2, but this server does not generate"),
         ({"input_ids": [1], **LOGPROBS, "lora_path": "x"}, "lora_path: "),
         ({"input_ids": [1, 2], **LOGPROBS, "token_ids_logprob": [5, 99999]},
          "the chosen id 99999 is outside the vocabulary of small-byte-level"),
@@ -359,18 +355,18 @@ BAD: dict[str, list[tuple[Any, str]]] = {
         ({"input_ids": [[1], [2]], **LOGPROBS, "top_logprobs_num": -1},
          "top_logprobs_num: -1 is not in 0"),
         ({"input_ids": [[1, 2], [2, 3]], **LOGPROBS, "token_ids_logprob_positions": [[], [1]]},
-         "token_ids_logprob_positions: give them with one sequence"),
+         "token_ids_logprob_positions: supported only with one sequence"),
     ],
     "/inference/v1/generate": [
         ({"token_ids": [1]}, "Object missing required field `sampling_par"),
         ({"token_ids": [1], "sampling_params": {**ONE, "truncate_prompt_tokens": 3}},
-         "sampling_params.truncate_prompt_tokens: 3, and this server scores whole sequences"),
+         "sampling_params.truncate_prompt_tokens: 3, but this server scores whole sequences"),
         (chosen([-1, -7]), "the chosen id -7 is outside"),
         (chosen([2**63]), "the chosen id 9223372036854775808 is outside"),
         (b'{"token_ids":[1],"sampling_params":{"prompt_logprobs":1,"prompt_logprobs":2}}',
          "the key 'prompt_logprobs' occurs twice"),
         (chosen([1], [2]),
-         "prompt_logprob_token_ids: 2 rows, and 1 tokens after prompt_logprob_start"),
+         "prompt_logprob_token_ids: 2 rows, expected 1"),
     ],
 }  # fmt: skip
 
@@ -412,17 +408,20 @@ def test_no_request_breaks_it(start: Start, path: str, body: Any) -> None:
         assert refused(response, 400)
 
 
-def test_too_long_sequences_tell_both_counts(start: Start) -> None:
+def test_the_error_of_a_long_sequence_has_both_counts(start: Start) -> None:
     served = start("byte_level", "digits")
     ids = served.pair.tokenizers[0].segment(b" 2014" * 1000)
     message = refused(post(served.url, ids), 400)
     assert message.startswith(f"the sequence has {len(ids)} tokens, ")
-    assert "whose server takes at most 2047: start it with a larger --max-model-len" in message
+    assert (
+        "server accepts at most 2047: send shorter sequences, or start the server with a larger"
+        in message
+    )
 
 
 @pytest.mark.parametrize("value", [0.5, 1.0])
 def test_a_temperature_of_the_input_is_never_echoed(start: Start, value: float) -> None:
-    """slime takes the echo for a server that has applied it, and stops without."""
+    """slime expects the echo only from servers that apply the temperature."""
     served = start("byte_level", "digits", "sglang")
     body = {"input_ids": [5, 6, 7], "return_logprob": True, "logprob_start_len": 0}
     plain = served.post("/generate", **body)
@@ -432,7 +431,7 @@ def test_a_temperature_of_the_input_is_never_echoed(start: Start, value: float) 
 
 
 def test_fields_that_are_not_used_are_named_once(start: Start) -> None:
-    """Each once, wherever it stands, and not where it asks for nothing."""
+    """Also nested fields; empty fields cause no note."""
     served = start("digits", "byte_level")
     served.notes.clear()
     plain: dict[str, Any] = {"prompt": [5, 6], "prompt_logprobs": 1, "max_tokens": 1, "n": 1}
@@ -442,15 +441,15 @@ def test_fields_that_are_not_used_are_named_once(start: Start) -> None:
     sampling = {"prompt_logprobs": 1, "seed": 7}
     served.post("/inference/v1/generate", token_ids=[5], sampling_params=sampling)
     assert served.notes == [
-        f"a request has {name}, which this server does not use"
+        f"the field {name} of a request is ignored"
         for name in ("echo", "logit_bias", "sampling_params.seed")
     ]
     for name in ("small-digits", "org/small-digits", "small-byte-level", "the-teacher", ""):
         served.post("/v1/completions", **plain, model=name)
     served.post("/v1/completions", **plain, **{f"invented-{n}": 1 for n in range(200)})
-    assert len(served.notes) == server.MOST_NOTES
+    assert len(served.notes) == server.MAX_NOTES
     response = served.client.post(f"{served.url}/v1/completions", json={**plain, "model": "gpt"})
-    assert refused(response, 404) == "model: gpt, and this server has small-digits"
+    assert refused(response, 404) == "model: gpt is not served, expected small-digits"
 
 
 def test_another_temperature_is_noted_once(start: Start) -> None:
@@ -459,14 +458,13 @@ def test_another_temperature_is_noted_once(start: Start) -> None:
     for temperature in (1.0, 0.7, 0.5):
         served.post("/v1/completions", prompt=[5, 6], prompt_logprobs=1, temperature=temperature)
     assert served.notes == [
-        "a request asks for temperature 0.7: log-probabilities of a prompt are always those of "
-        "temperature 1"
+        "a request sets temperature 0.7, which has no effect: log-probabilities of a prompt are "
+        "always at temperature 1"
     ]
 
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    """A teacher's template."""
     path = tmp_path / "teacher.jinja"
     path.write_text(
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<|im_end|>"
@@ -487,7 +485,7 @@ CHAT = [
 def test_conversations_are_read_by_the_teachers_template(
     pair: Pair, model: Model, template: Path, end: int | str | None
 ) -> None:
-    """Whole ones, without the end of the last turn, cut off in it, and as prompts."""
+    """Complete, without the last end of turn, truncated, and as a prompt."""
     student, teacher = pair.tokenizers
     messages, asks = (CHAT[:3], True) if end == "asks" else (CHAT, False)
     ours = render(student, messages, template="chatml", add_generation_prompt=asks)
@@ -507,7 +505,7 @@ def test_conversations_are_read_by_the_teachers_template(
     assert asked == theirs[: len(asked) if isinstance(end, int) else None]
     values, told = [math.nan, *own(ids, rows)], [math.nan, *model.own(asked)]
     for n, message in enumerate(messages[: 3 if isinstance(end, int) else None]):
-        # Of what a role wrote, with the end of its turn, the sum is the teacher's.
+        # the sum over a message and its end of turn equals the teacher's
         words = message["content"].encode()
         sums = [
             sum(numbers[a:b])
@@ -518,7 +516,7 @@ def test_conversations_are_read_by_the_teachers_template(
 
 
 def span_of(side: Tokenizer, ids: Sequence[int], words: bytes) -> tuple[int, int]:
-    """Return the tokens of words, with the control token behind them."""
+    """Return the span of the words' tokens and of the control token after them."""
     tokens = [side.table[i] for i in ids]
     ends = np.cumsum([0, *map(len, tokens)])
     start = b"".join(tokens).index(words)
@@ -536,7 +534,7 @@ SYSTEM = "There are 201 steps and one lamp."
 def test_a_teacher_has_a_system_text_of_its_own(
     pair: Pair, model: Model, template: Path, before: list[dict[str, str]], kind: str
 ) -> None:
-    """The answer has the student's tokens alone, and their sums are the teacher's."""
+    """The response contains only the student's tokens; the sums equal the teacher's."""
     student, teacher = pair.tokenizers
     ids = render(student, [*before, *CHAT], template="chatml").ids.tolist()
     told = render(teacher, [{"role": "system", "content": SYSTEM}, *CHAT], template=template).ids
@@ -584,8 +582,7 @@ def test_equal_tokenizers_with_a_system_text(start: Start, kind: str) -> None:
     assert own(ids, rows) == pytest.approx(served.model.own(asked)[1 - len(ids) :], abs=1e-4)
 
 
-def test_what_is_no_conversation_is_spelled(pair: Pair, digits: Tokenizer, template: Path) -> None:
-    """Other ids, and all with --no-chat."""
+def test_other_ids_are_spelled(pair: Pair, digits: Tokenizer, template: Path) -> None:
     student, teacher = pair.tokenizers
     whole = render(student, CHAT, template="chatml").ids.tolist()
     both = ("chatml", template)
@@ -604,7 +601,7 @@ def test_what_is_no_conversation_is_spelled(pair: Pair, digits: Tokenizer, templ
 
 
 def begun(url: str, tokenizer: Tokenizer, **options: Any) -> tuple[TeacherServer, list[str]]:
-    """Begin a teacher, and leave it; return it, and the notes."""
+    """Connect to a teacher and disconnect; return it and its notes."""
     notes: list[str] = []
 
     async def run() -> TeacherServer:
@@ -616,7 +613,6 @@ def begun(url: str, tokenizer: Tokenizer, **options: Any) -> tuple[TeacherServer
 
 
 def begin(pair: Pair, model: Model, **options: Any) -> tuple[TeacherServer, list[str]]:
-    """Begin a teacher whose server is this model's."""
     with running(model.app) as url:
         return begun(url, pair.tokenizers[1], **options)
 
@@ -633,10 +629,9 @@ def test_a_teacher_that_allows_fewer_candidates(pair: Pair, digits: Tokenizer) -
 
 @KINDS
 @pytest.mark.parametrize("tokenizes", [True, False])
-def test_swapped_sides_are_told(
+def test_swapped_sides_are_an_error(
     byte_level: Tokenizer, pair: Pair, kind: Kind, tokenizes: bool
 ) -> None:
-    """Where the server has the tokenizer of what was given as the student."""
     model = Model(byte_level, kind, tokenizes=tokenizes)
     with pytest.raises(XtokError, match=r"swapped: .* small-byte-level, .*small-digits"):
         begin(pair, model, student=byte_level)
@@ -647,7 +642,7 @@ def test_swapped_sides_are_told(
 def test_the_wrong_teacher_is_an_error(
     pair: Pair, digits: Tokenizer, kind: Kind, tokenizes: bool
 ) -> None:
-    """With /tokenize, and by the names of tokens in its answers."""
+    """With and without /tokenize."""
     teacher, _ = begin(pair, Model(digits, kind, tokenizes=tokenizes))
     assert (teacher.kind, teacher.candidates, teacher.max_model_len) == (kind, 64, 2048)
     with pytest.raises(XtokError, match="different tokenizer than small-byte-level") as raised:
@@ -660,7 +655,6 @@ def test_the_wrong_teacher_is_an_error(
 def test_a_tokenizer_that_cannot_be_compared_is_noted(
     pair: Pair, digits: Tokenizer, kind: Kind, texts: bool
 ) -> None:
-    """A server without a tokenizer names no tokens; that is not as good as equal names."""
     _, notes = begin(pair, Model(digits, kind, texts=texts), student=pair.tokenizers[0])
     assert any(note.startswith("tokenizer not checked: ") for note in notes) is not texts
     assert any("not checked" in note for note in notes) is not texts
@@ -670,7 +664,7 @@ def test_a_tokenizer_that_cannot_be_compared_is_noted(
 def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     pair: Pair, digits: Tokenizer, kind: Kind
 ) -> None:
-    """vLLM writes −9999 for −∞, SGLang null: neither is a log-probability."""
+    """vLLM writes −9999 for −∞, SGLang null."""
     model = Model(digits, kind)
     ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
     with running(model.app) as behind, proxied(pair, behind) as url:
@@ -683,7 +677,7 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     assert sum(a == b for a, b in zip(after, before, strict=True)) > len(ids) / 2
 
 
-def test_servers_that_are_none(digits: Tokenizer) -> None:
+def test_addresses_without_a_teacher(digits: Tokenizer) -> None:
     with running(Starlette()) as url, pytest.raises(XtokError, match="404 Not Found") as raised:
         begun(url, digits)
     assert "neither as vLLM nor as SGLang" in raised.value.message
@@ -701,7 +695,7 @@ def test_servers_that_are_none(digits: Tokenizer) -> None:
 
 
 def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: Tokenizer) -> None:
-    """As after a restart; it is said once. Before the start, too few are an error."""
+    """One note after a restart; an error at startup."""
     model, notes = Model(digits, "sglang"), list[str]()
     with running(model.app) as behind, proxied(pair, behind, notes=notes) as url:
         model.gives = 20
@@ -719,7 +713,6 @@ def test_a_server_that_gives_fewer_candidates_than_it_did(pair: Pair, digits: To
 def test_a_server_that_is_still_loading_is_waited_for(
     pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it is said again and again that it is."""
     monkeypatch.setattr(teachers, "NOTE_INTERVAL", 1.0)
     model.busy = 2
     _, notes = begin(pair, model, wait=60.0)
@@ -745,7 +738,7 @@ def test_a_teacher_that_goes_away_and_comes_back(pair: Pair, model: Model) -> No
         model.status, before = 503, len(model.asked)
         refused(post(url, ids), 502)
         assert len(model.asked) == before + 3
-        # Too busy for one answer: the request is sent again, when the teacher says.
+        # busy once: the request is repeated after Retry-After
         model.status, model.busy, since = 200, 1, time.monotonic()
         assert rows_of(post(url, ids)) == right
         assert time.monotonic() - since >= 1
@@ -787,7 +780,7 @@ def test_a_teacher_that_comes_back_as_another_between_two_requests(
     pair: Pair, digits: Tokenizer, byte_level: Tokenizer, kind: Kind, by: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """No request fails meanwhile; behind a balancer, no connection does."""
+    """Without a failed request; behind a load balancer also without a new connection."""
     ids, model = [5, 6, 7], Model(digits, kind)
     port = 0
     with ExitStack() as stack:
@@ -808,7 +801,7 @@ def test_a_teacher_that_comes_back_as_another_between_two_requests(
 
 
 def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
-    """Of a server that is none any more: it takes no more memory than a whole answer may."""
+    """The memory for a response is limited."""
 
     async def long() -> AsyncIterator[bytes]:
         for _ in range(64):
@@ -855,7 +848,7 @@ ODD: list[tuple[Any, str]] = [
     (vllm(None, *[entry(2**40)] * 2), "1099511627776 is not a token id"),
     (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
     (b'{"x":' + b"[" * 100000, TOO_DEEP),
-    (sglang(OWN[:2]), "of other ids"),
+    (sglang(OWN[:2]), "for other ids"),
     (sglang(OWN, None), "1 rows for 3"),
     (sglang([*OWN[:2], [None, 7, None]], None, [], []), "it has no candidates for token 2"),
     (
@@ -907,12 +900,11 @@ def test_a_teacher_that_answers_something_else(digits: Tokenizer, answer: Any, w
     "odd",
     [b"", b"[]", b"null", b"<html>", b'{"choices": [{}]}', b'{"choices": [{"prompt_logprobs"'],
 )
-def test_a_teacher_that_calls_tokens_odd_names(digits: Tokenizer, odd: bytes) -> None:
-    """Names are compared without /tokenize; those that are no text tell nothing."""
+def test_texts_of_tokens_with_other_types(digits: Tokenizer, odd: bytes) -> None:
 
     async def scored(request: Request) -> Response:
         ids = (await request.json())["prompt"]
-        if odd and len(ids) > 8:  # those of the text whose names are compared
+        if odd and len(ids) > 8:  # the request that compares tokenizers
             return Response(odd)
         rows = [
             {str(j): {"logprob": -7.0, "decoded_token": j} for j in [i, *range(200, 264)]}
@@ -943,7 +935,7 @@ def test_a_client_that_leaves_frees_its_place(pair: Pair, model: Model) -> None:
 
 
 def test_64_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
-    """Answers do not depend on what else waits, and the teacher gets no more than it should."""
+    """Responses do not depend on other requests; the concurrency is limited."""
     texts = [f"{TEXT[n:]} {n} times" for n in range(64)]
     rows = [ids.tolist() for ids in byte_level.library_arrays(texts)]
     with running(model.app) as behind, proxied(pair, behind, concurrency=8) as url:

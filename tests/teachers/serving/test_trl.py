@@ -1,4 +1,4 @@
-"""TRL's own client and trainer against `xtok serve`, with a teacher of another tokenizer."""
+"""TRL's client and trainer with `xtok serve` and a teacher with a different tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # what TRL 1.16 and transformers 5 say of one another
+    pytest.mark.filterwarnings("ignore"),  # TRL 1.16 warns about transformers 5
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed"),
 ]
 ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
@@ -27,7 +27,7 @@ ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
 
 @pytest.fixture(scope="module")
 def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, Model, str]]:
-    """A student of three digits a token, before a teacher of one."""
+    """The student's tokens have up to three digits, the teacher's one."""
     pair, model = xtok.pair(byte_level, digits), Model(digits)
     with running(model.app) as behind, proxied(pair, behind) as url:
         yield pair, model, url
@@ -35,7 +35,7 @@ def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, Mod
 
 @pytest.fixture(autouse=True)
 def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the client imports vLLM for, moving weights, is not asked for here."""
+    """The client needs vLLM only to update weights, which is not tested."""
     from trl.generation import vllm_client
 
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda *_: True)
@@ -72,7 +72,7 @@ def test_the_client(served: tuple[Pair, Model, str]) -> None:
 def test_the_trainer(
     served: tuple[Pair, Model, str], small: Path, tmp_path: Path, beta: float, top_k: int
 ) -> None:
-    """Three steps on what the student writes: a finite loss, weights that move."""
+    """Three steps: finite losses, changed weights."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl.experimental.server_distillation import (

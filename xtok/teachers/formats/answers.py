@@ -1,4 +1,4 @@
-"""Answers of servers, stored as lines of JSON: a line has one, with choices or not, or a list."""
+"""Stored responses of vLLM and SGLang: JSON lines, each with one response or a list of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xtok.teachers.formats.documents import AGAIN_HINT, PER_TOKEN, PROJECTED, Do
 from xtok.teachers.formats.flat_values import json_numbers
 
 MAX_LINE_BYTES = 1 << 29
-"""A longer line is an error. vLLM's answer with 512 candidates for 8,192 tokens has 300 MB."""
+"""Maximum length of a line. vLLM needs 300 MB for 8,192 tokens with 512 candidates each."""
 
 _ANSWER = (
     *("choices", "prompt_logprobs", "prompt_token_ids", "prompt", "object"),
@@ -29,28 +29,29 @@ _ANSWER = (
     *("meta_info", "output_ids", *PER_TOKEN),
 )
 FORMATS = (
-    "give Parquet with the columns input_ids, topk_ids, topk_logprobs, or DistillKit's (input_ids, "
-    "token_ids, top_values), or lines of vLLM's answers (prompt_logprobs) or SGLang's (meta_info)"
+    "give Parquet with the columns input_ids, topk_ids and topk_logprobs, DistillKit's Parquet "
+    "(input_ids, token_ids, top_values), or JSON lines of responses of vLLM (prompt_logprobs) or "
+    "SGLang (meta_info)"
 )
-"""What errors say of the formats that are read."""
+"""Hint of errors: the supported formats."""
 
-_ASK_AGAIN_HINT = "ask the server for this text again, or leave out the line"
+_RETRY_HINT = "request this text from the server again, or delete the line"
 
 
 class _Answer(NamedTuple):
-    """What a server said of one sequence."""
+    """The response for one sequence."""
 
     topk: TopK  # one document
     columns: dict[str, str | None]
-    mask: NDArray[np.bool_] | None  # which tokens are training targets
+    mask: NDArray[np.bool_] | None  # True for training targets
     place: LinePlace
 
 
 def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
-    """Tell whose answers a file holds, from its first line, and their source if `project` wrote it.
+    """Detect the format from the first line. The second value names `project` as the source.
 
     Raises:
-        XtokError: if it is neither's, or empty.
+        XtokError: if the file is empty, or not in the format of vLLM or SGLang.
     """
     first = next(_lines(Shard(path, "jsonl")), None)
     if first is None:
@@ -62,18 +63,20 @@ def kind_of_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
         if "meta_info" in answer:
             return "sglang", about
     names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
-    problem = f"neither Parquet nor answers with prompt_logprobs or meta_info; line 1 has: {names}"
+    problem = (
+        f"neither Parquet nor responses with prompt_logprobs or meta_info; line 1 has: {names}"
+    )
     raise cache_error(path, problem, FORMATS)
 
 
 def read_answers(shard: Shard, kind: CacheKind, candidates: int) -> Iterator[tuple[Documents, int]]:
-    """Read a shard of answers, as `read_cache` does.
+    """Read a shard, like `read_cache`.
 
     Yields:
-        documents, and the bytes on disk that they took, about.
+        documents, and their approximate size on disk in bytes.
 
     Raises:
-        XtokError: for what is not an answer, with its line.
+        XtokError: if a line is not a response.
     """
     read = vllm.read if kind == "vllm" else sglang.read
     pending: list[_Answer] = []
@@ -97,47 +100,61 @@ def _lines(shard: Shard) -> Iterator[JsonLine]:
 
 
 def _answers(value: Any, place: LinePlace) -> Iterator[dict[str, Any]]:
-    """Return the answers of a line: a body, its choices, or several of them."""
+    """Yield a line's responses, one per choice: a line holds one response, or a list."""
     if isinstance(value, list) and value:
-        for one in value:
-            yield from _answers(one, place)
-        return
-    if not isinstance(value, dict):
-        raise cache_error(place, f"{json.dumps(value)} is not an answer", _ASK_AGAIN_HINT)
-    _require_no_error(value, place)
+        for item in value:
+            yield from _answers(item, place)
+    elif isinstance(value, dict):
+        _require_no_error(value, place)
+        choices = [*_choices(value)]
+        for number, choice in enumerate(choices or [{}]):
+            yield _answer_of_choice(value, choice, number, is_only=len(choices) < 2)
+    else:
+        raise cache_error(place, f"{json.dumps(value)} is not a response", _RETRY_HINT)
+
+
+def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the choices that contain `prompt_logprobs`."""
     choices = value.get("choices")
-    choices = choices if isinstance(choices, list) else []
-    chosen = [
-        c for c in choices
-        if isinstance(c, dict) and isinstance(c.get("prompt_logprobs"), list | dict)
-    ]  # fmt: skip
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and isinstance(choice.get("prompt_logprobs"), list | dict):
+            yield choice
+
+
+def _answer_of_choice(
+    value: Mapping[str, Any], choice: Mapping[str, Any], number: int, *, is_only: bool
+) -> dict[str, Any]:
+    """Merge a choice with the fields that all choices of a response share."""
+    answer = {name: v for name, v in value.items() if name != "choices"}
+    answer |= {name: v for name, v in choice.items() if name in _ANSWER}
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
-    for number, choice in enumerate(chosen or [{}]):
-        answer = {name: v for name, v in value.items() if name != "choices"}
-        answer |= {name: choice[name] for name in choice if name in _ANSWER}
-        ids = choice.get("prompt_token_ids", prompt)
-        if isinstance(ids, list) and ids and isinstance(ids[0], list):
-            ids = ids[number] if number < len(ids) else None
-        answer["prompt_token_ids"] = ids
-        if isinstance(prompt, str):
-            answer.setdefault("text", prompt)
-        if len(chosen) > 1 and "id" in answer:
-            answer["id"] = f"{answer['id']}-{number}"
-        yield answer
+    answer["prompt_token_ids"] = choice.get("prompt_token_ids", _item(prompt, number))
+    if isinstance(prompt, str):
+        answer.setdefault("text", prompt)
+    if "id" in answer and not is_only:
+        answer["id"] = f"{answer['id']}-{number}"
+    return answer
+
+
+def _item(prompt: Any, number: int) -> Any:
+    """Return a prompt, or the prompt of a choice if there is a list of prompts."""
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], list)):
+        return prompt
+    return prompt[number] if number < len(prompt) else None
 
 
 def _require_no_error(value: Mapping[str, Any], place: LinePlace) -> None:
-    """Raise an error with the server's own words, if that is what it answered."""
+    """Raise an error if the server responded with an error message."""
     error = value.get("error", value if value.get("object") == "error" else None)
     if error and not {"choices", "meta_info", "prompt_logprobs"} & value.keys():
         message = error.get("message", error) if isinstance(error, dict) else error
-        raise cache_error(place, f"the server answered: {message!s:.300}", _ASK_AGAIN_HINT)
+        raise cache_error(place, f"the response is an error: {message!s:.300}", _RETRY_HINT)
 
 
 def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> dict[str, str | None]:
-    """Return an answer's other fields, all strings, so that all rows have one schema."""
+    """Return the other fields as strings, so that all rows have the same schema."""
     others = {name: value for name, value in answer.items() if name not in _ANSWER}
-    if kind == "sglang":  # whose text is what the server wrote
+    if kind == "sglang":  # its text is the generated text
         others.pop("text", None)
         if isinstance(answer.get("prompt"), str):
             others["text"] = answer["prompt"]
@@ -147,21 +164,22 @@ def _columns(answer: Mapping[str, Any], kind: CacheKind, place: LinePlace) -> di
             for name, value in others.items()
         }
     except RecursionError as error:
-        raise cache_error(place, "its fields are nested too deeply", _ASK_AGAIN_HINT) from error
+        raise cache_error(place, "the fields are nested too deeply", _RETRY_HINT) from error
 
 
 def _mask(answer: Mapping[str, Any], num_tokens: int, place: LinePlace) -> NDArray[np.bool_] | None:
-    """Return which tokens are targets by its `loss_mask`, or else its `labels`; None if by none."""
+    """Return the training targets: from `loss_mask`, otherwise from `labels`, if present."""
     name = "labels" if answer.get("loss_mask") is None else "loss_mask"
-    given = answer.get(name)
-    if given is None:
+    stored = answer.get(name)
+    if stored is None:
         return None
-    if not isinstance(given, list):
-        raise cache_error(place, f"its {name} are not a list", AGAIN_HINT)
-    if len(given) != num_tokens:
-        raise cache_error(place, f"{num_tokens} tokens, and {len(given)} {name}", AGAIN_HINT)
+    if not isinstance(stored, list):
+        raise cache_error(place, f"{name} is not a list", AGAIN_HINT)
+    if len(stored) != num_tokens:
+        problem = f"{name} has {len(stored)} values, expected one for each of {num_tokens} tokens"
+        raise cache_error(place, problem, AGAIN_HINT)
     dtype = np.int64 if name == "labels" else np.bool_
-    values = json_numbers(given, name, dtype, place, [np.array([0, num_tokens])])
+    values = json_numbers(stored, name, dtype, place, [np.array([0, num_tokens])])
     return values != -100 if name == "labels" else values
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xtok._lib.parsing import parse_json
-from xtok.errors import MALFORMED
+from xtok.errors import MALFORMED, XtokError
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import cache_error
 from xtok.teachers.formats.flat_values import json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
+
+if TYPE_CHECKING:
+    from xtok.teachers.formats.structs import Triple
 
 ROUTE = "/generate"
 MORE = "remove the limit of the proxy before it (SGLang itself has none), to get {}"
@@ -22,47 +25,55 @@ MORE = "remove the limit of the proxy before it (SGLang itself has none), to get
 
 TOKENIZER, NO_TOKENIZER = "--tokenizer-path", "--skip-tokenizer-init"
 
-_ASK = "ask for return_logprob, logprob_start_len 0, and top_logprobs_num K"
+_HINT = "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K from the server"
 
 
 def read(answer: Mapping[str, Any], place: object) -> TopK:
-    """Return the predictions of an answer that was stored, as one document.
+    """Return the predictions of a stored response, as one document.
 
-    Candidates may also be flat, as lists or in base64 (`return_flat_raw_top_logprobs`).
+    Also reads flat lists, as JSON or base64 (`return_flat_raw_top_logprobs`).
 
     Raises:
-        XtokError: if it is no such answer.
+        XtokError: if the response has a different format.
     """
     counts, ids, logprobs = list[int](), list[Any](), list[Any]()
-    about: Any = answer.get("meta_info")
+    meta: Any = answer.get("meta_info")
     try:
-        owns = about["input_token_logprobs"]
-        tops = about.get("input_top_logprobs") or _unflattened(about)
+        owns = meta["input_token_logprobs"]
+        tops = meta.get("input_top_logprobs") or _unflattened(meta)
         for own, top in zip(owns, tops, strict=True):
-            row = [(i, logprob) for logprob, i, *_ in top or ()]
-            if row and own[1] not in dict(row):
-                row.append((own[1], own[0]))
+            row = _stored_row(own, top or ())
             ids += [i for i, _ in row]
             logprobs += [logprob for _, logprob in row]
             counts.append(len(row))
         tokens, of_tokens = [own[1] for own in owns], [own[0] for own in owns]
     except MALFORMED as error:
-        names = ", ".join(about) if isinstance(about, dict) else "no names"
-        problem = "not an answer of SGLang with input_token_logprobs and input_top_logprobs"
-        problem += f" in a layout that is read; its meta_info has: {names}"
-        raise cache_error(place, problem, _ASK) from error
-    size = about.get("prompt_tokens")
+        raise _unsupported(meta, place) from error
+    size = meta.get("prompt_tokens")
     if isinstance(size, int) and size > len(tokens):
-        raise cache_error(place, f"it has the last {len(tokens)} of {size} prompt tokens", _ASK)
-    return json_document(tokens, counts, ids, logprobs, place, _ASK, of_tokens)
+        problem = f"contains only the last {len(tokens)} of {size} prompt tokens"
+        raise cache_error(place, problem, _HINT)
+    return json_document(tokens, counts, ids, logprobs, place, _HINT, of_tokens)
+
+
+def _stored_row(own: Any, top: Any) -> list[tuple[Any, Any]]:
+    """Return ids and log-probabilities; the token itself is last unless it is a candidate."""
+    row = [(i, logprob) for logprob, i, *_ in top]
+    return [*row, (own[1], own[0])] if row and own[1] not in dict(row) else row
+
+
+def _unsupported(meta: Any, place: object) -> XtokError:
+    names = ", ".join(meta) if isinstance(meta, dict) else "nothing"
+    problem = "no input_token_logprobs and input_top_logprobs of SGLang in a supported layout; "
+    return cache_error(place, f"{problem}meta_info has: {names}", _HINT)
 
 
 _ONCE = (b'"meta_info"', b'"input_token_logprobs"', b'"input_top_logprobs"')
 
 
-def _unflattened(about: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
-    """Return rows of log-probabilities and ids of flat ones; the first of all have none."""
-    flat = {name.replace("_flat", "").replace("_b64", ""): about[name] for name in about}
+def _unflattened(meta: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
+    """Return rows of (log-probability, id) from flat lists; leading rows may be empty."""
+    flat = {name.replace("_flat", "").replace("_b64", ""): value for name, value in meta.items()}
     values = _listed(flat["input_top_logprobs_val"], "<f4")
     entries = [*zip(values, _listed(flat["input_top_logprobs_idx"], "<i4"), strict=True)]
     width = flat["input_top_logprobs_shape"][1]
@@ -71,13 +82,13 @@ def _unflattened(about: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
 
 
 def _listed(values: Any, dtype: str) -> list[Any]:
-    """Return values, which may be base64 of little-endian ones."""
+    """Decode values that may be base64 of a little-endian array."""
     if isinstance(values, str):
         values = np.frombuffer(base64.b64decode(values, validate=True), dtype).tolist()
     return list(values)
 
 
-# On the wire
+# Requests and responses of a live server
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
@@ -90,46 +101,53 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Return what a server says of the ids that it was asked for; nothing is checked but types.
+    """Read the response for these ids; checks types only.
 
     Raises:
-        ValueError: if it is no such answer, or of other ids; also what msgspec raises.
+        ValueError: if the response has a different format or different ids.
+        msgspec.MsgspecError: if a type is wrong.
     """
     import msgspec
 
     from xtok.teachers.formats.structs import Generated
 
-    about = msgspec.json.decode(content, type=Generated).meta_info
-    if any(content.count(name) != 1 for name in _ONCE):  # JSON keeps the last of equal keys
+    meta = msgspec.json.decode(content, type=Generated).meta_info
+    if any(content.count(name) != 1 for name in _ONCE):  # a key occurs twice
         parse_json(content)
-    if about.input_token_logprobs is None or about.input_top_logprobs is None:
+    owns, tops = meta.input_token_logprobs, meta.input_top_logprobs
+    if owns is None or tops is None:
         raise ValueError("no input_token_logprobs and input_top_logprobs")
-    if [entry[1] for entry in about.input_token_logprobs] != [*ids]:
-        raise ValueError("it is of other ids than it was asked for")
-    if len(about.input_top_logprobs) != len(ids):
-        raise ValueError(f"{len(about.input_top_logprobs)} rows for {len(ids)} ids")
-    kept, ranks = list[dict[int, float | None]](), list[int]()
-    for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
-        row = {i: value for value, i, _ in top or ()}
-        if len(row) < len(top or ()):
-            raise ValueError(f"a candidate of token {len(kept)} occurs twice")
-        if row or own[0] is not None:
-            row.setdefault(own[1], own[0])
-        ranks.append(list(row).index(own[1]) + 1 if row else 0)
-        kept.append(row)
-    values = chain.from_iterable(row.values() for row in kept)
-    return ranked_topk(ids, kept, values, ranks, [own[0] for own in about.input_token_logprobs])
+    if [own[1] for own in owns] != [*ids]:
+        raise ValueError("the response is for other ids")
+    if len(tops) != len(ids):
+        raise ValueError(f"{len(tops)} rows for {len(ids)} ids")
+    rows = [_row(n, own, top) for n, (own, top) in enumerate(zip(owns, tops, strict=True))]
+    values = chain.from_iterable(row.values() for row in rows)
+    ranks = [
+        [*row].index(token_id) + 1 if row else 0 for row, token_id in zip(rows, ids, strict=True)
+    ]
+    return ranked_topk(ids, rows, values, ranks, [own[0] for own in owns])
+
+
+def _row(number: int, own: Triple, top: Sequence[Triple] | None) -> dict[int, float | None]:
+    """Return the candidates of a token by id; the token itself is last unless it is among them."""
+    row = {i: value for value, i, _ in top or ()}
+    if len(row) < len(top or ()):
+        raise ValueError(f"a candidate of token {number} occurs twice")
+    if row or own[0] is not None:
+        row.setdefault(own[1], own[0])
+    return row
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
-    """Return what a server's answer, which was read, calls the ids after the first."""
-    return [name for _, _, name in value["meta_info"]["input_token_logprobs"][1:]]
+    """Return the texts of the tokens after the first, from a valid response."""
+    return [text for _, _, text in value["meta_info"]["input_token_logprobs"][1:]]
 
 
 def response_rows(
     scores: RankedTopK, top_k: int, vocab_size: int
 ) -> list[list[tuple[float, int, None]]]:
-    """Return the `input_top_logprobs` that a server answers with, that of the first token too."""
+    """Return the `input_top_logprobs` of a response to a trainer, including the first token's."""
     all_ids, logprobs, ranks, _ = ranked_entries(scores, top_k, vocab_size)
     order = np.argsort(ranks, axis=1, kind="stable")[:, :top_k]
     ids, values = (np.take_along_axis(part, order, axis=1).tolist() for part in (all_ids, logprobs))

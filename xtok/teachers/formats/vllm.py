@@ -22,41 +22,40 @@ MORE = "start it with --max-logprobs {}"
 
 TOKENIZER, NO_TOKENIZER = "--tokenizer", "--skip-tokenizer-init"
 
-_ASK = "ask the server with prompt_logprobs: K, return_token_ids: true, max_tokens: 1"
+_HINT = "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 from the server"
 
 
 def read(answer: Mapping[str, Any], place: object) -> TopK:
-    """Return the predictions of an answer that was stored, as one document.
+    """Return the predictions of a stored response, as one document.
 
-    Candidates may also be plain numbers by id, as older servers have them, or flat
-    (`FlatLogprobs`).
+    Also reads plain numbers by id, as of older servers, and flat lists (`FlatLogprobs`).
 
     Raises:
-        XtokError: if it is no such answer.
+        XtokError: if the response has a different format.
     """
     rows = answer.get("prompt_logprobs")
     if isinstance(rows, dict):
         rows = _unflattened(rows, place)
     if not isinstance(rows, list):
-        raise cache_error(place, "an answer without prompt_logprobs", _ASK)
+        raise cache_error(place, "the response has no prompt_logprobs", _HINT)
     counts, ids, logprobs = list[int](), list[int](), list[Any]()
     try:
         for row in rows:
             candidates = {} if row is None else dict(row.items())
             of_row = [*map(int, candidates)]
-            if [*map(str, of_row)] != [*map(str, candidates)]:  # as "+1", " 1" or "1_0"
+            if [*map(str, of_row)] != [*map(str, candidates)]:  # "+1", " 1", "1_0"
                 raise ValueError("no id")
             ids += of_row
             logprobs += [e["logprob"] if isinstance(e, dict) else e for e in candidates.values()]
             counts.append(len(candidates))
     except MALFORMED as error:
         where = f"{place}, position {len(counts)}"
-        raise cache_error(where, "its prompt_logprobs are not vLLM's", _ASK) from error
-    return json_document(answer["prompt_token_ids"], counts, ids, logprobs, place, _ASK)
+        raise cache_error(where, "prompt_logprobs is not in vLLM's format", _HINT) from error
+    return json_document(answer["prompt_token_ids"], counts, ids, logprobs, place, _HINT)
 
 
 def _unflattened(flat: Mapping[str, Any], place: object) -> list[dict[int, Any]]:
-    """Return rows of candidates by id of flat ones, which have a text's own token twice."""
+    """Return rows of candidates by id. The flat lists contain the text's own token twice."""
     rows = list[dict[int, Any]]()
     try:
         entries = [*zip(flat["token_ids"], flat["logprobs"], strict=True)]
@@ -71,16 +70,16 @@ def _unflattened(flat: Mapping[str, Any], place: object) -> list[dict[int, Any]]
     except MALFORMED as error:
         where = f"{place}, position {len(rows)}"
         raise cache_error(
-            where, f"its prompt_logprobs are not vLLM's flat ones: {error}", _ASK
+            where, f"prompt_logprobs is not in vLLM's flat format: {error}", _HINT
         ) from error
     return rows
 
 
 def lines(documents: Documents, model: str) -> Iterator[bytes]:
-    """Return a line per document: the answer of `/v1/completions` to its ids.
+    """Yield a JSON line per document, in the format of `/v1/completions`.
 
-    Candidates stand in the order of their ranks, the text's own token among them. The first token
-    has null, and one that nothing is predicted for no entries. A mask is `loss_mask`.
+    Candidates and the text's own token are in the order of their ranks. The first token's entry is
+    null; other tokens without a prediction have an empty entry. The mask is `loss_mask`.
     """
     topk, names = documents.topk, documents.columns
     columns = [documents.values(name) for name in names]
@@ -116,22 +115,17 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
 
 
 def _ranked(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
-    """Return a row of candidates, the best first, as entries by rank.
-
-    The text's own token is put where its log-probability belongs, NaN if that is not known.
-    """
+    """Return entries in the order of their ranks, with the text's own token unless it is NaN."""
     if row and realized == realized and token not in row:
         row[token] = realized
-        row = dict(
-            sorted(row.items(), key=lambda entry: -entry[1])
-        )  # of equal ones, it is the last
+        row = dict(sorted(row.items(), key=lambda entry: -entry[1]))  # last among equal values
     return {
         str(i): {"logprob": logprob, "rank": rank, "decoded_token": None}
         for rank, (i, logprob) in enumerate(row.items(), 1)
     }
 
 
-# On the wire
+# Requests and responses of a live server
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
@@ -143,10 +137,11 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Return what a server says of the ids that it was asked for; nothing is checked but types.
+    """Read the response for these ids; checks types only.
 
     Raises:
-        ValueError: if it is no such answer, or of other ids; also what msgspec raises.
+        ValueError: if the response has a different format or different ids.
+        msgspec.MsgspecError: if a type is wrong.
     """
     import msgspec
 
@@ -156,30 +151,30 @@ def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
     rows = choices[0].prompt_logprobs if choices else None
     if rows is None:
         raise ValueError("no prompt_logprobs")
-    kept = [row or {} for row in rows]
-    if content.count(b'"logprob"') != sum(map(len, kept)):  # else no id of a row occurs twice
+    candidates = [row or {} for row in rows]
+    if content.count(b'"logprob"') != sum(map(len, candidates)):  # a key occurs twice
         parse_json(content)
-    values = [entry.logprob for row in kept for entry in row.values()]
-    realized = [row.get(i) for i, row in zip(ids, kept, strict=False)]
+    values = [entry.logprob for row in candidates for entry in row.values()]
+    realized = [row.get(i) for i, row in zip(ids, candidates, strict=False)]
     ranks = [(entry.rank or 0) if entry else 0 for entry in realized]
-    return ranked_topk(ids, kept, values, ranks)
+    return ranked_topk(ids, candidates, values, ranks)
 
 
 def token_texts(value: Any, ids: Sequence[int]) -> list[Any]:
-    """Return what a server's answer, which was read, calls the ids after the first."""
+    """Return the texts of the tokens after the first, from a valid response."""
     rows = value["choices"][0]["prompt_logprobs"]
-    found = [row.get(str(i), {}) for i, row in zip(ids, rows, strict=True) if row]
-    return [entry.get("decoded_token") for entry in found]
+    entries = [row.get(str(i), {}) for i, row in zip(ids, rows, strict=True) if row]
+    return [entry.get("decoded_token") for entry in entries]
 
 
 def response_rows(
     scores: RankedTopK, top_k: int, vocab_size: int
 ) -> list[dict[int, VllmEntry] | None]:
-    """Return the `prompt_logprobs` that a server answers with."""
+    """Return the `prompt_logprobs` of a response to a trainer."""
     from xtok.teachers.formats.structs import VllmEntry
 
-    made = ranked_entries(scores, top_k, vocab_size)
+    entries = ranked_entries(scores, top_k, vocab_size)
     return [
         dict(zip(ids[:size], map(VllmEntry, values[:size], ranks[:size]), strict=True)) or None
-        for ids, values, ranks, size in zip(*(part.tolist() for part in made), strict=True)
+        for ids, values, ranks, size in zip(*(part.tolist() for part in entries), strict=True)
     ]

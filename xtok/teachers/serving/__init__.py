@@ -125,7 +125,7 @@ def _needed_packages() -> Iterator[None]:
 
 
 def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
-    """Check that the teacher's chat template accepts a system text, if there is one."""
+    """Check that the teacher's chat template accepts the system text."""
     template = config.teacher_template
     if not (config.teacher_system and config.chat and (template or teacher.chat_templates)):
         return
@@ -144,7 +144,7 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
 
 
 def _key(config: ServeConfig, parameter: str) -> str | None:
-    """Return a key of the config or the environment, if it is valid in an HTTP header."""
+    """Return a key from the config or the environment."""
     key: str | None = getattr(config, parameter) or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise XtokError(

@@ -1,4 +1,4 @@
-"""The check of a teacher's server: can it score for `serve` and trainers, and what to change?"""
+"""The check of a teacher's server: facts, problems, and the change for each problem."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ServerReport:
 
 
 async def checked(url: str, teacher: Tokenizer, api_key: str | None) -> ServerReport:
-    """Check a server, as described for `check_server`."""
+    """Implement `check_server`."""
     async with aclosing(TeacherServer(url, teacher, api_key=api_key)) as server:
         try:
             await server.identify()
@@ -108,7 +108,6 @@ def _findings(
     difference: str | None,
     options: dict[str, Any],
 ) -> list[ServerFinding]:
-    """Return the problems of a server that returns log-probabilities."""
     if not candidates or kind is None:
         return []
     findings = list[ServerFinding]()
@@ -147,7 +146,7 @@ def _findings(
 
 
 async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
-    """Return whether the temperature of a request changes the log-probabilities of its prompt."""
+    """Measure whether the temperature changes the log-probabilities of a prompt."""
     ids = [*range(64)]  # every vocabulary has these ids
     first, second = [
         (await server.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
@@ -158,7 +157,6 @@ async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
 
 
 async def _options(server: TeacherServer, kind: ServerKind | None) -> dict[str, Any]:
-    """Return the version and the prefix caching of a server, if it publishes them."""
     options = dict[str, Any]()
     if kind == "sglang":
         info = await _json(server, "/get_server_info")

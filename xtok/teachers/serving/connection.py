@@ -41,10 +41,7 @@ class TeacherError(Exception):
 
 
 class Connection:
-    """HTTP connections to one server. All requests to the teacher go through this class.
-
-    Loopback addresses are contacted directly; other addresses through the proxy that the
-    environment names, if any (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`).
+    """HTTP connections to the teacher's server, with the environment's proxy unless on loopback.
 
     Args:
         url: the server's address. `http://` and a final `/v1` are optional.
@@ -98,14 +95,7 @@ class Connection:
         max_bytes: int = 0,
         **options: Any,
     ) -> httpx.Response:
-        """Send a request, and read the whole response.
-
-        Args:
-            method: of HTTP.
-            route: appended to the server's address.
-            seconds: time limit of the whole exchange.
-            max_bytes: expected size of the response, which may be 1 MiB larger.
-            **options: of `httpx.AsyncClient.stream`.
+        """Send a request, and read the whole response of at most `max_bytes` and 1 MiB.
 
         Raises:
             httpx.RequestError: if the server does not respond in time.
@@ -131,14 +121,6 @@ class Connection:
         self, route: str, content: bytes, max_bytes: int = 0, *, is_score: bool = False
     ) -> bytes:
         """Post JSON and return the response's body; retry while the server is away or busy.
-
-        Writes a note when the server stops responding, and when it responds again.
-
-        Args:
-            route: appended to the server's address.
-            content: the request's JSON.
-            max_bytes: expected size of the response, which may be 1 MiB larger.
-            is_score: count the connections that the request opens.
 
         Raises:
             TeacherError: if the server refuses the request, or is away after the last retry.
@@ -209,7 +191,7 @@ def problem_of(response: httpx.Response) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return an error's type and message in one line."""
+    """Return an error's type and message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -248,10 +230,7 @@ def _without_password(url: httpx.URL | str) -> str:
 
 
 def _proxy_for(url: httpx.URL) -> str | None:
-    """Return the proxy for an address by the environment, unless `NO_PROXY` excludes the address.
-
-    `NO_PROXY` may contain networks (10.0.0.0/8), as with curl and Go.
-    """
+    """Return the environment's proxy for an address. `NO_PROXY` may contain networks."""
     proxies = getproxies()
     excluded = map(str.strip, proxies.get("no", "").split(","))
     if is_loopback(url.host) or proxy_bypass(url.host) or any(_in(url.host, e) for e in excluded):

@@ -1,4 +1,4 @@
-"""The server: routes, limits, and one thread that projects what several requests wait for."""
+"""The server: routes, limits, and the thread that projects scores for all waiting requests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from xtok.predictions.topk import joined, split, within
 from xtok.teachers.formats.ranked import RankedTopK, ranked
 from xtok.teachers.serving.connection import TeacherError
 from xtok.teachers.serving.dialects import (
-    Asked,
     BadRequest,
+    ScoringRequest,
     UnknownModel,
     completions,
     error_body,
     generate,
     inference,
     model_cards,
+    outside_vocabulary,
 )
 from xtok.teachers.serving.teacher import PROBE, TeacherServer
 from xtok.tokenizers.display import shorten
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 64 << 20
 TOKENS_AT_ONCE = 1 << 16
-"""Teacher tokens that are projected in one go, so that memory does not grow with what waits."""
+"""Maximum number of teacher tokens per projection; limits the memory."""
 
-MOST_NOTES = 100
-"""Kinds of requests that there is a note of; a client may invent names of fields."""
+MAX_NOTES = 100
+"""Maximum number of notes about requests: clients can invent field names."""
 
 BODY_SECONDS = 60.0
 """Time limit for the body of a request."""
@@ -61,9 +62,9 @@ STOP_SECONDS = 20
 """Time limit for requests in progress after SIGTERM. Kubernetes kills a process after 30 s."""
 
 _BACKLOG = 2048
-"""Connections that may wait to be accepted, as uvicorn has it."""
+"""Maximum number of connections that wait to be accepted; uvicorn's default."""
 
-Parser = Callable[[bytes], Asked]
+Parser = Callable[[bytes], ScoringRequest]
 _PARSERS: dict[str, Parser] = {
     "/v1/completions": completions,
     "/generate": generate,
@@ -72,28 +73,28 @@ _PARSERS: dict[str, Parser] = {
 
 
 class Metrics:
-    """What Prometheus reads."""
+    """Metrics for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
         counter = partial(prometheus.Counter, registry=self.registry, namespace="xtok")
         summary = partial(prometheus.Summary, registry=self.registry, namespace="xtok")
-        by_chat = "Sequences, by whether they were read as conversations."
+        by_chat = "Sequences, by whether they were recovered as conversations."
         self.requests = counter("requests", "Requests for log-probabilities.", ["route", "status"])
-        self.tokens = counter("tokens", "Tokens that were scored.", ["side"])
+        self.tokens = counter("tokens", "Scored tokens.", ["side"])
         self.sequences = counter("sequences", by_chat, ["chat"])
-        self.teacher = summary("teacher_seconds", "What the teacher's server took for a sequence.")
-        self.own = summary("own_seconds", "What projecting took, for the sequences that waited.")
-        self.rest = summary("rest", "The share of each prediction that is not known.")
+        self.teacher = summary("teacher_seconds", "Seconds of the teacher's server per sequence.")
+        self.own = summary("own_seconds", "Seconds of a projection, for all waiting sequences.")
+        self.rest = summary("rest", "Probability outside the candidates, mean of a sequence.")
 
 
 def score(
     translator: Translator, texts: Sequence[SharedText], answers: Sequence[RankedTopK], top_k: int
 ) -> list[RankedTopK]:
-    """Return what a teacher says of texts, on the student's tokens; a value for each but the first.
+    """Project a teacher's scores of texts onto the student's tokens.
 
-    Of equal tokenizers that read the same, answers stay the same, but for ids beyond the student's
-    width, which a wider teacher's padding has.
+    Every token after the first gets a value. If both tokenizers are equal and read the same text,
+    the scores are unchanged, except that ids beyond the student's width are removed.
     """
     width = translator.pair.student.vocab_size
     scores = dict[int, RankedTopK]()
@@ -101,25 +102,25 @@ def score(
         if translator.is_same and len(text.ids) == len(text.teacher_ids):
             cut = within(answer.topk, width)
             scores[n] = answer if cut is answer.topk else ranked(cut)
-    rest = [n for n in range(len(texts)) if n not in scores]
-    if rest:
-        given = joined([answers[n].topk for n in rest])
-        topk = translator.project([texts[n] for n in rest], given, top_k, without_gaps=True)
-        scores.update(zip(rest, map(ranked, split(topk)), strict=True))
+    others = [n for n in range(len(texts)) if n not in scores]
+    if others:
+        of_teacher = joined([answers[n].topk for n in others])
+        topk = translator.project([texts[n] for n in others], of_teacher, top_k, without_gaps=True)
+        scores.update(zip(others, map(ranked, split(topk)), strict=True))
     return [scores[n] for n in range(len(texts))]
 
 
 class _WaitingSequence(NamedTuple):
-    """A sequence that the teacher's server has scored, and that a request waits for."""
+    """A sequence with the teacher's scores, for which a request waits."""
 
     text: SharedText
-    answer: RankedTopK  # the teacher's
-    top_k: int  # candidates that it needs
-    future: asyncio.Future[RankedTopK]  # the answer in the student's tokens
+    answer: RankedTopK  # in the teacher's tokens
+    top_k: int  # number of candidates to return
+    future: asyncio.Future[RankedTopK]  # in the student's tokens
 
 
 class RequestQueue:
-    """Projects in one thread, all sequences that wait at once."""
+    """The waiting sequences, projected together in one thread."""
 
     def __init__(self, translator: Translator, metrics: Metrics) -> None:
         self._translator, self._metrics = translator, metrics
@@ -128,7 +129,7 @@ class RequestQueue:
         self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
-        """Return a teacher's answer in the student's tokens."""
+        """Return a teacher's scores in the student's tokens."""
         future: asyncio.Future[RankedTopK] = asyncio.get_running_loop().create_future()
         self._waiting.append(_WaitingSequence(text, answer, top_k, future))
         if self._task is None:
@@ -140,7 +141,7 @@ class RequestQueue:
         while batch := self._take():
             try:
                 scores = await loop.run_in_executor(self._pool, self._project, batch)
-            except Exception as error:  # noqa: BLE001 - it is the requests' that wait
+            except Exception as error:  # noqa: BLE001 - raised by the waiting requests
                 for sequence in batch:
                     if not sequence.future.done():
                         sequence.future.set_exception(error)
@@ -151,20 +152,20 @@ class RequestQueue:
         self._task = None
 
     def _take(self) -> list[_WaitingSequence]:
-        """Take sequences whose clients still wait; leave what wants other numbers, or is too much.
+        """Remove the next batch: equal `top_k`, limited size, only for clients that still wait.
 
-        So no answer depends on what else waits.
+        Equal `top_k` makes an answer independent of other requests.
         """
         batch: list[_WaitingSequence] = []
-        left: list[_WaitingSequence] = []
+        remaining: list[_WaitingSequence] = []
         size = 0
         for sequence in self._waiting:
             if not sequence.future.done():
                 is_alike = not batch or sequence.top_k == batch[0].top_k
                 fits = is_alike and size < TOKENS_AT_ONCE
-                (batch if fits else left).append(sequence)
+                (batch if fits else remaining).append(sequence)
                 size += len(sequence.answer.topk.token_ids) * fits
-        self._waiting = left
+        self._waiting = remaining
         return batch
 
     def _project(self, batch: Sequence[_WaitingSequence]) -> list[RankedTopK]:
@@ -176,14 +177,14 @@ class RequestQueue:
 
 
 class Proxy:
-    """Answers requests of trainers by asking the teacher's server.
+    """The application that translates between trainers and the teacher's server.
 
     Args:
-        translator: of the student and the teacher.
-        teacher: a server that was begun.
-        api_key: what clients must send as a Bearer token, if anything.
-        teacher_system: what the teacher alone reads, if a request does not say.
-        note: called once for each kind of request that is not answered quite as asked.
+        translator: translator of the student and the teacher.
+        teacher: the connected server.
+        api_key: the Bearer token that clients must send, if any.
+        teacher_system: the default system text that only the teacher reads.
+        note: called once for each ignored field or temperature.
     """
 
     def __init__(
@@ -202,10 +203,10 @@ class Proxy:
         self._queue = RequestQueue(translator, self.metrics)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
-        self._told: set[str] = set()  # what there was a note of
+        self._noted: set[str] = set()  # subjects of the notes so far
 
     def app(self) -> Starlette:
-        """Return the routes."""
+        """Return the ASGI application."""
         routes = [
             Route("/health", self._health),
             Route("/metrics", self._metrics),
@@ -216,15 +217,15 @@ class Proxy:
         return Starlette(routes=routes)
 
     async def warm_up(self) -> None:
-        """Score a text once, so that kernels are compiled before the first request.
+        """Score a text, to compile the kernels before the first request.
 
         Raises:
-            XtokError: if it cannot be scored.
+            XtokError: if the teacher's server does not score it.
         """
         ids = self.translator.student.segment(PROBE)
         try:
-            [spelled] = self._spelled([ids])
-            await self._score(spelled, 1)
+            [text] = self._texts([ids], self.teacher_system)
+            await self._score(text, 1)
         except (TeacherError, BadRequest) as error:
             raise self.teacher.unusable(error) from error
 
@@ -247,7 +248,7 @@ class Proxy:
         return JSONResponse(cards)
 
     async def _scored(self, request: Request, parse: Parser) -> Response:
-        """Answer a request for log-probabilities, unless its client leaves before."""
+        """Respond to a request for log-probabilities; cancel it if the client disconnects."""
         response = self._refused(request)
         if response is None:
             try:
@@ -256,106 +257,107 @@ class Proxy:
             except BadRequest as error:
                 response = _error(error.status, str(error))
             except TeacherError as error:
-                whose = f"the teacher's server at {self.teacher.url}"
-                response = _error(400 if error.is_request else 502, f"{whose}: {error}")
+                message = f"the teacher's server at {self.teacher.url}: {error}"
+                response = _error(400 if error.is_request else 502, message)
             except ClientDisconnect:
                 response = Response(status_code=499)
-            except asyncio.CancelledError:  # by a second signal
+            except asyncio.CancelledError:  # STOP_SECONDS after a signal
                 response = _error(503, "the server was stopped")
         self.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
 
     def _refused(self, request: Request) -> Response | None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else ""
-        if self._key and not hmac.compare_digest(given.encode(), self._key.encode()):
-            return _error(401, "the key is missing or wrong: send it as a Bearer token")
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        if self._key and not hmac.compare_digest(key.encode(), self._key.encode()):
+            return _error(401, "the key is missing or wrong; send it as a Bearer token")
         return None
 
     async def _answer(self, body: bytes, parse: Parser) -> Response:
-        asked = await asyncio.to_thread(parse, body)
-        self._check_model(asked.about.model)
-        system = asked.about.teacher_system
-        spelled = await asyncio.to_thread(self._spelled, asked.sequences, system)
-        if asked.temperature not in (None, 0, 1):
+        request = await asyncio.to_thread(parse, body)
+        self._check_model(request.common.model)
+        system = request.common.teacher_system
+        system = self.teacher_system if system is None else system
+        texts = await asyncio.to_thread(self._texts, request.sequences, system)
+        if request.temperature not in (None, 0, 1):
             self._note_once(
                 "temperature",
-                f"a request asks for temperature {asked.temperature:g}: log-probabilities of a "
-                "prompt are always those of temperature 1",
+                f"a request sets temperature {request.temperature:g}, which has no effect: "
+                "log-probabilities of a prompt are always at temperature 1",
             )
-        for name in asked.unread:
-            self._note_once(name, f"a request has {name}, which this server does not use")
-        scored = (self._score(one, asked.top_k, asked.num_chosen) for one in spelled)
-        tasks = [asyncio.create_task(one) for one in scored]
+        for name in request.unread:
+            self._note_once(name, f"the field {name} of a request is ignored")
+        tasks = [
+            asyncio.create_task(self._score(text, request.top_k, request.num_chosen))
+            for text in texts
+        ]
         try:
             scores = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        content = await asyncio.to_thread(asked.write, scores, self.student, next(self._numbers))
+        content = await asyncio.to_thread(request.write, scores, self.student, next(self._numbers))
         return Response(content, media_type="application/json")
 
-    def _note_once(self, name: str, text: str) -> None:
-        if name not in self._told and len(self._told) < MOST_NOTES:
-            self._told.add(name)
+    def _note_once(self, subject: str, text: str) -> None:
+        if subject not in self._noted and len(self._noted) < MAX_NOTES:
+            self._noted.add(subject)
             self._note(text)
 
     def _check_model(self, name: str | None) -> None:
-        """Check that a request is for what is served: the student's name, or the teacher's."""
-        own = self.student.model_id
-        known = own, self.teacher.model, self.translator.pair.teacher.model_id
-        if name and name.rpartition("/")[2] not in {one.rpartition("/")[2] for one in known}:
-            raise UnknownModel(f"model: {shorten(name)}, and this server has {own}")
+        """Check that a request names the student or the teacher, if it names a model."""
+        served = self.student.model_id
+        names = served, self.teacher.model, self.translator.pair.teacher.model_id
+        if name and name.rpartition("/")[2] not in {n.rpartition("/")[2] for n in names}:
+            raise UnknownModel(f"model: {shorten(name)} is not served, expected {served}")
 
-    def _spelled(
-        self, sequences: Sequence[Sequence[int]], system: str | None = None
-    ) -> list[SharedText]:
-        """Check sequences, and spell them for the teacher, by a request's own system text."""
-        spelled = []
-        system = self.teacher_system if system is None else system
+    def _texts(self, sequences: Sequence[Sequence[int]], system: str) -> list[SharedText]:
+        """Check sequences and translate them for the teacher."""
+        texts = []
         for ids in sequences:
-            if not ids:
-                raise BadRequest("the sequence is empty: give at least one token id")
-            outside = [i for i in ids if not 0 <= i < self.student.vocab_size]
-            if outside:
-                raise BadRequest(
-                    f"the id {outside[0]} is outside the vocabulary of {self.student.model_id}, "
-                    f"0..{self.student.vocab_size - 1}"
-                )
-            most = self.teacher.max_model_len
-            if most is not None and len(ids) > most * self._longest:  # before any work
-                raise BadRequest(
-                    f"the sequence has {len(ids)} tokens, far more than the {most - 1} of the "
-                    "teacher's that its server takes"
-                )
+            self._check_ids(ids)
             try:
-                spelled.append(self.translator.of_student(ids, system))
+                text = self.translator.of_student(ids, system)
             except XtokError as error:
                 raise BadRequest(str(error)) from error
-            self.metrics.sequences.labels(str(spelled[-1].mask is not None).lower()).inc()
-            count = len(spelled[-1].teacher_ids)
-            if most is not None and count >= most:
+            self.metrics.sequences.labels(str(text.mask is not None).lower()).inc()
+            limit, count = self.teacher.max_model_len, len(text.teacher_ids)
+            if limit is not None and count >= limit:
                 raise BadRequest(
-                    f"the sequence has {len(ids)} tokens, {count} of the teacher's, whose server "
-                    f"takes at most {most - 1}: start it with a larger --max-model-len, or send "
-                    "shorter ones"
+                    f"the sequence has {len(ids)} tokens, which are {count} of the teacher's "
+                    f"tokens, but the teacher's server accepts at most {limit - 1}: send shorter "
+                    "sequences, or start the server with a larger --max-model-len"
                 )
-        return spelled
+            texts.append(text)
+        return texts
 
-    async def _score(self, spelled: SharedText, top_k: int, num_chosen: int = 0) -> RankedTopK:
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise BadRequest("the sequence is empty, expected at least one token id")
+        width = self.student.vocab_size
+        if outside := [i for i in ids if not 0 <= i < width]:
+            raise BadRequest(outside_vocabulary("id", outside[0], self.student))
+        limit = self.teacher.max_model_len
+        if limit is not None and len(ids) > limit * self._longest:  # too long for any text
+            raise BadRequest(
+                f"the sequence has {len(ids)} tokens, but the teacher's server accepts at most "
+                f"{limit - 1} of the teacher's tokens"
+            )
+
+    async def _score(self, text: SharedText, top_k: int, num_chosen: int = 0) -> RankedTopK:
         begin, candidates = time.perf_counter(), self.teacher.candidates
-        answer = await self.teacher.score(spelled.teacher_ids.tolist(), max(top_k, candidates))
+        answer = await self.teacher.score(text.teacher_ids.tolist(), max(top_k, candidates))
         self.metrics.teacher.observe(time.perf_counter() - begin)
-        most = max(top_k + 1, candidates)
-        scores = await self._queue(spelled, answer, 16 * most if num_chosen else most)
-        self.metrics.tokens.labels("student").inc(len(spelled.ids))
-        self.metrics.tokens.labels("teacher").inc(len(spelled.teacher_ids))
+        size = max(top_k + 1, candidates)
+        scores = await self._queue(text, answer, 16 * size if num_chosen else size)
+        self.metrics.tokens.labels("student").inc(len(text.ids))
+        self.metrics.tokens.labels("teacher").inc(len(text.teacher_ids))
         rest = np.exp(scores.topk.rest_logprob[scores.topk.valid], dtype=np.float64)
         self.metrics.rest.observe(float(np.nan_to_num(rest).mean()) if len(rest) else 0.0)
         return scores
 
     def _max_model_len(self) -> int | None:
-        """Return how many of the student's tokens surely fit, in text as tokenizers meet it."""
+        """Return how many of the student's tokens fit in typical text."""
         length = self.teacher.max_model_len
         if length is None:
             return None
@@ -366,7 +368,6 @@ class Proxy:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request; at most 64 MB."""
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -374,28 +375,27 @@ async def _body(request: Request) -> bytes:
                 parts.append(part)
                 size += len(part)
                 if size > LARGEST_BODY:
-                    words = f"the body has more than {LARGEST_BODY >> 20} MB: send less at once"
-                    raise BadRequest(words)
+                    raise BadRequest(f"the body has more than {LARGEST_BODY >> 20} MB")
     except TimeoutError as error:
         raise BadRequest(f"the body took more than {BODY_SECONDS:g} seconds") from error
     return b"".join(parts)
 
 
 async def _while_connected(request: Request, work: Awaitable[Response]) -> Response:
-    """Do work until it is done or its client has left; then it is cancelled."""
+    """Do work, and cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_left(request))
+    disconnected = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
-        left.cancel()
+        disconnected.cancel()
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -405,28 +405,28 @@ def _error(status: int, message: str) -> Response:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, before anything costs time; who connects early waits.
+    """Return a listening socket. Clients that connect early wait.
 
     Raises:
-        XtokError: if the address is taken, or not this machine's.
+        XtokError: if the address is in use, or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ANSWER_SECONDS * 1000)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ANSWER_SECONDS * 1000)
     try:
-        opened.bind((host, port))
-        opened.listen(_BACKLOG)  # else a second server could take it, too, until one listens
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)  # until then, a second server could bind the same address
     except OSError as error:
-        opened.close()
+        listening.close()
         is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise XtokError(
-            f"{host}:{port} cannot be listened on: {error.strerror or error}",
-            hint="give another {option}" + ", or stop what listens there" * is_taken,
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="give another {option}" + ", or stop the other program" * is_taken,
             parameter="port" if is_taken else "host",
         ) from error
-    return opened
+    return listening
 
 
 async def run(proxy: Proxy, listening: socket.socket, on_ready: Callable[[], object]) -> None:

@@ -59,16 +59,10 @@ class InvalidScores(TeacherError):
 
 
 class TeacherServer:
-    """The teacher's server.
-
-    Args:
-        url: the server's address.
-        tokenizer: the teacher's tokenizer.
-        api_key: sent as a Bearer token.
-        concurrency: maximum number of sequences in flight.
+    """The teacher's server; arguments as for `Connection`.
 
     Raises:
-        XtokError: if the address or the environment's proxy is not usable.
+        XtokError: if the address or the proxy is not usable.
     """
 
     kind: ServerKind
@@ -122,7 +116,7 @@ class TeacherServer:
             raise self.unusable(error) from error
 
     def unusable(self, error: Exception) -> XtokError:
-        """Return the error for a server that cannot score for the teacher."""
+        """Return the error for an unusable server."""
         problem = reason(error) if isinstance(error, httpx.RequestError) else error
         return XtokError(
             f"the teacher's server at {self.url}: {problem}",
@@ -189,7 +183,7 @@ class TeacherServer:
         return f"it splits a text into {len(value['tokens'])} other tokens, not these {len(ids)}"
 
     async def _difference_of_texts(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-        """Compare the texts of tokens in a response; for servers without /tokenize."""
+        """Compare the texts of tokens in a response, for a server without /tokenize."""
         content = await self._response_with_texts(ids)
         if isinstance(content, str):
             return content
@@ -210,9 +204,9 @@ class TeacherServer:
         return "" if compared else None
 
     async def _response_with_texts(self, ids: Sequence[int]) -> bytes | str | None:
-        """Return a response with texts of tokens; the problem if the server refuses the ids.
+        """Return a response with texts of tokens, or the problem if the server refuses the ids.
 
-        SGLang fails at texts if it was started without a tokenizer: then None.
+        None for SGLang without a tokenizer, which fails only if texts are requested.
         """
         request, route = self.format.request(self.model, ids, 1), self.format.ROUTE
         max_bytes = len(ids) * 3 * ENTRY_BYTES
@@ -231,7 +225,6 @@ class TeacherServer:
         return None
 
     async def _check_tokenizer(self, student: Tokenizer | None, note: Note) -> None:
-        """Check that the server has the teacher's tokenizer, and not the student's."""
         problem = await self.difference(self.tokenizer)
         teacher = self.tokenizer.vocabulary.model_id
         if problem is None:
@@ -297,7 +290,6 @@ class TeacherServer:
         raise TeacherError(f"it responds neither as vLLM nor as SGLang: {problem}")
 
     async def _choose(self, candidates: int | None, note: Note) -> None:
-        """Choose the number of candidates per token to request."""
         wanted = DEFAULT_CANDIDATES if candidates is None else candidates
         allowed = await self.detect(wanted)
         self.candidates = min(wanted, allowed)
@@ -323,7 +315,7 @@ class TeacherServer:
 
     @property
     def format(self) -> ModuleType:
-        """The module of the server's format."""
+        """The format's module."""
         return _FORMATS[self.kind]
 
     async def score(self, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> RankedTopK:
@@ -362,6 +354,6 @@ class TeacherServer:
 
 
 def _widest(scores: RankedTopK) -> int:
-    """Return the largest number of candidates of a position, without the token itself."""
+    """Return the largest number of candidates, without the token itself."""
     sizes = np.diff(scores.topk.starts)
     return int((sizes - (scores.ranks >= sizes)).max(initial=0))
