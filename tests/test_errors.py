@@ -338,7 +338,7 @@ TEXTS = (
     "'corpus/*.jsonl.gz'"
 )
 READABLE = "check the path and its permissions; fetch a damaged file again"
-AS_A_FILE = "write it to a file first: it is read more than once"
+AS_A_FILE = "write it to a file first; xtok reads the file more than once"
 LINES = (
     "give rows that are JSON objects, and name their text field with field=; plain text needs a "
     "name that ends in .txt"
@@ -351,7 +351,7 @@ FORMAT = "change the message, or use a chat template that supports it"
 TEMPLATE = "give a Jinja file with template=, or one of …"
 OTHER = "change the messages, or use another template with template="
 SUFFIX = "use a template with tools and end-of-turn tokens, with template="
-MAP = "make the map again, or give another file"
+MAP = "build the map again, or give another file"
 PATHS = "give another path"
 BOTH = "give both models with pair="
 FOLDER = "give the path of a model's folder, or a repo id"
@@ -505,13 +505,13 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: find_texts(there("folder", os.mkdir)), "folder is a folder", TEXTS),
     (lambda: read_text("a.txt", "Es war schön".encode("latin1")),
      "a.txt is not UTF-8: byte 0xf6 at offset 10, in line 1",
-     "convert it, if it is latin1, with: iconv -f latin1 -t UTF-8"),
+     "if the file is latin1, convert it: iconv -f latin1 -t UTF-8"),
     (lambda: read_text("a.txt", "the text".encode("utf-16-le")),
      "a.txt is not UTF-8: 8 of 16 bytes at offset 0 are zero",
-     "convert it, if it is UTF-16LE, with: iconv -f UTF-16LE -t UTF-8"),
+     "if the file is UTF-16LE, convert it: iconv -f UTF-16LE -t UTF-8"),
     (lambda: read_text("a.txt", bytes(range(256))),
-     "a.txt is not UTF-8: byte 0x80 at offset 128, in line 2, beside control characters",
-     "give a file of text: .txt, .jsonl or .parquet, also as .gz or .zst"),
+     "a.txt is not UTF-8: byte 0x80 at offset 128, in line 2; it also contains control characters",
+     "give a text file: .txt, .jsonl or .parquet, also as .gz or .zst"),
     (lambda: find_texts("/dev/null"), "/dev/null is a device, not a regular file", AS_A_FILE),
     (lambda: read_text("a.txt.gz", gzip.compress(b"one")[:-9]),
      "the text a.txt.gz cannot be read: …", READABLE),
@@ -530,7 +530,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
     (lambda: read_text("a.parquet", "one two three four"), "the text a.parquet cannot be read: …",
      READABLE),
     (lambda: instead("pyarrow", lambda: read_text("a.txt.zst", b"(\xb5/\xfd")),
-     "a.txt.zst needs the package pyarrow, which is not installed",
+     "a.txt.zst requires the package pyarrow, which is not installed",
      "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
     (lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
      "the text has no shared token boundary: 0 documents, 0 bytes",
@@ -540,20 +540,20 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "a.jsonl, line 2: not JSON: …", CHAT),
     (lambda: read_chats("a.jsonl", '[{}] [{}]'), "a.jsonl, line 1: more than one JSON value", CHAT),
     (lambda: read_chats("a.parquet", parquet(text=["x"], id=[1]).read_bytes()),
-     "a.parquet, row 0: no messages, but: text, id", CHAT),
+     "a.parquet, row 0: no messages, only: text, id", CHAT),
     (lambda: read_chats("a.jsonl", '{"role": "user"}'),
-     "a.jsonl, line 1: no messages, but: role", CHAT),
-    (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: it has no messages",
+     "a.jsonl, line 1: no messages, only: role", CHAT),
+    (lambda: read_chats("a.json", "[[], []]"), "a.json, row 0: the list of messages is empty",
      CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "tools": "x"}'),
-     "a.json: its tools: not JSON: Expecting value at column 1", CHAT),
+     "a.json: the value of 'tools': not JSON: Expecting value at column 1", CHAT),
     (lambda: read_chats("a.json", '{"messages": [{}], "chat_template_kwargs": []}'),
-     "a.json: its chat_template_kwargs are not an object", CHAT),
-    (lambda: read_chats("a.json", ""), "a.json: it has no conversations", CHAT),
-    (lambda: read_chats("a.json", "3"), "a.json: its messages are not a list", CHAT),
+     "a.json: the value of 'chat_template_kwargs' is not an object", CHAT),
+    (lambda: read_chats("a.json", ""), "a.json: the file contains no conversation", CHAT),
+    (lambda: read_chats("a.json", "3"), "a.json: the value of 'messages' is not a list", CHAT),
     (lambda: read_chats("a.json", '[{"role": "\xff"}]'.encode("latin1")),
      "a.json is not UTF-8: byte 0xff at offset 11, in line 1",
-     "convert it, if it is latin1, with: iconv -f latin1 -t UTF-8"),
+     "if the file is latin1, convert it: iconv -f latin1 -t UTF-8"),
     (lambda: chat([{"content": "x"}]), "message 0 has no role",
      'a message is an object such as {"role": "user", "content": "Hello"}'),
     (lambda: chat([{"role": "judge", "content": ""}]),
@@ -736,10 +736,10 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "the folder of the output, a-file, is a file", "give a path in a folder"),
     (lambda: check_output(there("folder.pt", os.mkdir)), "the output folder.pt is a folder",
      "name a file in it"),
-    (lambda: TINY.save("nul\0.pt"), "the output nul\x00.pt has a NUL character", PATHS),
+    (lambda: TINY.save("nul\0.pt"), "the output nul\x00.pt contains a NUL character", PATHS),
     (lambda: TINY.save(there("loop.pt", lambda name: os.symlink(name, name))),
-     "the output loop.pt is a symbolic link that leads to itself",
-     "remove it, or give another path"),
+     "the output loop.pt is a symbolic link to itself",
+     "delete it, or give another path"),
     (lambda: TINY.save(there("pipe.pt", os.mkfifo)), "the output pipe.pt is not a regular file",
      PATHS),
     (lambda: ProjectionMap.load(there("e.safetensors", xtok.events("bytes", "bytes").save)),
@@ -1016,7 +1016,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "pipe.jsonl is a pipe, not a regular file",
      AS_A_FILE),
     (lambda: instead("pyarrow", lambda: to_bytes(file("a.jsonl"), "a.parquet")),
-     "a.parquet needs the package pyarrow, which is not installed",
+     "a.parquet requires the package pyarrow, which is not installed",
      "pip install pyarrow, or in a clone of xtok: pip install -e '.[parquet]'"),
     (lambda: to_bytes(file("a.parquet"), "a.parquet"),
      "the output a.parquet is an input", "choose a different path"),
@@ -1057,7 +1057,7 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "train the map in your own loop, as scripts/examples/distill.py does, then pass the map "
      "that `to_map` returns"),
     (lambda: collated(messages=TURNS, tools="f"),
-     "sample 0: its tools: not JSON: Expecting value at column 1", CHAT),
+     "sample 0: the value of 'tools': not JSON: Expecting value at column 1", CHAT),
     (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is not a text",
      OF_TEACHERS),
     (lambda: collated(text="a", teacher_context=["b"]),
@@ -1079,7 +1079,8 @@ ERRORS: list[tuple[Cause, str, str]] = [
      "sample 0: teacher_messages: message 0 has no role",
      'a message is an object such as {"role": "user", "content": "Hello"}'),
     (lambda: collated(messages=TURNS, teacher_messages="x"),
-     "sample 0: teacher_messages: its messages: not JSON: Expecting value at column 1", CHAT),
+     "sample 0: teacher_messages: the value of 'messages': not JSON: Expecting value at column 1",
+     CHAT),
     (lambda: heads_of("no head"), "the student needs whole logits: Linear is not a decoder of "
      "Transformers", WHOLE),
     (lambda: heads_of("more"), "the student needs whole logits: LlamaForCausalLM has positions "

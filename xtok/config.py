@@ -1,8 +1,4 @@
-"""Every tunable: its name, type, default, range and help, stated once.
-
-The command line makes its options of these fields, so that Python and the command line have the
-same ones.
-"""
+"""Options: name, type, default, range and help, shared by Python and the command line."""
 
 from __future__ import annotations
 
@@ -33,22 +29,22 @@ CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
 C = TypeVar("C", bound="Config")
 
 MAX_ENTRIES = 4096
-"""The most entries or pieces that a row may be asked for: far more than any map has."""
+"""Upper limit for entries or pieces per row."""
 
 FIRST_PIECE_WEIGHT = 0.9
-"""Weight of a token's first piece; each further one has `PIECE_DECAY` times the last one's."""
+"""Weight of a token's first piece. Each further weight is multiplied by `PIECE_DECAY`."""
 
 PIECE_DECAY = 0.1
 
 POWER_OF_LARGEST = 10.0
-"""A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
-NeMo-RL)."""
+"""Exponent of a cosine per unit of the largest |cosine| in its row (NeMo-RL,
+`minimal_projection_generator.py`)."""
 
 MAIN = "Options"
-"""The part of the help that comes first: what everybody needs."""
+"""First panel of the help."""
 
 WAIT = 600.0
-"""Seconds to wait for another process that builds the same map; a build takes a few."""
+"""Seconds to wait for another process that builds the same map."""
 
 MODELS = "Models"
 MAKING = "Making the map"
@@ -59,30 +55,30 @@ LIMITS = "Limits and keys"
 OUTPUT = "Output"
 
 RARE = "Rarely needed"
-"""The part of the help that comes last."""
+"""Last panel of the help."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionDetails:
-    """What is known of an option besides its name, type and default."""
+    """Details of an option besides its name, type and default."""
 
     help: str
-    name: str | None = None  # if the option has another than the parameter
+    name: str | None = None  # if it differs from the parameter's
     short: str | None = None  # such as -k
-    argument: str | None = None  # given by place, with this name in the help
+    argument: str | None = None  # name in the help of a positional argument
     flag: bool = False  # without a --no-
     hidden: bool = False  # not in the help
     metavar: str | None = None
-    panel: str | None = None  # the part of the help that it stands in
+    panel: str | None = None  # panel of the help
     min: float | None = None  # inclusive, as is max
     max: float | None = None
     above: float | None = None  # exclusive, as is below
     below: float | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Other options of the command, to a value or True for any: without one it does nothing."""
+    """Other options and their values (True: any value). This option requires at least one."""
     no_effect_with: Mapping[str, Any] = field(default_factory=dict)
     parser: Callable[[str], Any] | None = None
-    autocompletion: Callable[[str], list[str]] | None = None  # if not choices or any file
+    autocompletion: Callable[[str], list[str]] | None = None  # default: choices or files
 
 
 SHRINK = 0.2
@@ -94,16 +90,15 @@ tokenizer has 2.00 bits per byte without it, and 1.92 with it (`transplant_study
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
-    """Return a field of a config, or a parameter of a command; the default `...` is none.
+    """Return a field of a config, or a parameter of a command. The default `...` means required.
 
-    A config calls it, or `top_k_option`, itself for each of its fields: the reference reads these
-    calls as they stand.
+    Call it, or `top_k_option`, directly in each config: the API reference parses these calls.
     """
     return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
 
 
 def top_k_option(default: int, help: str) -> Any:
-    """Return the field `top_k` of a config."""
+    """Return a field `top_k`."""
     return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
 
 
@@ -113,26 +108,26 @@ def _types(config: Any) -> dict[str, Any]:
 
 
 class Config:
-    """What all configs have in common: their values are checked against their fields."""
+    """Base class of all configs. Validates each value against its field."""
 
-    panel = MAKING  # the part of the help that its options stand in, if they name none
+    panel = MAKING  # default panel of the help
 
     @classmethod
     def or_default(cls: type[C], config: C | None) -> C:
-        """Return a config as it is, or the defaults if it is None.
+        """Return the config, or the defaults for None.
 
         Raises:
-            TypeError: if it is anything else.
+            TypeError: if it is another type.
         """
         if config is not None and not isinstance(config, cls):
             raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
         return cls() if config is None else config
 
     def __post_init__(self) -> None:
-        """Check every field.
+        """Validate every field.
 
         Raises:
-            ValueError: if a value is not of its choices or outside its range.
+            ValueError: if a value is invalid or out of range.
         """
         config: Any = type(self)
         types = _types(config)
@@ -141,10 +136,10 @@ class Config:
 
 
 def check_value(name: str, value: Any, kind: Any, details: OptionDetails) -> None:
-    """Check a value of an option against its type and range.
+    """Validate the value of an option.
 
     Raises:
-        ValueError: if it is not of its choices or outside its range.
+        ValueError: if the value is invalid or out of range.
     """
     if value is None and NoneType in get_args(kind):
         return
@@ -170,7 +165,7 @@ def check_value(name: str, value: Any, kind: Any, details: OptionDetails) -> Non
 
 
 def without_none(kind: Any) -> Any:
-    """Return a type without the `None` that it may be besides."""
+    """Return the type `T` of `T | None`; other types unchanged."""
     kinds = [k for k in get_args(kind) if k is not NoneType]
     return kinds[0] if NoneType in get_args(kind) else kind
 
@@ -192,7 +187,7 @@ _ENDS = {
 
 
 def with_hyphens(loss: Any) -> Any:
-    """Return a loss's name as it is listed, `p-kl` for `p_kl`; anything else as it is."""
+    """Return `p-kl` for `p_kl`. Other types are returned unchanged."""
     return loss.replace("_", "-") if isinstance(loss, str) else loss
 
 
@@ -200,10 +195,10 @@ _MAKERS = {"event-kl": "xtok.events", "csd": "xtok.spellings"}
 
 
 def loss_name(loss: str, known: Any = Loss) -> Any:
-    """Return a loss's name, of which both spellings are accepted: `p-kl`, `p_kl`.
+    """Validate the name of a loss, `p-kl` or `p_kl`.
 
     Raises:
-        ValueError: unless it is one of those that maps, or events, are made for.
+        ValueError: if the name is not in `known`.
     """
     name = with_hyphens(loss)
     if name in get_args(EventLoss) and known is Loss:
@@ -215,12 +210,12 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class MultitokenConfig(Config):
-    """How `multitoken` makes a map."""
+    """Options of `multitoken`."""
 
     top_k: int = top_k_option(32, "Entries per row, including the scale slot.")
     max_pieces: int = option(
         4,
-        "Use at most this many of a token's pieces on the other side.",
+        "Maximum number of pieces per token on the other side.",
         no_effect_with={"text": True, "weights": "synthetic"},
         min=1,
         max=MAX_ENTRIES,
@@ -228,7 +223,7 @@ class MultitokenConfig(Config):
     )
     scale_trick: bool = option(
         True,
-        "Give each row that is not exact a slot that takes a sixth of its weight.",
+        "Add a scale slot with a sixth of the weight to each row that is not exact.",
         no_effect_with={"text": True},
     )
     reverse_pass: bool = option(
@@ -238,12 +233,12 @@ class MultitokenConfig(Config):
     )
     special_tokens: SpecialTokens = option(
         "roles",
-        "Pair special tokens by role, or by similar names, or leave their rows empty.",
+        "Pair special tokens by role or by similar names, or leave their rows empty.",
         panel=MATCHING,
     )
     fuzzy_threshold: float = option(
         0.6,
-        "With --special-tokens fuzzy: minimum similarity.",
+        "Minimum similarity for --special-tokens fuzzy.",
         above=0,
         max=1,
         needs={"special_tokens": "fuzzy"},
@@ -265,7 +260,7 @@ class MultitokenConfig(Config):
         (), "Leave the rows of these ids empty.", min=0, metavar="ID,ID…", panel=RARE
     )
     ignore_teacher_ids: tuple[int, ...] = option(
-        (), "Do not use these columns.", min=0, metavar="ID,ID…", panel=RARE
+        (), "Leave out these columns.", min=0, metavar="ID,ID…", panel=RARE
     )
 
     def __post_init__(self) -> None:
@@ -279,7 +274,7 @@ class MultitokenConfig(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the result depends on, for a map's history: the rest is at its default."""
+        """Options that affect the result, for a map's history; rare options only if changed."""
         used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         used += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
@@ -290,16 +285,16 @@ class MultitokenConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class SortCutConfig(Config):
-    """How `sort_cut` cuts a map."""
+    """Options of `sort_cut`."""
 
     top_k: int = top_k_option(4, "Entries per row, including the scale slot.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig(MultitokenConfig):
-    """How `build` composes the stages: exact matches, `multitoken`, `sort_cut`.
+    """Options of `build`: exact matches, `multitoken`, `sort_cut`.
 
-    `top_k` is that of the result, `prep_top_k` that of `multitoken`.
+    `top_k` applies to the result, `prep_top_k` to `multitoken`.
     """
 
     top_k: int = top_k_option(
@@ -320,22 +315,22 @@ class BuildConfig(MultitokenConfig):
     )
     target: Target = option(
         "start",
-        "What to count, on synthetic or given text: start (pairs of tokens that begin at the "
-        "same byte), chunk (all pairs within a chunk), or both.",
+        "Pairs of tokens to count: start (both begin at the same byte), chunk (all pairs within a "
+        "chunk), or both.",
         metavar="TARGET",
         needs={"weights": "synthetic", "text": True},
     )
     exact_match: bool = option(
-        True, "Where both sides have a token, give it one entry of weight 1."
+        True, "Give each token that both sides share a single entry of weight 1."
     )
 
     @classmethod
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
         """Defaults for a loss; explicit options override them.
 
-        P-KL compares distributions averaged over chunks: rows are probabilities, counted at shared
-        token boundaries and within chunks, there are no exact rows, 8 entries. Gold and H-KL need
-        the tokens that both sides have as pairs: exact rows. None has a scale slot.
+        P-KL averages distributions over chunks: rows are probabilities, counted at shared token
+        boundaries and within chunks, without exact rows. Gold and H-KL require exact rows. All use
+        8 entries per row and no scale slot.
         """
         loss = loss_name(loss)
         suits: dict[str, Any] = {"weights": "synthetic", "scale_trick": False, "top_k": 8}
@@ -344,25 +339,25 @@ class BuildConfig(MultitokenConfig):
         return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     def for_text(self) -> BuildConfig:
-        """The same options for a map counted on text: smoothed by synthetic text, without slots."""
+        """Options for a map counted on text: smoothed by synthetic text, without slots."""
         return replace(self, weights="synthetic", scale_trick=False)
 
     @property
     def counting(self) -> dict[str, Any]:
-        """What a map counted on synthetic text depends on, for its history."""
+        """Options that affect a map counted on synthetic text, for its history."""
         no_effect = ("max_pieces", "reverse_pass", *([] if self.scale_trick else ["scale_trick"]))
         of_stage = {k: v for k, v in self.multitoken.options.items() if k not in no_effect}
         return {"text": "synthetic", "target": self.target, **of_stage}
 
     @property
     def multitoken(self) -> MultitokenConfig:
-        """The options of `multitoken`, and of how counted maps match tokens."""
+        """Options of `multitoken`, and of token matching in counted maps."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
 
     @property
     def sort_cut(self) -> SortCutConfig:
-        """The options of the last stage."""
+        """Options of the last stage."""
         return SortCutConfig(top_k=self.top_k)
 
 
@@ -372,13 +367,13 @@ BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Config):
-    """How `generate` makes a map."""
+    """Options of `generate`."""
 
     top_k: int = top_k_option(10, "Entries per row.")
     weight_threshold: float = option(
         0.0,
-        "Drop entries whose share of their row is smaller. Compared by spelling, the row is its "
-        "--top-k entries.",
+        "Minimum share of an entry in its row. For maps by spelling, only --top-k entries form the "
+        "row.",
         min=0,
         below=1,
     )
@@ -406,7 +401,7 @@ class GenerateConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplates(Config):
-    """Chat templates that replace those of the two models."""
+    """Chat templates to use instead of the models' own."""
 
     panel = MODELS
     student_template: str | None = option(

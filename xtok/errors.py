@@ -6,23 +6,22 @@ from typing import Any, Self
 
 
 class XtokError(Exception):
-    """A mistake or a condition outside xtok that its user can fix.
+    """A problem that the user can fix: bad input, a missing file, a missing package.
 
-    The command line prints one `error:` line and one `hint:` line and exits with 1. A caller's
-    mistake in the Python API is a plain `ValueError` or `TypeError` instead.
+    The command line prints an `error:` line and a `hint:` line, and exits with 1. Incorrect use of
+    the Python API raises `ValueError` or `TypeError` instead.
 
-    Messages and hints name no option of the command line: commands differ in theirs, and a Python
-    caller has none. An error that a parameter would fix carries its name, and `{option}` in the
-    hint stands for it. In Python that reads `vocab_size=`; the command line fills in the options
-    of its own that set this parameter, such as `--student-vocab-size or --teacher-vocab-size`.
+    Messages and hints contain no command-line options. `{option}` in a hint stands for the
+    parameter: `vocab_size=` in Python, and the command's own options on the command line, such as
+    `--student-vocab-size or --teacher-vocab-size`.
 
     >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))
     'the width is unknown (give vocab_size=)'
 
     Attributes:
-        message: names the file, token or parameter, and the problem.
-        hint: what to do about it, worded for Python.
-        parameter: the parameter that fixes it, as the function of `xtok` spells it; "" for none.
+        message: the file, token or parameter, and the problem.
+        hint: the fix, worded for Python.
+        parameter: the parameter of the `xtok` function that fixes the problem, or "".
     """
 
     def __init__(self, message: str, *, hint: str, parameter: str = "") -> None:
@@ -33,24 +32,24 @@ class XtokError(Exception):
         self.hint = self.hint_with(f"{parameter}=")
 
     def at(self, place: object) -> Self:
-        """Put a place before the message: `raise error.at(path)` as the error passes by."""
+        """Prefix the message with a place: `raise error.at(path)`."""
         self.message = f"{place}: {self.message}"
         return self
 
     def renamed(self, parameter: str) -> Self:
-        """Name the parameter as the caller's caller spells it: `raise error.renamed("…")`."""
+        """Replace the parameter by its name in an outer function: `raise error.renamed("…")`."""
         self.parameter, self.hint = parameter, self.hint_with(f"{parameter}=")
         return self
 
     def hint_with(self, option: str) -> str:
-        """Return the hint with another name for the parameter."""
+        """Return the hint with `option` for the parameter."""
         return self._hint.replace("{option}", option) if self.parameter else self._hint
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let another process raise it: a `DataLoader`'s worker, or a node of Ray."""
+        """Support pickling, for workers of a `DataLoader` and nodes of Ray."""
         return _error_of, (type(self), self.message, self._hint, self.parameter)
 
 
@@ -59,7 +58,7 @@ def _error_of(kind: type[XtokError], message: str, hint: str, parameter: str) ->
 
 
 class TokenizerError(XtokError):
-    """A tokenizer that cannot be found, read, or used byte for byte."""
+    """A tokenizer that is missing, unreadable, or not exact in bytes."""
 
 
 class EmbeddingError(XtokError):
@@ -67,7 +66,7 @@ class EmbeddingError(XtokError):
 
 
 class MapFileError(XtokError):
-    """A file that is not a projection map, or not a valid one."""
+    """A file that is not a valid map."""
 
 
 MALFORMED = (
@@ -75,8 +74,8 @@ MALFORMED = (
 )  # fmt: skip
 """Exceptions that parsing a damaged file can raise."""
 
-MAP_HINT = "make the map again, or give another file"
-"""What to do about a map that is damaged or none."""
+MAP_HINT = "build the map again, or give another file"
+"""The fix for an invalid map file."""
 
 
 _EXTRAS = {
@@ -88,7 +87,7 @@ _EXTRAS = {
 
 
 def install_hint(packages: str) -> str:
-    """Return the hint that installs optional dependencies, whether xtok is a clone or a wheel."""
+    """Return a hint that installs optional dependencies, in a clone or a wheel."""
     hint = f"pip install {packages}"
     if extra := _EXTRAS.get(packages.split()[0]):
         hint += f", or in a clone of xtok: pip install -e '.[{extra}]'"
@@ -96,4 +95,4 @@ def install_hint(packages: str) -> str:
 
 
 class OutputError(XtokError):
-    """A result that cannot be written where it was asked for."""
+    """An output that cannot be written."""

@@ -77,7 +77,7 @@ def test_what_is_not_read_is_named(kind: str, suffix: str, tmp_path: Path) -> No
         check_texts(path, "text")
     assert str(path) in caught.value.message
     assert kind.partition(",")[0] in caught.value.message
-    assert ".gz and .zst are read" in caught.value.hint
+    assert ".gz and .zst are supported" in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2"])

@@ -111,15 +111,15 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
     ("name", "content", "problem"),
     [
         ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: not JSON: "),
-        ("a.jsonl", lines(CHAT, CHAT[0]), "line 2: no messages, but"),
-        ("a.jsonl", lines(CHAT, []), "line 2: it has no messages"),
-        ("a.jsonl", lines(CHAT, 3), "line 2: its messages"),
+        ("a.jsonl", lines(CHAT, CHAT[0]), "line 2: no messages, only"),
+        ("a.jsonl", lines(CHAT, []), "line 2: the list of messages is empty"),
+        ("a.jsonl", lines(CHAT, 3), "line 2: the value of 'messages'"),
         ("a.json", "[\n{},\n{x}]", "a.json, line 3: not JSON: "),
-        ("a.json", "[[], []]", "row 0: it has no messages"),
+        ("a.json", "[[], []]", "row 0: the list of messages is empty"),
         ("a.json", lines(CHAT) + "x", "a.json, line 2: not JSON: "),
         ("a.json", "[" * 100_000, "a.json, line 1: not JSON: "),
         ("a.json", b'[\n{"role": "\xff"}]', "byte 0xff at offset 12"),
-        ("a.json", '{"messages": [{}], "tools": "x"}', "its tools"),
+        ("a.json", '{"messages": [{}], "tools": "x"}', "the value of 'tools'"),
         ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "chat_template_kwargs"),
         ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], "a.json cannot be read: "),
         ("a.parquet", "PAR1", "a.parquet cannot be read: "),
@@ -249,7 +249,7 @@ def test_parquet_without_pyarrow(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "hidden" / "pyarrow.py").write_text("raise ImportError('none')")
     env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[2]}"}
     done = cli("render", "chat.json", "no-such-model", "-o", "rows.parquet", env=env)
-    fails(done, "needs the package pyarrow")
+    fails(done, "requires the package pyarrow")
 
 
 # Those who read the rows

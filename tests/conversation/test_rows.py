@@ -144,12 +144,12 @@ def test_equal_rows_are_equal_in_every_container(number: int, tmp_path: Path) ->
 
 SHAREGPT = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
 WRONG: list[tuple[Any, str]] = [
-    ({"conversations": SHAREGPT}, "but: conversations"),
-    ({"messages": []}, "it has no messages"),
-    ({"messages": 3}, "its messages are not a list"),
-    ({"messages": "x"}, "its messages: not JSON"),
-    ({**CHAT, "tools": 3}, "its tools are not a list"),
-    ({**CHAT, "system": ["x"]}, "its system are not a text"),
+    ({"conversations": SHAREGPT}, "only: conversations"),
+    ({"messages": []}, "the list of messages is empty"),
+    ({"messages": 3}, "the value of 'messages' is not a list"),
+    ({"messages": "x"}, "the value of 'messages': not JSON"),
+    ({**CHAT, "tools": 3}, "the value of 'tools' is not a list"),
+    ({**CHAT, "system": ["x"]}, "the value of 'system' is not a text"),
 ]
 
 

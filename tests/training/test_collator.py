@@ -167,7 +167,7 @@ def test_rows_of_data_sets(digits: Tokenizer, byte_level: Tokenizer) -> None:
         for ids, kept in zip(side["input_ids"], side["attention_mask"] != 0, strict=True):
             text = b"".join(tokenizer.table[i] for i in ids[kept].tolist())
             assert text.startswith(b"f;[user, glad]How many steps?[assistant, glad]There")
-    with pytest.raises(XtokError, match="sample 0: its tools"):
+    with pytest.raises(XtokError, match="sample 0: the value of 'tools'"):
         collator([{**row, "tools": "f"}])
 
 
@@ -237,8 +237,11 @@ def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> N
         collator([])
     for sample, problem in (
         (3, "sample 1: int is neither"),
-        ({"prompt": "x", "completion": "y"}, "sample 1: neither text nor messages, but: prompt, c"),
-        ({"text": None, "messages": None}, "sample 1: neither text nor messages, but: nothing"),
+        (
+            {"prompt": "x", "completion": "y"},
+            "sample 1: neither text nor messages, only: prompt",
+        ),
+        ({"text": None, "messages": None}, "sample 1: neither text nor messages, only: nothing"),
         ({"text": 3}, "sample 1: the field 'text' is int"),
         ({"text": ["x"]}, "sample 1: the field 'text' is list"),
     ):

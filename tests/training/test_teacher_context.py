@@ -307,7 +307,7 @@ def test_a_rendered_file_counts_what_teachers_read(digits: Tokenizer) -> None:
     done = render_file(digits, chats, BytesIO(), template="plain")
     own, told = (len(xtok.render(digits, m, template="plain").ids) for m in (CHAT, [SYSTEM, *CHAT]))
     assert (done.conversations, done.tokens) == (2, 2 * own)
-    assert (done.apart, done.more) == (1, told - own)
+    assert (done.teacher_differs, done.extra_tokens) == (1, told - own)
 
 
 def test_contexts_of_text_files_are_counted(tmp_path: Path) -> None:

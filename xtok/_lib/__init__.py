@@ -1,1 +1,1 @@
-"""What is not about tokens: files read and written, arrays, threads, Numba, progress."""
+"""Infrastructure that is independent of tokens: files, arrays, threads, Numba and progress."""

@@ -1,4 +1,4 @@
-"""How Numba compiles kernels, once per machine, and which folder keeps them."""
+"""Compile kernels with Numba, and keep them in a cache folder of the machine."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return a kernel that is compiled when it is first called, is serial, and releases the GIL.
+    """Return a serial kernel that is compiled at its first call and releases the GIL.
 
-    Numba keeps it next to the package, else in the user's cache folder; if it may write neither, in
-    a folder that only this user can read, below the one for temporary files. What is damaged there
-    is compiled again, and replaced.
+    The cache is next to the package, else in the user's cache folder, else in a private folder for
+    temporary files. A damaged cache file is compiled again and replaced.
     """
     try:
         dispatcher = njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:  # there is no folder to keep it in
+    except RuntimeError:  # no cache folder
         folder = _private_folder()
         if folder is None:
             return njit(**OPTIONS)(function)
         config.CACHE_DIR = str(folder)
         dispatcher = njit(cache=True, **OPTIONS)(function)
-    if config.DISABLE_JIT:  # then it is the function itself
+    if config.DISABLE_JIT:  # `njit` returns the function itself
         return dispatcher
     cache = dispatcher._cache
     made_with = numba.__version__, cache._impl.locator.get_source_stamp()
@@ -46,54 +45,47 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def compiled_inner(function: Callable[..., Any]) -> Any:
-    """Return a kernel that only others call: the way in from Python takes long to compile.
+    """Return a kernel for calls from other kernels, without the wrapper for calls from Python.
 
-        Python → its way in → project_rows → _room, which has none
-
-    A literal argument would compile it a second time: hence `np.int64(0)`.
-
-        _room(a, b, n, most)             compiled for n of int64
-        _room(a, b, 0, most)             again, for n of Literal[int](0)
-        _room(a, b, np.int64(0), most)   the first one
+    The wrapper takes long to compile. Pass `np.int64(0)` instead of the literal `0`: Numba compiles
+    the kernel a second time for a literal argument.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
 class KernelFiles:
-    """Where Numba looks for a compiled kernel, and leaves it: a file per signature and processor.
+    """Numba's cache of a kernel: one file per signature and processor, sealed with a digest.
 
-    Numba's own class trusts what it reads: a file that a full disk or a killed copy cut short makes
-    every later run raise, or LLVM abort it. That is so up to 0.68.1, the newest in November 2026:
-    its index and its kernel, each empty, cut at 20 bytes, halved, with flipped bytes, as text and
-    as noise, made 12 of 12 runs end, and the next ones too. These files end with their digest; a
-    damaged one is none, nor a copy of another kernel's.
+    Numba's own class (0.68.1, November 2026) does not check its files. After a full disk or an
+    interrupted copy, every later run raises an error or is aborted by LLVM: 12 of 12 kinds of
+    damage ended the run.
     """
 
     def __init__(self, beside: Path, made_with: object) -> None:
         self._beside, self._made_with = beside, made_with
 
     def load(self, key: object) -> Any:
-        """Return what is kept under a key, or None."""
+        """Return the kernel of a key; None if it is missing or damaged."""
         path = self.path(key)
         data = read_sealed(path, path.name)
-        with suppress(ImportError, AttributeError):  # of arguments whose class has moved since
+        with suppress(ImportError, AttributeError):  # the class of an argument has moved
             return None if data is None else loads(data)
         return None
 
     def save(self, key: object, compiled: object) -> None:
-        """Keep a kernel under a key; without room for it, the next run compiles again."""
+        """Write the kernel of a key; if that fails, the next run compiles again."""
         path = self.path(key)
         with suppress(OutputError):
             write_sealed(path, [dumps(compiled)], path.name)
 
     def path(self, key: object) -> Path:
-        """Return where a kernel is kept."""
+        """Return the file of a key."""
         about = hashlib.sha256(repr((self._made_with, key)).encode()).hexdigest()
         return self._beside.with_name(f"{self._beside.name}.{about[:16]}.nbc")
 
 
 def _private_folder() -> Path | None:
-    """Return a folder for kernels, which are code: nobody else may write there."""
+    """Return a folder that only this user can write: kernels are code."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"xtok-kernels-{user}"
     try:
@@ -113,7 +105,7 @@ class _Announcer(event.Listener):  # type: ignore[misc]
 
     def on_start(self, event: Any) -> None:
         if not self.is_silent and "xtok" in getattr(event.data["dispatcher"], "__module__", ""):
-            from tqdm import tqdm  # which writes above a bar, not into it
+            from tqdm import tqdm  # its `write` does not break a progress bar
 
             self.is_silent = True
             words = "note: compiling kernels, which takes a few seconds, once per machine"

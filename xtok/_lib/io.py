@@ -1,8 +1,7 @@
-"""Files that xtok writes: checked before any work, written whole or not at all, removed by name.
+"""Write files: checked before any work, complete or absent, and deleted only by name.
 
-What is not ours is not touched: a file is replaced only under the name that was given for it, and
-keeps its mode and owner; nothing is deleted but what has a name of ours; and of what was kept for a
-later run, only bytes that have the digest they were written with are used.
+A replaced file keeps its mode and owner. xtok deletes only files with names that it
+creates. Cached files end with a digest, and a file with another digest is not used.
 """
 
 from __future__ import annotations
@@ -34,31 +33,31 @@ def check_output(
     *,
     or_folder: bool = False,
 ) -> Path:
-    """Check that a file can be written, before any work; its folder need not exist.
+    """Check that a file can be written, before any work. Its folder may be missing.
 
     Args:
-        path: the file; a symbolic link stands for what it leads to.
-        suffixes: those that it may have, the usual one first.
-        what: what errors call the file.
-        or_folder: whether the caller takes a folder, too, so that the hint may name one.
+        path: the file; a symbolic link stands for its target.
+        suffixes: the valid suffixes, the usual one first.
+        what: the name of the file in errors.
+        or_folder: whether the caller also accepts a folder, for the hint.
 
     Returns:
         the path to write to.
 
     Raises:
-        OutputError: if the suffix is another one, the path is a folder, a stream or a device, its
-            folder cannot be written to, or there is a file whose owner cannot be kept.
+        OutputError: if the suffix is invalid, the path is not a regular file, the folder is not
+            writable, or the existing file belongs to another user.
     """
     name = f"the {what} {path}"
     if "\0" in os.fspath(path):
-        raise OutputError(f"{name} has a NUL character", hint="give another path")
+        raise OutputError(f"{name} contains a NUL character", hint="give another path")
     if _STREAM.fullmatch(os.path.abspath(path) if os.fspath(path) != "-" else "-"):
         raise OutputError(f"{name} is a stream, not a file", hint="name a file")
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     if target.is_symlink():
         raise OutputError(
-            f"{name} is a symbolic link that leads to itself",
-            hint="remove it, or give another path",
+            f"{name} is a symbolic link to itself",
+            hint="delete it, or give another path",
         )
     if target.is_dir():
         raise OutputError(f"{name} is a folder", hint="name a file in it")
@@ -114,20 +113,19 @@ def _unrecorded(folder: Path, record: str) -> list[str]:
 
 
 def _check_owner(target: Path, name: str) -> None:
-    """Check that what is there can be replaced by a file of its owner's."""
     if target.exists() and not target.is_file():
         raise OutputError(f"{name} is not a regular file", hint="give another path")
     if target.exists() and os.name == "posix" and os.geteuid():
         about = target.stat()
         if about.st_uid != os.geteuid() or about.st_gid not in (os.getegid(), *os.getgroups()):
             raise OutputError(
-                f"{name} is of another owner, and would become yours",
-                hint="give another path, or remove the file first",
+                f"{name} belongs to another user; replacing it would change its owner",
+                hint="choose another path, or delete the file first",
             )
 
 
 def _check_folder(target: Path, what: str) -> None:
-    """Check that the target's folder can be written to, or made in the nearest above it."""
+    """Check that the folder of the target, or its nearest existing parent, is writable."""
     folder = target.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -143,53 +141,52 @@ def _check_folder(target: Path, what: str) -> None:
 
 
 def _in_cache(target: Path, reason: str) -> OutputError | None:
-    """Return the error of a file that nobody named, in the cache folder; None for others."""
+    """Return an error that names the cache folder, if the target is in it."""
     if not target.is_relative_to(cache_folder()):
         return None
     return OutputError(
-        f"the cache folder {cache_folder()} cannot be written to: {reason}",
-        hint="set XTOK_CACHE_DIR to a folder that can be, or give a path",
+        f"the cache folder {cache_folder()} is not writable: {reason}",
+        hint="set XTOK_CACHE_DIR to a writable folder, or give a path",
     )
 
 
 def _with_suffix(path: Path, suffix: str) -> Path:
-    """Return the path with the suffix instead of its own, if it has one and not just a dot."""
+    """Replace a suffix of letters; append the suffix to other names."""
     name = path.stem if path.suffix[1:].isalpha() else path.name
     return path.with_name((name or "map") + suffix)
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file of these parts whole, or raise an `OutputError` and leave what was there."""
+    """Write a complete file, or raise an `OutputError` and leave the existing file unchanged."""
     with atomic_output(target) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
 
 
 def write_all(contents: Mapping[Path, bytes]) -> None:
-    """Write files that belong together, or raise an `OutputError` and leave what was there."""
+    """Write all files, or raise an `OutputError` and leave the existing files unchanged."""
     with ExitStack() as stack:
         for target, content in contents.items():
             with stack.enter_context(atomic_output(target)).open("wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())  # a full disk is known before the first is renamed
+                os.fsync(file.fileno())  # detects a full disk before the first file is renamed
 
 
 @contextmanager
 def atomic_output(target: Path) -> Iterator[Path]:
-    """Give a temporary name in the target's folder, which is created if need be.
+    """Yield a temporary path next to the target, and rename it to the target at the end.
 
-    At the end, what was written is flushed, gets the mode and owner of the file that was there, and
-    is renamed; after an error nothing is left.
+    The new file gets the mode and owner of an existing target. After an error nothing is left.
 
     Raises:
-        OutputError: if it cannot be written.
+        OutputError: if the file cannot be written.
     """
     temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     with _writing(target), parents_of(target):
         remove(target.parent, [_temporary_names(target)], age=STALE_AFTER, with_folder=False)
         before = target.stat() if target.exists() else None
         try:
-            mode = 0o666 if before is None else 0o600  # nobody reads it before it is as it was
+            mode = 0o666 if before is None else 0o600  # private until it has the old mode
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield temporary
             with temporary.open("rb+") as file:
@@ -240,7 +237,7 @@ def _remove_stale_folders(target: Path) -> None:
 
 
 def _like(path: Path, about: os.stat_result) -> None:
-    """Give a file another's owner and mode; some file systems have one of all files."""
+    """Set owner and mode, if they differ: some file systems do not support a change."""
     now = path.stat()
     if (now.st_uid, now.st_gid) != (about.st_uid, about.st_gid):
         os.chown(path, about.st_uid, about.st_gid)
@@ -250,7 +247,6 @@ def _like(path: Path, about: os.stat_result) -> None:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Turn a system error of a file that is written into an `OutputError`."""
     try:
         yield
     except OSError as error:
@@ -263,7 +259,7 @@ def _writing(target: Path) -> Iterator[None]:
 
 @contextmanager
 def parents_of(target: Path) -> Iterator[None]:
-    """Create the target's folder if need be; at the end, remove what was created and is empty."""
+    """Create the target's folder; at the end, remove the created folders that are empty."""
     created = [folder for folder in target.parents if not folder.exists()]
     with _writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -278,20 +274,20 @@ def parents_of(target: Path) -> Iterator[None]:
 def locked(
     target: Path, *, timeout: float, note: Note, busy: XtokError | None = None
 ) -> Iterator[None]:
-    """Let one process at a time into the block, which makes a file.
+    """Run the block in one process at a time.
 
-    The kernel frees the lock of a process that dies. Without the lock, which some network file
-    systems do not have, and after the timeout, the block runs all the same: it has to write the
-    file whole, and to make the same one each time.
+    The block also runs without the lock: after the timeout, and on network file systems without
+    locks. So it must write the file atomically and deterministically. The lock of a process that
+    dies is released.
 
     Args:
-        target: the file; the lock is an empty file next to it, removed at the end.
+        target: the file that the block writes; the lock is an empty file next to it.
         timeout: seconds to wait for another process.
-        note: called with a sentence when this process begins to wait, and when it stops waiting.
-        busy: raised instead of waiting.
+        note: receives a sentence when this process starts or stops waiting.
+        busy: the error to raise instead of waiting.
 
     Raises:
-        ValueError: for a timeout that is not a number of seconds.
+        ValueError: if the timeout is negative or infinite.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
@@ -305,27 +301,30 @@ def locked(
             except Timeout:
                 if busy is not None:
                     raise busy from None
-                note(f"waiting for another process that makes {target}")
+                note(f"waiting for another process that writes {target}")
                 lock.acquire(timeout=timeout)
         except Timeout:
-            note(f"waited {timeout:g} seconds for {target}; making it in this process, too")
+            note(f"waited {timeout:g} seconds for {target}; writing it in this process as well")
         except (OSError, NotImplementedError) as error:
-            note(f"{target.parent} has no locks: other processes may make the same file ({error})")
+            note(
+                f"{target.parent} does not support locks ({error}); other processes may write the "
+                "same file"
+            )
         try:
             yield
         finally:
             if lock.is_locked:
-                Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it begins a new one
+                Path(lock.lock_file).unlink(missing_ok=True)  # a waiting process creates a new one
                 lock.release()
 
 
-# What is kept for a later run
+# Files for later runs, sealed with a digest
 
 _DIGEST = hashlib.sha256().digest_size
 
 
 def write_sealed(target: Path, parts: Iterable[bytes | memoryview], about: str) -> None:
-    """Write a file as `write` does, and last a digest of all of it and of what it is about."""
+    """Write a file that ends with a digest of its contents and of `about`."""
     digest = hashlib.sha256(about.encode())
 
     def sealed() -> Iterator[bytes | memoryview]:
@@ -339,7 +338,7 @@ def write_sealed(target: Path, parts: Iterable[bytes | memoryview], about: str) 
 
 @contextmanager
 def opened_sealed(path: Path, about: str) -> Iterator[BinaryIO | None]:
-    """Open a file that `write_sealed` wrote; None if it is missing, or is not what was written."""
+    """Open a file of `write_sealed`; None if it is missing or its digest differs."""
     try:
         file = path.open("rb")
     except OSError:
@@ -357,7 +356,7 @@ def opened_sealed(path: Path, about: str) -> Iterator[BinaryIO | None]:
 
 
 def read_sealed(path: Path, about: str) -> bytes | None:
-    """Return the parts of such a file together, or None."""
+    """Return the contents of a file of `write_sealed`; None as in `opened_sealed`."""
     with opened_sealed(path, about) as file:
         return None if file is None else file.read()[:-_DIGEST]
 
@@ -365,25 +364,23 @@ def read_sealed(path: Path, about: str) -> bytes | None:
 def remove(
     folder: Path, names: Iterable[str] = (), *, age: float = 0.0, with_folder: bool = True
 ) -> None:
-    """Remove what xtok wrote in a folder, and the folder if it is empty then; nothing else.
-
-    This is how all of xtok deletes what is there already. A link stays, and what it leads to.
+    """Delete files of xtok in a folder, and the folder if it is then empty.
 
     Args:
-        folder: the folder.
-        names: of its files, as regular expressions.
-        age: seconds since a file was written that is removed.
-        with_folder: whether the folder is ours, too.
+        folder: the folder; targets of links are not deleted.
+        names: regular expressions for the names of the files.
+        age: the minimum age of the files in seconds.
+        with_folder: whether to delete the empty folder.
     """
     pattern = re.compile("|".join(names) or "(?!)")
-    with suppress(OSError):  # a folder may be writable, and yet not be listed
+    with suppress(OSError):  # writable folders can be unreadable
         for path in folder.iterdir():
-            with suppress(OSError):  # another process was quicker, or it is a folder
+            with suppress(OSError):  # deleted by another process, or a folder
                 is_ours = pattern.fullmatch(path.name)
                 if is_ours and (not age or path.lstat().st_mtime < time.time() - age):
                     path.unlink()
     if with_folder:
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # not empty
             folder.rmdir()
 
 
@@ -396,14 +393,13 @@ def cache_folder() -> Path:
 
 
 def shorten_name(name: str, num_bytes: int) -> str:
-    """Return the beginning of a file name, at most so many bytes: systems limit them to 255."""
+    """Cut a file name to a number of bytes; file systems allow at most 255."""
     return os.fsencode(name)[:num_bytes].decode("utf-8", "ignore")
 
 
 STALE_AFTER = 3600.0
-"""Seconds after which a temporary file is a killed process's: a write takes a few."""
+"""Age in seconds at which a temporary file is left over from a killed process."""
 
 
 def _temporary_names(target: Path) -> str:
-    """Return what the names of temporary files of this target match."""
     return rf"\.{re.escape(shorten_name(target.name, 200))}\.[0-9a-f]{{12}}\.tmp"

@@ -1,4 +1,4 @@
-"""Kernels: functions on flat arrays that Numba compiles, or Python runs where there is little."""
+"""Kernels: functions on flat arrays, compiled by Numba or run by Python for little work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 
 class Kernel:
-    """A function that is compiled when it is first called: to import Numba takes 0.4 seconds.
+    """A function that is compiled at its first call, because importing Numba takes 0.4 s.
 
-    The compiled one has all other attributes, by which Numba knows it in other kernels.
+    Other attributes come from the compiled function, so other kernels can call it.
     """
 
     _dispatcher: Any = None
@@ -41,9 +41,9 @@ inner_kernel = functools.partial(Kernel, is_inner=True)
 
 
 def in_python(kernel: Any) -> Any:
-    """Return a kernel, and all that it calls, as Python runs them: little work needs no compiler.
+    """Return a kernel and the kernels that it calls as Python functions, for little work.
 
-    Integers wrap around as in the compiled ones.
+    Integers wrap around as in compiled kernels.
     """
     code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
     called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}

@@ -1,4 +1,4 @@
-"""Lines of input files: as bytes, as text, and as values of JSON with their places."""
+"""Read text files: whole, by line, or as JSON Lines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
 _BLOCK_BYTES = 1 << 17
-_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # that no text has, in any encoding
+_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any encoding
 MAX_TEXT_BYTES = 1 << 26
 """Largest file that `read_text` accepts."""
 
-_ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in two
+_ZEROS = 4  # more than one zero byte in 4 is UTF-16: ASCII in UTF-16 has one in 2
 
 
 class LinePlace(NamedTuple):
-    """A line of a file; its number is counted when an error asks for it."""
+    """A line of a file. Its number is counted only when an error is printed."""
 
     path: Path
     offset: int  # in bytes of the decompressed file
@@ -32,17 +32,20 @@ class LinePlace(NamedTuple):
 
 
 class JsonLine(NamedTuple):
-    """A value of a file of JSON lines."""
+    """A value in a JSON Lines file."""
 
     place: LinePlace
     value: Any
-    read: int  # bytes on disk that were read up to its end, from the file's beginning
+    read: int  # bytes on disk from the start of the file to the end of this line
 
 
 def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Return the lines of a (decompressed) file that begin in a shard, each with its byte offset.
+    """Yield the byte offset and the bytes of each line that begins in a shard.
 
-    A line of more bytes than the limit comes in parts, none of which ends within a character.
+    Args:
+        shard: the range.
+        file: the decompressed file.
+        limit: longer lines are cut into parts of about this many bytes, between two characters.
     """
     offset = shard.start
     if offset:  # a line that began before belongs to the previous shard
@@ -68,23 +71,20 @@ def lines(shard: Shard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
 def json_lines(
     shard: Shard, *, max_bytes: int, hint: str, parameter: str = "", strict: bool = False
 ) -> Iterator[JsonLine]:
-    """Read the values on the lines that begin in a shard; empty lines are skipped.
-
-    This is how all of xtok reads JSON lines. A key that occurs twice in an object is an error.
+    """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
     Args:
-        shard: of JSON lines, perhaps compressed.
-        max_bytes: longer lines are an error.
-        hint: of errors.
-        parameter: likewise.
-        strict: refuse strings that cannot be written again: those with half of a pair of
-            surrogates.
+        shard: a range of JSON Lines, perhaps compressed.
+        max_bytes: the maximum length of a line.
+        hint: the hint for lines that are not JSON.
+        parameter: the parameter that the hint names.
+        strict: reject strings with an unpaired surrogate, which UTF-8 cannot encode.
 
     Raises:
-        XtokError: with the file and the line, for what is not JSON, not UTF-8, or too long.
+        XtokError: if a line is not JSON, not UTF-8 or too long, with file and line.
     """
     with shard.path.open("rb", _BLOCK_BYTES) as raw:
-        file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
+        file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
         for offset, line in lines(shard, file, max_bytes + 1):
             place = LinePlace(shard.path, offset)
             if len(line) > max_bytes:
@@ -103,15 +103,15 @@ def json_lines(
 
 
 def too_long(place: object, max_bytes: int) -> XtokError:
-    """Return the error of a line, or document, of JSON that has more bytes."""
+    """Return the error for a line or document of JSON that is too long."""
     return XtokError(
         f"{place}: more than {max_bytes >> 20} MiB",
-        hint="write one JSON value on each line, and split a longer one into several",
+        hint="write one JSON value on each line, and split long values",
     )
 
 
 def read_text(path: Path, what: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return the text of a small file without its byte order mark; line ends stay.
+    """Return the text of a small file, without its byte order mark and with its line ends.
 
     Args:
         path: an uncompressed file in UTF-8.
@@ -131,10 +131,10 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
 
 
 def decode(place: LinePlace, data: bytes) -> str:
-    """Decode what begins somewhere in a file; a byte order mark at its beginning is not text.
+    """Decode bytes of a file, and remove the byte order mark at its beginning.
 
     Raises:
-        XtokError: if it is not UTF-8, or looks like UTF-16.
+        XtokError: if the bytes are not UTF-8, or look like UTF-16.
     """
     path, offset = place
     encoding = "latin1"
@@ -151,16 +151,16 @@ def decode(place: LinePlace, data: bytes) -> str:
         problem = f"byte {data[error.start]:#04x} at offset {start}, "
         problem += f"in line {line_number(path, start)}"
     if problem:
-        hint = f"convert it, if it is {encoding}, with: iconv -f {encoding} -t UTF-8"
+        hint = f"if the file is {encoding}, convert it: iconv -f {encoding} -t UTF-8"
         if encoding == "latin1" and _CONTROLS.search(data):
-            problem += ", beside control characters"
-            hint = "give a file of text: .txt, .jsonl or .parquet, also as .gz or .zst"
+            problem += "; it also contains control characters"
+            hint = "give a text file: .txt, .jsonl or .parquet, also as .gz or .zst"
         raise XtokError(f"{path} is not UTF-8: {problem}", hint=hint)
     return text if offset else text.removeprefix("\ufeff")
 
 
 def line_number(path: Path, offset: int) -> int:
-    """Return the line, from 1, that holds a byte of the (decompressed) file."""
+    """Return the number of the line, from 1, at a byte offset of the decompressed file."""
     with path.open("rb") as raw:
         file, number = decompressed(raw, path), 1
         while offset > 0 and (block := file.read(min(offset, _BLOCK_BYTES))):

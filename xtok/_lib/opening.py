@@ -1,4 +1,4 @@
-"""Open input files: compressed ones, damaged ones, and those that a package has to read."""
+"""Open input files, compressed or not, with errors that name a file that cannot be read."""
 
 from __future__ import annotations
 
@@ -32,28 +32,27 @@ _NOT_READ = {
     rb"Rar!\x1a\x07": ("a RAR archive", "unrar x"),
     rb".{257}ustar[\0 ]": ("a tar archive", "tar -xf"),
 }
-"""What compressed files and archives that are not read begin with, and what unpacks them."""
+"""First bytes of unsupported compressions and archives: name and command to unpack.
+
+`fsspec` recognizes compressions by suffix only, so a misnamed file would be read as text.
+"""
 
 _HEAD_BYTES = 512
 
 
 def check_regular(path: Path) -> None:
-    """Check that what is there can be read more than once.
-
-    Raises:
-        XtokError: for a pipe or a device.
-    """
+    """Raise an `XtokError` for a pipe or a device, which cannot be read twice."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         kind = "a pipe" if path.is_fifo() else "a device"
         raise XtokError(
             f"{path} is {kind}, not a regular file",
-            hint="write it to a file first: it is read more than once",
+            hint="write it to a file first; xtok reads the file more than once",
         )
 
 
 @contextmanager
 def reading(path: Path, what: str = "the text") -> Iterator[None]:
-    """Turn what a damaged or missing file raises into an `XtokError` that names it."""
+    """Convert errors of a damaged or missing file into an `XtokError` that names it."""
     check_regular(path)
     try:
         yield
@@ -69,7 +68,7 @@ def reading(path: Path, what: str = "the text") -> Iterator[None]:
 
 
 def need(module: str, path: object) -> Any:
-    """Import a module that a file needs.
+    """Import an optional module that a file requires.
 
     Raises:
         XtokError: if it is not installed.
@@ -79,31 +78,31 @@ def need(module: str, path: object) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise XtokError(
-            f"{path} needs the package {package}, which is not installed",
+            f"{path} requires the package {package}, which is not installed",
             hint=install_hint(package),
         ) from error
 
 
 def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
-    """Tell how a file is compressed, from its first bytes.
+    """Detect the compression of a file from its first bytes.
 
     Raises:
-        XtokError: if it is a compression, or an archive, that is not read.
+        XtokError: if the compression or archive is not supported.
     """
     head = raw.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     for magic, (what, how) in _NOT_READ.items():
         if re.match(magic, head, re.DOTALL):
             raise XtokError(
-                f"{path} is {what}", hint=f"unpack it first ({how}); .gz and .zst are read"
+                f"{path} is {what}", hint=f"unpack it first ({how}); .gz and .zst are supported"
             )
     return next((name for magic, name in _READ.items() if re.match(magic, head)), None)
 
 
 def decompressed(raw: Any, path: Path) -> Any:
-    """Return a buffered reader (with `peek`) of a file's contents.
+    """Return a buffered reader (with `peek`) of a file's decompressed contents.
 
     Raises:
-        XtokError: as `compression_of`, also of what was compressed.
+        XtokError: if the file is compressed twice, or as in `compression_of`.
     """
     compression = compression_of(raw, path)
     if compression is None:
@@ -117,6 +116,6 @@ def decompressed(raw: Any, path: Path) -> Any:
     if again := compression_of(content, path):
         raise XtokError(
             f"{path} is compressed twice, the second time with {again}",
-            hint="decompress it once: .gz and .zst are read",
+            hint="decompress it once; .gz and .zst are supported",
         )
     return content

@@ -1,9 +1,9 @@
 """Read Parquet files that xtok did not write: few types, and a limit on memory.
 
-pyarrow allocates what a file declares: 28 kB of Parquet can expand to 7 GB. So the sizes of pages
-are checked before they are decompressed, and strings within lists stay dictionary-encoded until the
-size of a row is known. pyarrow's own metadata of columns is not used: a damaged footer makes it
-abort the process (pyarrow 26).
+pyarrow allocates the sizes that a file declares: 28 kB of Parquet can expand to 7 GB. So the sizes
+of pages are checked before they are decompressed, and strings within lists stay dictionary-encoded
+until the size of a row is known. pyarrow's own metadata of columns is not used: a damaged footer
+makes it abort the process (pyarrow 26).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xtok._lib.opening import compression_of, need
-from xtok.errors import XtokError
+from xtok.errors import MALFORMED, XtokError
 
 MAX_ROW_BYTES = 1 << 26
 """Rows of more bytes are an error."""
@@ -26,15 +26,14 @@ MAX_PAGE_BYTES = 1 << 29
 
 _BATCH_BYTES = 1 << 28
 _TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be dictionaries
-_DAMAGED = (IndexError, LookupError, TypeError, ValueError, RecursionError, OverflowError)
 
 
 class ParquetTable:
     """An open Parquet file.
 
     Attributes:
-        schema: the pyarrow schema after the cast: strings of all kinds are `string`, lists of all
-            kinds except those of a fixed size are `list`.
+        schema: the pyarrow schema after the cast of all string types to `string`, and of lists
+            (except fixed-size lists) to `list`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,7 +176,7 @@ class ParquetTable:
             if not all(isinstance(chunk[i], int) for chunk in chunks for i in (5, 7, 9)):
                 raise ValueError
             return [c for c in chunks if columns is None or c[3][0].decode() in columns]
-        except _DAMAGED as error:
+        except MALFORMED as error:
             raise self._damaged("its footer") from error
 
     def _page_bytes(self, chunk: dict[int, Any]) -> int:
@@ -195,7 +194,7 @@ class ParquetTable:
                     if min(header[2], header[3]) < 0:
                         raise ValueError
                     largest, at = max(largest, header[2], 4 * num_values), at + header[3]
-        except _DAMAGED as error:
+        except MALFORMED as error:
             raise self._damaged("the header of a page") from error
         if largest > MAX_PAGE_BYTES:
             problem = f"a page expands to {largest >> 20:,} MiB, and at most "

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[..., object]]]
-"""Called with a label and a total; the context's value is called with each step's size: of text,
-with the bytes on disk that were read and the tokens encoded since it was last called."""
+"""Called with a label and a total. The value of the context is called with the size of each step;
+for text, with the bytes read from disk and the tokens encoded since the last call."""
 
 Note = Callable[[str], object]
-"""Called with a sentence on what was done or left out."""
+"""Called with a sentence for the user."""
 
 
 def silent(label: str, total: int) -> AbstractContextManager[Callable[..., object]]:

@@ -1,4 +1,4 @@
-"""Parts of different sizes, one after another in a flat array."""
+"""Ragged arrays: parts of different sizes in one flat array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def offsets_of(sizes: Any) -> NDArray[np.int64]:
-    """Return where parts of these sizes begin, and the last one ends, int64 `[parts + 1]`.
+    """Return the offsets of parts of these sizes, int64 `[parts + 1]`.
 
     >>> offsets_of([2, 0, 3]).tolist()
     [0, 2, 2, 5]

@@ -34,7 +34,7 @@ def read_rows(
 ) -> Iterator[FileRow]:
     """Yield the rows of a shard, which are equal in all formats.
 
-    A `json` shard contains JSON lines, a row, or an array of rows; a list of messages is a row.
+    A `json` shard contains JSON lines, one row, or an array of rows; a list of messages is one row.
     Values within a row of Parquet are left out where they are null: the format has no other way to
     leave out a field that another row has.
 

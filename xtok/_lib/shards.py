@@ -1,4 +1,4 @@
-"""Find input files, cut them into shards, and record what they are."""
+"""Find input files, cut them into shards, and record their identity."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from xtok.errors import XtokError
 Format = Literal["text", "jsonl", "json", "parquet"]
 
 Paths = str | Path | Sequence[str | Path]
-"""A path or glob, or several."""
+"""One or several paths or glob patterns."""
 
 SHARD_BYTES = 1 << 26
-"""Uncompressed text and JSON lines are cut into shards of about this many bytes."""
+"""Approximate size of a shard of uncompressed text or JSON lines."""
 
 _SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -34,9 +34,9 @@ _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 
 
 class Shard(NamedTuple):
-    """A part of a file that can be read on its own: what begins in `start`..`stop`.
+    """A part of a file that can be read independently: the lines or rows that begin in a range.
 
-    These are bytes, or row groups of Parquet; `stop` is None for the end of the file.
+    The range is in bytes, or in row groups of Parquet. Without `stop`, it extends to the end.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """A file as what is made of it records it: its last component, and its bytes on disk."""
+    """Identity of an input file, as recorded in outputs: base name, size and digest."""
 
     name: str
     size: int
@@ -56,10 +56,10 @@ class SourceFile:
 
 
 def find_files(patterns: Paths, hint: str) -> list[Path]:
-    """Expand a path or glob, or several, to files, each once, in the order given.
+    """Expand paths and glob patterns to files, without repetitions and in the given order.
 
     Raises:
-        XtokError: if one matches no file, with the hint `hint`, or what can be read only once.
+        XtokError: if a pattern matches no file (with the given hint), or matches a pipe.
     """
     if isinstance(patterns, str | Path):
         patterns = [patterns]
@@ -67,7 +67,7 @@ def find_files(patterns: Paths, hint: str) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern)
         paths = [path]
-        if not path.exists():  # an existing folder is no pattern, even with brackets in its name
+        if not path.exists():  # brackets in the name of an existing folder are literal
             folder = next(parent for parent in path.parents if parent.exists())
             rest = str(path.relative_to(folder))
             paths = sorted(map(folder.joinpath, glob.glob(rest, root_dir=folder, recursive=True)))
@@ -98,7 +98,7 @@ def source_of(path: Path) -> SourceFile:
 
 
 def format_of(path: Path) -> Format:
-    """Tell a file's format from its suffix, compression suffixes aside."""
+    """Return a file's format by its suffix; suffixes of compressions are ignored."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".zst", ".zstd")]
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 
@@ -106,8 +106,8 @@ def format_of(path: Path) -> Format:
 def shards(path: Path, kind: Format | None = None) -> list[Shard]:
     """Cut a file into shards: byte ranges of text and JSON lines, row groups of Parquet.
 
-    A compressed file is one shard. The cut depends on the file alone, and on its format, which is
-    by its name if None.
+    A compressed file and an array of JSON are one shard. The result depends only on the file and
+    on `kind`, by default the format of the suffix.
 
     Raises:
         XtokError: if the file cannot be read.

@@ -1,4 +1,4 @@
-"""Threads that compute with PyTorch, each alone, so that no result depends on their number."""
+"""Pools of threads for PyTorch, with results that do not depend on their number."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Give a pool of as many threads as PyTorch would use, each of which computes alone.
+    """Yield a pool with PyTorch's number of threads, each limited to one thread of computation.
 
-    The calling thread computes alone as well, so that no result depends on the number of threads.
+    The calling thread has the same limit, so results do not depend on the number of threads.
     """
     import torch
 
@@ -26,7 +26,7 @@ def one_thread_each() -> Iterator[ThreadPoolExecutor]:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

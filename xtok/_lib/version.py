@@ -1,4 +1,4 @@
-"""What `xtok --version` prints: what a bug report needs, without importing any of it."""
+"""Versions for bug reports (`xtok --version`), without importing the packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = (
 
 
 def version_lines() -> Iterator[str]:
-    """Yield a line each for xtok, Python, the machine, and the packages that matter."""
+    """Yield one line each for xtok, Python, the machine and each dependency."""
     yield f"xtok {__version__} ({Path(__file__).parents[1]})"
     yield f"Python {platform.python_version()} ({sys.executable})"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

@@ -58,10 +58,10 @@ def render(
         f"conversations: {done.conversations:,}; tokens: {done.tokens:,}, of these the "
         f"assistant's: {done.targets:,}"
     )
-    if done.apart:
+    if done.teacher_differs:
         console.print_note(
             f"conversations with teacher_messages, which are not written: "
-            f"{done.apart:,}; additional tokens there: {done.more:,}"
+            f"{done.teacher_differs:,}; additional tokens there: {done.extra_tokens:,}"
         )
     console.print_notes(f"{note} (conversations: {n:,})" for note, n in done.notes.items())
     if target is not None:

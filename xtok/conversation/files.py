@@ -1,4 +1,4 @@
-"""Files of conversations: JSON, JSON lines and Parquet, plain or compressed."""
+"""Read conversations from JSON, JSON Lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 MAX_BYTES = 1 << 30
-"""A longer line, or file of JSON that is not of lines, is an error."""
+"""Maximum size of a line or a document of JSON."""
 
 ROW_HINT = 'give a text, {"text": "…"}, {"messages": […]} or a list of messages'
 _HINT = 'write a conversation as [{"role": "user", "content": "…"}, …], '
@@ -31,14 +31,14 @@ _HINT += 'or {"messages": […], "tools": […]}'
 
 
 class ChatRecord(NamedTuple):
-    """A conversation of a file, as `conversation.render` takes it."""
+    """A conversation of a file: the arguments of `conversation.render`."""
 
-    place: object  # the file, and the line or row of it, as errors name them
-    messages: list[Any]  # at least one; not checked
+    place: object  # file and line or row, for errors
+    messages: list[Any]  # not empty; not validated
     tools: list[Any]
     variables: dict[str, Any]
-    notes: tuple[str, ...] = ()  # on keys of it that nobody reads
-    teacher_messages: Any = None  # the same as teachers read it; see `teacher_side`
+    notes: tuple[str, ...] = ()  # ignored keys
+    teacher_messages: Any = None  # see `teacher_side`
 
     def render(
         self,
@@ -47,11 +47,7 @@ class ChatRecord(NamedTuple):
         *,
         add_generation_prompt: bool = False,
     ) -> Conversation:
-        """Render it, as `conversation.render` does, with its own notes before the others.
-
-        Raises:
-            XtokError: as `conversation.render` does.
-        """
+        """Render the conversation with `conversation.render`, and prepend its own notes."""
         shown = render(
             tokenizer,
             self.messages,
@@ -64,16 +60,15 @@ class ChatRecord(NamedTuple):
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
-    """Read the conversations of a file one after another, the first one at once.
+    """Yield the conversations of a file. The first is read before the function returns.
 
-    A conversation is a list of messages, or an object with `messages`, and `tools`, `documents`, a
-    `system` text and `chat_template_kwargs` if there are any. A file is Parquet with columns of
-    these names; JSON lines with one on each line; or JSON, one conversation or a list of them. The
-    content decides between JSON and JSON lines, except that .jsonl and .ndjson are always lines.
+    A conversation is a list of messages, or an object with `messages` and optionally `tools`,
+    `documents`, `system` (a string) and `chat_template_kwargs`. The file is JSON (one conversation
+    or an array of them), JSON Lines, or Parquet with columns of these names. Files other than
+    `.jsonl`, `.ndjson` and `.parquet` can be JSON or JSON Lines.
 
     Raises:
-        XtokError: if the file cannot be read or has no conversation, and for what is none, with the
-            line or the row.
+        XtokError: if the file cannot be read or has no conversation, or a row is invalid.
     """
     kind = format_of(path)
     kind = "json" if kind == "text" else kind
@@ -81,12 +76,12 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
     rows = read_rows(Shard(path, kind), max_bytes=MAX_BYTES, hint=_HINT, columns=columns)
     records = (chat_record(row.value, row.place) for row in rows)
     if (first := next(records, None)) is None:
-        raise _error(str(path), "it has no conversations")
+        raise _error(str(path), "the file contains no conversation")
     return chain([first], records)
 
 
 def read_row(row: Any, place: object, field: str = "text") -> str | ChatRecord:
-    """Return the text or the conversation of a row. A null, or the NaN of pandas, is no value.
+    """Return the text or the conversation of a row. Null and NaN mean that a field is missing.
 
     Raises:
         XtokError: if the row contains neither.
@@ -101,7 +96,7 @@ def read_row(row: Any, place: object, field: str = "text") -> str | ChatRecord:
         problem = f"{type(row).__name__} is neither a text nor a conversation"
     elif fields and is_missing(fields.get("messages")):
         keys = [key for key, value in fields.items() if not is_missing(value)]
-        problem = f"neither {field} nor messages, but: {listed(keys, 8) or 'nothing'}"
+        problem = f"neither {field} nor messages, only: {listed(keys, 8) or 'nothing'}"
     else:
         arrays = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
         return chat_record(arrays or list(row), place)
@@ -119,28 +114,28 @@ _KINDS = {list: "a list", dict: "an object", str: "a text"}
 
 
 def chat_record(value: Any, place: object) -> ChatRecord:
-    """Return what one conversation of a file is; see `read_conversations`.
+    """Parse a conversation; see `read_conversations` for its fields.
 
     Raises:
-        XtokError: if it is none, with its place.
+        XtokError: if it is invalid, with its place.
     """
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
-        raise _error(place, f"no messages, but: {listed(fields, 8) or 'nothing'}")
+        raise _error(place, f"no messages, only: {listed(fields, 8) or 'nothing'}")
     parts: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
         parts[name] = kind() if is_missing(fields.get(name)) else fields[name]
-        if isinstance(parts[name], str) and kind is not str:  # as data sets have tools
-            parts[name] = parse_json_field(parts[name], f"{place}: its {name}", _HINT)
+        if isinstance(parts[name], str) and kind is not str:  # many data sets store JSON as strings
+            parts[name] = parse_json_field(parts[name], f"{place}: the value of {name!r}", _HINT)
         if not isinstance(parts[name], kind):
-            raise _error(place, f"its {name} are not {_KINDS[kind]}")
+            raise _error(place, f"the value of {name!r} is not {_KINDS[kind]}")
     messages, variables = parts["messages"], parts["chat_template_kwargs"]
     if not messages:
-        raise _error(place, "it has no messages")
+        raise _error(place, "the list of messages is empty")
     if parts["system"].strip():
         messages = [{"role": "system", "content": parts["system"]}, *messages]
     for name in {"documents"} & variables.keys() if parts["documents"] else ():
-        raise _error(place, f"it has {name} twice, once among its chat_template_kwargs")
+        raise _error(place, f"{name} is given twice, also in chat_template_kwargs")
     if parts["documents"]:
         variables = {**variables, "documents": parts["documents"]}
     return ChatRecord(
@@ -154,7 +149,7 @@ def chat_record(value: Any, place: object) -> ChatRecord:
 
 
 def unread_notes(fields: Mapping[str, Any], read: Iterable[str], what: str) -> tuple[str, ...]:
-    """Return notes on the fields of a row that nobody reads."""
+    """Return a note for each ignored field of a row."""
     read = {*read, *ASIDE}
     unread = (k for k, value in fields.items() if k not in read and not is_missing(value))
     return tuple(unread_note(key, what) for key in unread)

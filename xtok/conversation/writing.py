@@ -1,4 +1,4 @@
-"""A file of conversations rendered: a row of ids, masks and labels for each."""
+"""Render a file of conversations to rows of ids, masks and labels."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from xtok.tokenizers.display import safe_json
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedFile:
-    """What `render_file` wrote."""
+    """Counts of the rows that `render_file` wrote."""
 
     conversations: int
     tokens: int
-    targets: int  # of them, the assistant's
-    apart: int  # conversations that teachers read otherwise, by `teacher_messages`
-    more: int  # tokens of what the first teacher reads of these, beyond those written
-    notes: dict[str, int]  # each with the number of conversations that it is about
+    targets: int  # tokens of the assistant's answers
+    teacher_differs: int  # conversations with `teacher_messages`
+    extra_tokens: int  # additional tokens in the first teacher's version of these
+    notes: dict[str, int]  # each with its number of conversations
 
 
 def check_rendered(output: str | Path, file: str | Path) -> Path:
-    """Return the path to write the rendered conversations of a file to, before any work.
+    """Check the output path of `render_file`, before any work.
 
     Raises:
-        OutputError: if it is the input, or cannot be written.
-        XtokError: for Parquet without pyarrow.
+        OutputError: if the output is the input, or cannot be written.
+        XtokError: if the output is Parquet and pyarrow is missing.
     """
     target, source = check_output(output, (".jsonl", ".parquet")), Path(file)
     if target.exists() and source.exists() and target.samefile(source):
@@ -58,29 +58,26 @@ def render_file(
     add_generation_prompt: bool = False,
     progress: Progress = silent,
 ) -> RenderedFile:
-    """Render the conversations of a file one by one, and write a row for each.
-
-    A row is what `Conversation.record` gives: `text`, `input_ids`, `assistant_masks`, `labels` and
-    `message_spans`.
+    """Render conversations one by one, and write `Conversation.record` of each as a row.
 
     Args:
-        model: the model to write ids for, as `load_tokenizer` takes it.
-        chats: a file, or what `read_conversations` gives of one.
-        output: a path, `.jsonl` or `.parquet`; or a binary stream for JSON lines.
-        template: instead of the model's own: a Jinja file, or the name of a format.
-        add_generation_prompt: end each conversation with the template's prompt for an answer.
-        progress: called with the number of tokens written.
+        model: the model, as in `load_tokenizer`.
+        chats: a file, or the result of `read_conversations`.
+        output: a `.jsonl` or `.parquet` path, or a binary stream for JSON Lines.
+        template: a Jinja file or the name of a format, instead of the model's own template.
+        add_generation_prompt: append the template's generation prompt.
+        progress: receives the number of tokens of each row.
 
     Raises:
         OutputError: if the output cannot be written.
-        XtokError: naming the file and the line or row that cannot be read or rendered.
+        XtokError: if a row cannot be read or rendered, with file and line or row.
     """
     if isinstance(chats, str | Path):
         file, chats = Path(chats), read_conversations(Path(chats))
         output = check_rendered(output, file) if isinstance(output, str | Path) else output
     tokenizer = load_tokenizer(model)
     find_template(tokenizer, template)
-    counts = Counter(conversations=0, tokens=0, targets=0, apart=0, more=0)
+    counts = Counter(conversations=0, tokens=0, targets=0, teacher_differs=0, extra_tokens=0)
     notes = Counter[str]()
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -96,7 +93,8 @@ def render_file(
                 raise
             num_targets = int(rendered.assistant_mask.sum())
             counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
-            counts.update(apart=len(read), more=sum(len(r.ids) - len(rendered.ids) for r in read))
+            extra_tokens = sum(len(r.ids) - len(rendered.ids) for r in read)
+            counts.update(teacher_differs=len(read), extra_tokens=extra_tokens)
             notes.update(rendered.notes)
             advance(len(rendered.ids))
             yield rendered.record()
@@ -113,7 +111,6 @@ def render_file(
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    """Write rows in groups of a thousand."""
     arrow = need("pyarrow", path)
     text, ids = arrow.string(), arrow.list_(arrow.int32())
     mask, flag = arrow.list_(arrow.int8()), arrow.bool_()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from xtok import __version__
 from xtok._lib.io import atomic_folder, check_folder
+from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Progress, silent
 from xtok._lib.shards import Paths, shards
 from xtok.building.counting.texts import find_texts, read_batches
@@ -313,7 +314,7 @@ def _plan(source: Model, old: Tokenizer) -> list[_File]:
 
 def _read_header(path: Path) -> dict[str, Any]:
     with opened_checkpoint(path), path.open("rb") as file:  # which checks it
-        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
     return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
 

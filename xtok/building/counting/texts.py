@@ -1,4 +1,4 @@
-"""Documents of text files: plain text, JSON lines and Parquet, plain or compressed."""
+"""Read documents from files of plain text, JSON, JSON Lines and Parquet."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from xtok.errors import XtokError
 from xtok.tokenizers.display import listed
 
 DOCUMENT_BYTES = 1 << 16
-"""A document of plain text ends with the line that reaches this many bytes; longer lines are cut,
+"""A document of plain text ends with the line that reaches this size. Longer lines are cut
 between two characters."""
 
 MAX_CHARACTERS = 1 << 20
-"""Longer documents of JSON lines and Parquet are cut into several."""
+"""Longer documents of JSON, JSON Lines and Parquet are cut."""
 
 MAX_LINE_BYTES = 1 << 26
-"""Longer lines of JSON are an error."""
+"""Maximum size of a line or a document of JSON."""
 
 BATCH_CHARACTERS = 1 << 20
-"""Documents that have this many characters together are worked on at a time."""
+"""Approximate number of characters of a batch."""
 
 LITTLE_TEXT = 1_000_000
-"""Bytes of text below which figures, and maps counted on it, are unreliable."""
+"""Below this size in bytes, measurements and counted maps are unreliable."""
 
 _BLOCK_BYTES = 1 << 17
 _TEXT_FILES_HINT = (
@@ -48,28 +48,28 @@ _SAMPLES_HINT = 'write a JSON value per line: a text, {"text": "…"} or {"messa
 
 
 class Batch(NamedTuple):
-    """Documents that are worked on together."""
+    """Documents of one shard that are processed together."""
 
     texts: list[str]
     groups: list[str]  # the name of each document's file
-    shard: int  # that all of them are in
-    consumed: int  # bytes on disk that were read up to their end, in all
+    shard: int  # index of their shard
+    consumed: int  # bytes read from disk so far, of all shards
 
 
 def find_texts(patterns: Paths) -> list[Path]:
-    """Return text files as `find_files` does."""
+    """Return the text files that paths or patterns match."""
     return find_files(patterns, _TEXT_FILES_HINT)
 
 
 def little_text(num_bytes: int) -> list[str]:
-    """Return a note if a text is too short to count on, or to measure with."""
+    """Return a note if a text is too short for reliable counts."""
     if num_bytes >= LITTLE_TEXT:
         return []
     return [f"only {num_bytes:,} bytes of text: below 1 MB, counts of rare tokens are unreliable"]
 
 
 def check_texts(patterns: Paths, field: str) -> None:
-    """Check, before longer work, that texts exist, and that the first one has the fields.
+    """Check, before any work, that the files exist and that the first row has the field.
 
     Raises:
         XtokError: as `read_batches`.
@@ -79,14 +79,14 @@ def check_texts(patterns: Paths, field: str) -> None:
 
 
 def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch]:
-    """Read documents. This is how all of xtok reads text.
+    """Yield the documents of shards in batches.
 
     The document of a conversation is the text of its messages. Lone surrogates become U+FFFD; long
     documents are cut (see `MAX_CHARACTERS`).
 
     Raises:
-        XtokError: with the file and the line, for bytes that are not UTF-8, a line that is not a
-            JSON object, or a field that is missing or not a string.
+        XtokError: if the text is not UTF-8, a row is not an object, or its field is missing or not
+            a string, with file and line or row.
     """
     names = Counter(path.name for path in {shard.path for shard in shards})
     before = 0
@@ -108,13 +108,15 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch
 
 
 def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
-    """Count the rows of texts, those with a `teacher_context`, and how much longer it makes these.
+    """Measure how much `teacher_context` lengthens texts.
 
-    The last is in bytes, and a ratio; of several contexts of a row, the longest counts.
+    Returns:
+        the number of rows, the number of rows with a context, and the ratio of the lengths of
+        these with and without it, in bytes. Of several contexts of a row, the longest counts.
     """
     rows = with_context = size = more = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
-    columns = field, "teacher_context"  # a cache's columns of candidates are many times as large
+    columns = field, "teacher_context"  # columns of candidates are much larger
     for _, row in chain.from_iterable(read_samples(path, columns) for path in paths):
         text = row.get(field) if isinstance(row, dict) else None
         if isinstance(text, str):
@@ -127,7 +129,7 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
 
 
 def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
-    """Yield a shard's documents, each with the bytes on disk read so far."""
+    """Yield the documents of a shard, and the bytes read from disk so far."""
     with reading(shard.path):
         if shard.format == "text":
             yield from _plain_documents(shard)
@@ -147,10 +149,13 @@ def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
 def read_samples(
     patterns: Paths, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[object, Any]]:
-    """Read texts and conversations as a `DistillationCollator` takes them, each with its place.
+    """Yield the place and the value of each sample, for a `DistillationCollator`.
 
-    A file is plain text, with paragraphs between blank lines; JSON lines, with a sample on each; or
-    Parquet, with one in each row, of which `columns` are read, those of them that it has.
+    A sample is a paragraph of plain text (blank lines separate paragraphs), or a row.
+
+    Args:
+        patterns: files.
+        columns: the columns of Parquet to read, if they exist; each other column is True.
 
     Raises:
         XtokError: as `read_batches`.
@@ -160,17 +165,15 @@ def read_samples(
             if format_of(path) == "text":
                 yield from ((path, text) for text in _paragraphs(path))
             else:
-                rows = read_rows(
-                    Shard(path, format_of(path)),
-                    max_bytes=MAX_LINE_BYTES,
-                    hint=_SAMPLES_HINT,
-                    columns=columns,
-                )
-                yield from ((row.place, row.value) for row in rows)
+                for shard in shards(path):
+                    rows = read_rows(
+                        shard, max_bytes=MAX_LINE_BYTES, hint=_SAMPLES_HINT, columns=columns
+                    )
+                    yield from ((row.place, row.value) for row in rows)
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
-    """Return what is between the blank lines of a file, whatever ends its lines."""
+    """Yield the paragraphs of a file, with any kind of line ends."""
     documents = (text for text, _ in _plain_documents(Shard(path, "text")))
     lines_of = (line for text in documents for line in re.findall(r".*\n|.+", text))
     for is_text, group in groupby(lines_of, lambda line: bool(line.strip())):
@@ -179,7 +182,7 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 
 def _parts(text: str) -> list[str]:
-    """Cut a long document."""
+    """Cut a document that is longer than `MAX_CHARACTERS`."""
     if len(text) <= MAX_CHARACTERS:
         return [text]
     starts = range(0, len(text), MAX_CHARACTERS)
@@ -189,7 +192,7 @@ def _parts(text: str) -> list[str]:
 def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
     with shard.path.open("rb", _BLOCK_BYTES) as raw:
-        file = decompressed(raw, shard.path)  # of zstd, it closes `raw` when nobody holds it
+        file = decompressed(raw, shard.path)  # a zstd reader closes `raw` when it is deleted
         for offset, line in lines(shard, file, DOCUMENT_BYTES):
             if not document:
                 start = offset
@@ -204,7 +207,7 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
 
 
 def _document(row: FileRow, field: str) -> str | None:
-    """Return the text of a row: its field, or that of a conversation's messages."""
+    """Return the text of a row: its field, or the text of its messages."""
     value = row.value
     if isinstance(value, dict) and "messages" in value and value.get(field) is None:
         text: str | None = "\n".join(_message_texts(chat_record(value, row.place).messages))
