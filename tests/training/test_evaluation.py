@@ -35,6 +35,8 @@ def evaluated(forks: Forks, small: Path, output: Path, processes: int) -> dict[s
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    rank = f"process {processes - 1}: " * (processes > 1)
+    assert f"first batch: {rank}the teacher needs" in done.stderr
     values: dict[str, list[float]] = json.loads((output / "found.json").read_text())
     return values
 
