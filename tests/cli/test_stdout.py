@@ -77,7 +77,8 @@ def test_no_library_writes_on_the_stdout_of_any_command(
             continue
         found = json.loads(printed[name])
         if "-o" in work[name]:
-            assert found.get("paths", [found.get("output")]) == [work[name][-1]], name
+            paths = found.get("paths") or [found.get("folder", found.get("output"))]
+            assert paths == [work[name][-1]], name
     assert "a library printed: Ignored unknown kwarg option evil\\x1b[31m" in said["build"]
     assert not [name for name in order if "model of type" in said[name]]
 
