@@ -8,9 +8,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from accelerate import state
+from accelerate import state  # type: ignore[import-untyped]
 
 kinds: dict[str, Any] = {kind.name: kind for kind in state.DistributedType}
-state.DistributedType = SimpleNamespace(**kinds | {"MULTI_NEURON": kinds["MULTI_CPU"]})  # type: ignore[assignment,misc]
+state.DistributedType = SimpleNamespace(**kinds | {"MULTI_NEURON": kinds["MULTI_CPU"]})
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
