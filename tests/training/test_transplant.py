@@ -439,3 +439,22 @@ def test_trl_trains_the_new_model(model: Path, new: Path, tmp_path: Path) -> Non
     trainer = SFTTrainer(str(tmp_path / "new"), args, train_dataset=rows)
     trainer.train()
     assert len(logged(trainer)) == 2
+
+
+def test_what_converters_require(model: Path, new: Path, tmp_path: Path) -> None:
+    """llama.cpp's tables have each tensor and special token; rows are as many as vLLM expects.
+
+    llama.cpp's converter and vLLM are no packages that run here.
+    """
+    import gguf
+
+    xtok.transplant(model, new, tmp_path / "new")
+    special = gguf.SpecialVocab(tmp_path / "new", load_merges=True)
+    assert special.special_token_ids == {"bos": 1194, "eos": 1195, "pad": 1198}
+    assert special.merges
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    weights = load_file(tmp_path / "new" / "model.safetensors")
+    assert [n for n in weights if names.get_name(n, try_suffixes=(".weight",)) is None] == []
+    width = config_of(tmp_path / "new")["vocab_size"]
+    assert len(weights["model.embed_tokens.weight"]) == width
+    assert width > max(loaded(tmp_path / "new")[1].get_vocab().values())

@@ -60,7 +60,6 @@ _ID_LISTS = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids",
     "forced_decoder_ids", "sequence_bias",
 )  # fmt: skip
-_NOT_RECORDED = "folder", "notes", "bits_before", "bits_after"
 _SENTENCEPIECE = "tokenizer.model"
 _CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
 _ROWS_AT_ONCE = 4096
@@ -376,8 +375,8 @@ def _write_file(file: _File, rows: NewRows, target: Path, progress: Progress) ->
         first, last = about["data_offsets"]
         length, shape = last - first, about["shape"]
         if name in file.changed:
-            length = length // shape[0] * len(rows.mean_share)
-            shape = [len(rows.mean_share), *shape[1:]]
+            num_rows = len(rows.mean_share)
+            length, shape = length // shape[0] * num_rows, [num_rows, *shape[1:]]
         header[name] = {**about, "shape": shape, "data_offsets": [size, size + length]}
         size += length
     encoded = json.dumps(header).encode()
@@ -403,11 +402,9 @@ def _write_file(file: _File, rows: NewRows, target: Path, progress: Progress) ->
 def _write_settings(source: Model, pair: Pair, folder: Path) -> list[str]:
     """Write both configs with the new width and ids, and the licence; return notes."""
     table, old_table = pair.tables
-    # The end of a turn has the row of the model's own end, so it ends a text as well.
-    ends = [*table.roles.get("eos", ()), *table.roles.get("turn_end", ())]
-    old_ends = old_table.roles.get("eos", ())
-    ends = [i for i in dict.fromkeys(ends) if i in table.roles.get("eos", ())
-            or pair.equal_roles.get(i) in old_ends]  # fmt: skip
+    ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
+    for i in table.roles.get("turn_end", ()):  # with the row of an old end, it ends a text as well
+        ends += [i] if i not in ends and pair.equal_roles.get(i) in old_ends else []
     config, generation = source.json(_CONFIG), source.json(_GENERATION_CONFIG)
     config.pop("tokenizer_class", None)
     dropped = [key for settings in (config, generation) for key in _set_ids(settings, table)]
@@ -480,13 +477,13 @@ def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     return tokenizer.at_width(width)
 
 
-def _write_record(done: Transplant, init: object, shrink: float, folder: Path) -> None:
-    facts = {
-        k: v for k, v in asdict(done).items() if k not in ("folder", "notes") and v is not None
-    }
-    options = {"init": str(init) if init in get_args(Init) else "map", "shrink": shrink}
-    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    _write_json(folder / RECORD, {"xtok": __version__, **facts, **options, "files": files})
+def _write_record(done: Transplant, init: Init | MapLike, shrink: float, folder: Path) -> None:
+    """Write the record, after all other files."""
+    unknown = "folder", "notes", "bits_before", "bits_after"
+    record = {key: value for key, value in asdict(done).items() if key not in unknown}
+    record |= {"init": init if init in get_args(Init) else "map", "shrink": shrink}
+    record["files"] = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    _write_json(folder / RECORD, {"xtok": __version__, **record})
 
 
 def _write_json(path: Path, value: object) -> None:
