@@ -842,15 +842,15 @@ def entry(token: int, logprob: float = -1) -> dict[str, Any]:
 
 NO_ROWS = "log-probabilities of the prompt: "
 ODD: list[tuple[Any, str]] = [
-    (vllm(None, None, None), "it has no candidates for token 1"),
-    (vllm(entry(5), entry(6), entry(7)), "position 0: it has a prediction"),
+    (vllm(None, None, None), "token 1 has no candidates"),
+    (vllm(entry(5), entry(6), entry(7)), "position 0: the first token has a prediction"),
     (vllm(None, entry(2**40), None), "token 2"),
     (vllm(None, *[entry(2**40)] * 2), "1099511627776 is not a token id"),
     (b'{"choices":' + b"[" * 100000, "Expected `object`, got `array`"),
     (b'{"x":' + b"[" * 100000, TOO_DEEP),
     (sglang(OWN[:2]), "for other ids"),
     (sglang(OWN, None), "1 rows for 3"),
-    (sglang([*OWN[:2], [None, 7, None]], None, [], []), "it has no candidates for token 2"),
+    (sglang([*OWN[:2], [None, 7, None]], None, [], []), "token 2 has no candidates"),
     (
         b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-1},"6":{"logprob":-2}},{}]}]}',
         "the key '6' occurs twice in one object",
@@ -861,7 +861,7 @@ ODD: list[tuple[Any, str]] = [
     ),
     (
         sglang(OWN, None, [[-1.5, 6, None]], []),
-        "position 1: the log-probability of its own token, 6, is not the candidate's",
+        "position 1: the realized token 6 is missing or has a different log-probability",
     ),
     (
         b'{"meta_info": {"input_token_logprobs": [[null, 5, null]], "input_token_logprobs": '
@@ -871,7 +871,7 @@ ODD: list[tuple[Any, str]] = [
     (b"<html>", f"/v1/completions returned no {NO_ROWS}"),
     ({"choices": []}, f"returned no {NO_ROWS}no prompt_logprobs"),
     (vllm(None), "of the prompt: 1 rows for 3 ids"),
-    (vllm(None, entry(6, 0.5), entry(7)), "above 1"),
+    (vllm(None, entry(6, 0.5), entry(7)), "expected a number of at most 0"),
     (
         vllm(None, *[entry(99999)] * 2),
         "the id 99999 is outside the vocabulary of small-digits",
