@@ -212,6 +212,34 @@ def test_arguments_of_a_map(tmp_path: Path) -> None:
             )
 
 
+def test_null_in_the_arguments_of_a_call(tmp_path: Path) -> None:
+    """JSON and maps keep null. A struct has all fields, so null stands for a missing field."""
+
+    def arguments_of(path: Path) -> list[Any]:
+        messages = [record.messages[0] for record in read_conversations(path)]
+        return [message["tool_calls"][0]["function"]["arguments"] for message in messages]
+
+    def rows(pack: Callable[[dict[str, Any]], Any]) -> list[Any]:
+        calls = [{"function": {"name": "add", "arguments": pack(a)}} for a in (first, second)]
+        return [[{"role": "assistant", "tool_calls": [call]}] for call in calls]
+
+    first, second = {"a": "x", "b": None}, {"a": "y"}
+    for write in (array, one_line, lines):
+        assert arguments_of(write(tmp_path, rows(dict))) == [{"a": "x", "b": None}, {"a": "y"}]
+    assert arguments_of(parquet(tmp_path, rows(json.dumps))) == [
+        '{"a": "x", "b": null}',
+        '{"a": "y"}',
+    ]
+    assert arguments_of(parquet(tmp_path, rows(dict))) == [{"a": "x"}, {"a": "y"}]
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    function = pyarrow.struct({"name": pyarrow.string(), "arguments": kind})
+    call = pyarrow.struct({"function": function})
+    message = pyarrow.struct({"role": pyarrow.string(), "tool_calls": pyarrow.list_(call)})
+    column = pyarrow.array(rows(lambda a: [*a.items()]), pyarrow.list_(message))
+    pyarrow.parquet.write_table(pyarrow.table({"messages": column}), tmp_path / "a.parquet")
+    assert arguments_of(tmp_path / "a.parquet") == [{"a": "x", "b": None}, {"a": "y"}]
+
+
 # Templates
 
 JINJA = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -211,14 +211,16 @@ class ParquetTable:
 
 
 def python_values(values: Any, places: Sequence[object]) -> list[Any]:
-    """Return an array or a record batch as a list. A map becomes a dict.
+    """Return an array as a list. A map becomes a dict, and a null field of a struct is left out.
+
+    An Arrow struct has all fields of its type, so null stands for a missing field. The values of
+    a map can be null.
 
     Raises:
         XtokError: for a map with a key that occurs twice, with its place.
     """
     try:
-        result: list[Any] = values.to_pylist(maps_as_pydicts="strict")
-        return result
+        return _without_null_fields(values.to_pylist(maps_as_pydicts="strict"), values)
     except UnicodeDecodeError:
         raise
     except (KeyError, ValueError) as error:  # within a struct, pyarrow makes it a `ValueError`
@@ -227,6 +229,22 @@ def python_values(values: Any, places: Sequence[object]) -> list[Any]:
             raise XtokError(problem, hint="write each key of a map once") from error
     rows = [(values[i : i + 1], places[i : i + 1]) for i in range(len(values))]
     return [value for row in rows for value in python_values(*row)]
+
+
+def _without_null_fields(rows: list[Any], values: Any) -> list[Any]:
+    types = need("pyarrow.types", "the file")
+
+    def convert(value: Any, kind: Any) -> Any:
+        if value is None or not types.is_nested(kind) or types.is_union(kind):
+            return value
+        if types.is_struct(kind):
+            fields = ((field, value[field.name]) for field in kind)
+            return {f.name: convert(item, f.type) for f, item in fields if item is not None}
+        if types.is_map(kind):
+            return {key: convert(item, kind.item_type) for key, item in value.items()}
+        return [convert(item, kind.value_type) for item in value]
+
+    return [convert(row, values.type) for row in rows]
 
 
 def parquet_writer(file: Any, schema: Any, **options: Any) -> Any:

@@ -65,13 +65,6 @@ def read_rows(
             yield FileRow(str(shard.path), document, shard.size)
 
 
-def without_nulls(value: Any) -> Any:
-    """Return a value of Parquet without the fields that are null."""
-    if isinstance(value, dict):
-        return {name: without_nulls(item) for name, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 def _document(shard: Shard, max_bytes: int, hint: str, parameter: str) -> Any:
     """Return the JSON value of a whole file; None for JSON lines and for an empty file."""
     path = shard.path
@@ -111,7 +104,8 @@ def _table_rows(shard: Shard, columns: Collection[str] | None) -> Iterator[FileR
     number = sum(map(table.num_rows, range(shard.start)))
     for batch in table.batches(range(shard.start, stop), known):
         places = [f"{shard.path}, row {number + i}" for i in range(len(batch))]
-        for place, row in zip(places, python_values(batch, places), strict=True):
-            value = {name: without_nulls(row.get(name, True)) for name in names}
+        rows = python_values(batch.to_struct_array(), places)
+        for place, row in zip(places, rows, strict=True):
+            value = {name: row.get(name) if name in known else True for name in names}
             yield FileRow(place, value, 0)
         number += len(batch)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok._lib.rows import without_nulls
 from xtok.alignment.chats import written_alike
 from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import chat_record
@@ -299,10 +298,10 @@ def _chats(rows: Documents) -> list[Sides | None]:
                 raise cache_error(place, problem, "add messages, or remove student_messages")
             chats.append(None)
             continue
-        chat = chat_record(without_nulls(dict(zip(names, fields, strict=True))), place)
+        chat = chat_record(dict(zip(names, fields, strict=True)), place)
         student, teacher = chat, SideChat(chat)
         if own is not None:
-            student = substituted(chat, without_nulls(own), "student_messages")
+            student = substituted(chat, own, "student_messages")
             teacher = teacher_differs(student, chat, ("student_messages", "messages"))
         chats.append((SideChat(student), teacher))
     return chats
