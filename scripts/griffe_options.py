@@ -1,7 +1,7 @@
-"""An extension of Griffe, which mkdocstrings reads the package with: the options of configs.
+"""An extension of Griffe (used by mkdocstrings) for the options of configs.
 
-A config's field says its default and its help in a call of `option` (`xtok/config.py`). The
-reference shows them as it shows any attribute: the default as the value, the help as the docstring.
+A config field declares its default and its help in a call of `option` (`xtok/config.py`). The
+reference shows the default as the value and the help as the docstring.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from griffe import Attribute, Docstring, ExprCall, ExprKeyword, Extension
 
 
 class OptionFields(Extension):
-    """Give each field that `option` declares its default and its help."""
+    """Set the default and the help of each field that `option` declares."""
 
     def on_attribute_instance(self, *, attr: Attribute, **kwargs: Any) -> None:
         """Read the call, as it stands in the source."""

@@ -1,14 +1,14 @@
-"""Make the study's texts: manual pages in five languages, and the source of Python's library.
+"""Create the study's texts: manual pages in five languages, and the source of Python's library.
 
     python scripts/make_corpus.py              # all languages, 18 MB of packages
     python scripts/make_corpus.py de en        # some of them
     python scripts/make_corpus.py --mirror https://snapshot.debian.org/archive/debian/20250520T000000Z
 
-The manual pages are those of pinned Debian packages, which a mirror of Debian holds as plain files:
-neither apt nor root is needed, and each sha256 is checked. The table in data/README.md lists them.
-`LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz` have an object with `text` on each line; no
-document is in both. The same packages give the same bytes of text; Python's own library is that of
-the Python that runs this.
+The manual pages come from pinned Debian packages, which the script downloads from a mirror without
+apt or root; each sha256 is checked. The table in data/README.md lists them.
+`LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz` contain one object with `text` per line, and
+different documents. The same packages give the same bytes. The Python source is the library of the
+Python that runs this script.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIRROR = "http://deb.debian.org/debian"
 VALID, TRAIN = 150_000, 1_500_000  # characters, at least
 SHORTEST, LONGEST = 500, 40_000  # of a document, in characters
 
-# Of Python's library: its tests, tables, other projects, and what differs between machines.
+# Excluded from Python's library: tests, tables, other projects, machine-dependent files.
 LEFT_OUT = re.compile(
     "tests?|idlelib|lib2to3|encodings|pydoc_data|site-packages|config-.*|_sysconfigdata.*"
 )
@@ -111,7 +111,7 @@ def pages_of(package: bytes, folder: str) -> Iterator[str]:
 
 
 def member(archive: bytes, name: bytes) -> bytes:
-    """Return the first member of an `ar` archive whose name begins so."""
+    """Return the first member of an `ar` archive with this prefix."""
     start = len(b"!<arch>\n")
     while start < len(archive):
         size = int(archive[start + 48 : start + 58])
@@ -122,7 +122,7 @@ def member(archive: bytes, name: bytes) -> bytes:
 
 
 # Manual pages as plain text: the requests and escapes of man(7) that pages use (groff_man(7),
-# groff_char(7)). Pages in mdoc(7), whose requests are words of the text, are left out.
+# groff_char(7)). Pages in mdoc(7) are skipped: their requests are part of the text.
 
 FONTS = {"B", "I", "SM", "SB", "UR", "MT"}  # the arguments are words
 JOINED = {"BI", "BR", "IB", "IR", "RB", "RI"}  # the arguments are one word
@@ -147,7 +147,7 @@ _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|((?:\\.|\S)+)')
 
 
 def plain(page: str) -> str:
-    """Return a manual page's text, "" of a page in mdoc; what is bold or indented is not told."""
+    """Return the text of a manual page without formatting; "" for a page in mdoc."""
     if re.search(r"^\.(Dd|Sh|so) ", page, re.MULTILINE):
         return ""
     text = "\n".join(lines_of(page.splitlines()))
@@ -198,9 +198,9 @@ def _character(found: re.Match[str]) -> str:
 
 
 def split(documents: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return what is trained on, and what is held out.
+    """Return the training documents and the held-out documents.
 
-    Documents are those of some length, each once and cut at a line, in the order of their digests.
+    Documents have a minimum length, occur once, are cut at a line, and are sorted by digest.
     """
     cut = (document[: document.rfind("\n", 0, LONGEST) + 1] for document in documents)
     found = {hashlib.sha256(text.encode()).digest(): text for text in cut if len(text) >= SHORTEST}
@@ -217,7 +217,7 @@ def until(characters: int, texts: Iterator[str]) -> Iterator[str]:
 
 
 def save(name: str, texts: Sequence[str], folder: Path) -> None:
-    """Write a file of JSON lines, and say what is in it."""
+    """Write a JSON Lines file, and print its size and digest."""
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     write(folder / f"{name}.jsonl.gz", [gzip.compress(lines.encode(), mtime=0)])
     digest = hashlib.sha256(lines.encode()).hexdigest()

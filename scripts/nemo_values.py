@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Make NeMo-RL's own values, which tests compare xtok with, and print how far the kept ones are.
+"""Compute NeMo-RL's values for the tests, and print the differences from the stored values.
 
-    python scripts/nemo_values.py ~/RL            # tests/nemo_values/ holds those of 7ea279a
+    python scripts/nemo_values.py ~/RL            # tests/nemo_values/ is from 7ea279a
     python scripts/nemo_values.py ~/RL --write
 
-Losses: the inputs are random and stay as they are; values and gradients are made anew. Maps: its
-three tools with their defaults, of Claude 2 → Mistral v3 (scripts/fetch_tokenizers.py), which take
-9 GB; every 32nd row is kept. Runs on a CPU, with the stand-ins of peer_checks/nemo_rl.py.
+Losses: the random inputs are kept; values and gradients are computed again. Maps: NeMo-RL's three
+tools with defaults, Claude 2 → Mistral v3 (scripts/fetch_tokenizers.py), which need 9 GB; every
+32nd row is stored. Runs on a CPU, with the stand-ins of peer_checks/nemo_rl.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Make the values, compare them with the kept ones, and write them if asked to."""
+    """Compute the values, compare them with the stored values, and write them with --write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path, help="a checkout of NeMo-RL")
     parser.add_argument("--write", action="store_true", help="keep them")
@@ -70,7 +70,7 @@ def losses(checkout: Path, work: Path, kept: Arrays) -> Arrays:
     inputs = {name: torch.from_numpy(values) for name, values in kept.items()}
     module = nemo_rl.losses_of(checkout)
     utils = report.imported(checkout, "nemo_rl.algorithms.x_token.loss_utils")
-    # A name of its own: NeMo-RL keeps what it read, by the path.
+    # A new name for each map: NeMo-RL caches maps by path.
     path = Path(tempfile.mkdtemp(dir=work)) / "map.pt"
     table = {"indices": inputs["projection_indices"], "likelihoods": inputs["projection_weights"]}
     torch.save(table, path)
@@ -103,7 +103,7 @@ def maps(checkout: Path, work: Path, kept: Arrays) -> Arrays:
     )
     tokenizer.save(str(path))
     shutil.copytree(ROOT / "data" / "tokenizers" / "claude-2", models["student"])
-    config = '{"model_type": "gpt2", "vocab_size": 65000}'  # the type is of no account here
+    config = '{"model_type": "gpt2", "vocab_size": 65000}'  # the type does not matter here
     (models["student"] / "config.json").write_text(config, encoding="utf-8")
     sides = [word for side, folder in models.items() for word in (f"--{side}-model", str(folder))]
     first, last = work / "made_special.pt", work / "cut.pt"

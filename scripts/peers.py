@@ -1,13 +1,12 @@
 #!/usr/bin/env python
-"""Run xtok's files and losses in the code of others, and say what agrees, with their commits.
+"""Run xtok's files and losses in the code of other projects, and report the agreement.
 
     python scripts/peers.py                      # TRL and axolotl as installed
     python scripts/peers.py --nemo-rl ~/RL --distillkit ~/DistillKit
     python scripts/peers.py ... --write          # into docs/study/evidence.md
 
-Checkouts are read and run where they are; nothing of them is copied. DIR@COMMIT states the commit
-of a folder without git. Each peer runs in a process of its own. Exits with 3 if something does not
-agree.
+Checkouts are used in place; nothing is copied. DIR@COMMIT declares the commit of a folder without
+git. Each project runs in a separate process. The exit code is 3 if a value disagrees.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
-    """Run a peer's checks; return the title of its table, what was left out, and the lines."""
+    """Run the checks of a project; return the title of its table, the omissions and the lines."""
     sys.path.append(str(SCRIPTS / "examples"))
     module = importlib.import_module(f"peer_checks.{name}")
     if not given:
@@ -85,10 +84,10 @@ def said_once(note: str, title: str, first: dict[str, str]) -> str:
 
 
 def table(title: str, note: str, checks: list[Check]) -> str:
-    """Return Markdown under a heading: a table of what was checked of several pairs, and a list."""
+    """Return Markdown with a heading, a table of the checks for several pairs, and a list."""
     agreed = sum(check.holds for check in checks)
     pairs = [pair for pair in PAIRS if any(check.what.endswith(f", {pair}") for check in checks)]
-    rows: dict[str, dict[str, str]] = {}  # of what is checked: figures by pair, or one for ""
+    rows: dict[str, dict[str, str]] = {}  # check: values by pair, or one value for ""
     for check in checks:
         what, figure = (cell.replace("|", "\\|") for cell in (check.what, check.figure))
         pair = what.rpartition(", ")[2]

@@ -1,19 +1,18 @@
-"""Teach a student on policy with TRL through `xtok serve`, and measure what comes of it.
+"""Train a student on policy with TRL through `xtok serve`, and measure the result.
 
     python scripts/examples/live_trl.py --texts de.train.jsonl.gz --held-out de.valid.jsonl.gz \
         --work runs/policy --credit prefix
 
-The student writes on from the beginnings of texts, and learns from what the teacher says of its
-tokens. The teacher's server is the one at `--teacher-url`, or one of Transformers, started here.
-To compare: `--writer text` is off policy, the texts themselves go on; `--text-weight 1` puts
-cross-entropy on the whole texts beside TRL's loss, and `--weight 0` leaves TRL's out. `--credit
-equal` shares a chunk's log-probability equally among the student's tokens, to see what the shares
-of `xtok serve` are worth.
+The student continues the beginnings of texts, and learns from the teacher's predictions of its
+tokens. `--teacher-url` selects the teacher's server; by default the script starts one with
+Transformers. For comparison, `--writer text` trains off policy on the texts' own continuations,
+`--text-weight 1` adds cross-entropy on the whole texts, and `--weight 0` removes TRL's loss.
+`--credit equal` divides the log-probability of a chunk equally among the student's tokens.
 
-Before training, half-way and at the end: bits per byte of held-out texts; the reverse KL on what
-the student samples from their beginnings, in bits per byte of that; and what it writes greedily,
-with the share of its tokens that end three which were there before. `results.jsonl` in the work
-folder has a line for each measurement; `--report` shows the table of those that are there.
+Measured before training, half-way and at the end: bits per byte of held-out texts; the reverse KL
+on sampled continuations, in bits per byte; and greedy continuations, with the share of tokens that
+end a repeated sequence of three. `results.jsonl` in the work folder contains one line per
+measurement; `--report` prints them as a table.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def started(command: Sequence[str], running: str | None = None) -> Iterator[str]
 
 
 def compare(args: argparse.Namespace, url: str, teacher_url: str) -> None:
-    """Print what both servers say of one text: the same in sum, but for the first token."""
+    """Print the log-probability of one text from both servers; they agree after the first token."""
     pair = sides(args.student, args.teacher)
     student, teacher = pair.tokenizers
     ids = student.encode(TEXT).ids.tolist()
@@ -139,7 +138,7 @@ def own(url: str, sequences: list[list[int]]) -> list[list[float]]:
 
 
 def train(args: argparse.Namespace, url: str) -> None:
-    """Train on what the student or the texts write, and append the measurements."""
+    """Train on continuations by the student or by the texts, and append the measurements."""
     from transformers import AutoTokenizer, TrainerCallback
 
     tokenizer = AutoTokenizer.from_pretrained(args.student)
@@ -187,7 +186,7 @@ def train(args: argparse.Namespace, url: str) -> None:
 def trainer_of(
     args: argparse.Namespace, url: str, tokenizer: Any, collate: DistillationCollator
 ) -> Any:
-    """Return TRL's trainer: off policy the texts write, and cross-entropy may stand beside it."""
+    """Return TRL's trainer, optionally off policy and with additional cross-entropy."""
     from datasets import Dataset
     from trl.experimental.server_distillation import (
         ServerDistillationConfig,
@@ -237,7 +236,7 @@ def trainer_of(
 def reverse_kl(
     model: Any, tokenizer: Any, url: str, prompts: list[str], lengths: Any
 ) -> dict[str, Any]:
-    """Sample from prompts; return how many bits more than the teacher the student gives to that.
+    """Sample continuations of prompts; return the student's bits minus the teacher's.
 
     Returns:
         `kl` and `kl_bytes`, for each prompt, summed over its samples.
@@ -268,7 +267,7 @@ def reverse_kl(
 
 @torch.no_grad()
 def greedy(model: Any, tokenizer: Any, prompts: list[str]) -> dict[str, Any]:
-    """Return what the student's most probable tokens say after prompts.
+    """Return the student's greedy continuations of prompts.
 
     Returns:
         `greedy`, the texts, and `repeated`, the share of the tokens of each that end three which
@@ -299,9 +298,9 @@ def rate(line: dict[str, Any], what: str = "bits", drawn: Any = slice(None)) -> 
 
 
 def report(work: Path) -> None:
-    """Print a table: a row for each run, and what it has less at its end than at its start.
+    """Print a table with one row per run: the reductions between start and end.
 
-    Brackets: 95 % over held-out texts (bootstrap). Then what three texts' beginnings led to.
+    Brackets contain 95 % intervals over held-out texts (bootstrap). Then print three continuations.
     """
     lines = [json.loads(line) for line in (work / "results.jsonl").open(encoding="utf-8")]
     runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

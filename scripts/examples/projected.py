@@ -20,21 +20,20 @@ BLOCK = 16  # positions at once: a block of 262,144 logits each stays near the p
 
 
 class ProjectedTeacher:
-    """Turns a teacher's logits on a batch into what `project` would have stored of them.
+    """Projects a teacher's logits on a batch, as `xtok project` does for stored predictions.
 
-    `loss` is `topk_kl` of it, which trainers take as `losses=ProjectedTeacher(…).loss`. Every
-    target counts; of one without a prediction everything is rest, which adds 0 to the sum. Nothing
-    here has a gradient; the projection runs on the CPU.
+    Trainers use its `topk_kl` as `losses=ProjectedTeacher(…).loss`. Every target counts; a target
+    without a prediction adds 0. The projection has no gradient and runs on the CPU.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        back_map: from the teacher to the student, as `Projector` takes it.
-        top_k: the most candidates of a position, of the teacher and then of the student.
-        num_threads: of the projection; one per available core if None.
-        along_path: as `Projector` takes it.
+        back_map: map from the teacher (rows) to the student (columns).
+        top_k: maximum number of candidates per position, for both models.
+        num_threads: threads of the projection; one per available core if None.
+        along_path: see `Projector`.
 
     Raises:
-        ValueError: if the map is not of these two.
+        ValueError: if the map does not belong to the pair.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Cut a model to some of its layers: a small student that knows its tokenizer and little else.
+"""Cut a model to some of its layers, to get a small student for the study.
 
     python scripts/examples/prune.py data/models/smollm2-135m data/models/smollm2-135m-pruned
 
-Embeddings, head and the kept layers stay as they are. The default keeps ten of SmolLM2's thirty, of
-the first more than of the later ones: what is left has 64 of 135 million parameters, knows hardly
-more than random guessing, and heals in some hundred steps.
+Embeddings, head and the selected layers are unchanged. The default keeps ten of SmolLM2's thirty
+layers, mostly early ones. The result has 64 of 135 million parameters, predicts hardly better than
+a uniform distribution, and can be healed in a few hundred steps.
 """
 
 from __future__ import annotations

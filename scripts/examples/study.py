@@ -1,24 +1,24 @@
-"""What does a teacher with another tokenizer gain a student? Train one with each loss and compare.
+"""Measure the gain from a teacher with another tokenizer: train a student with each loss.
 
     python scripts/fetch_models.py
     python scripts/examples/study.py --texts de.train.jsonl.gz --held-out de.valid.jsonl.gz \
         --forgotten en.valid.jsonl.gz --work runs/study --processes 2 --autocast
 
-In each setting and for each seed, students read the same texts in the same order, with the same
-learning rate: one with cross-entropy alone, the others with a loss of a teacher beside it. Choose
-the first of `--rates` for cross-entropy alone; one seed shows it the others. A teacher reads each
-text once: its logits are kept in half precision where the text is read again, else its last hidden
-states; and its candidates, projected.
+In each setting and for each seed, all students read the same texts in the same order, with the same
+learning rate: one with cross-entropy alone, the others with an additional loss from a teacher. The
+first of `--rates` is used for all runs; one seed of cross-entropy alone also runs with the others.
+A teacher reads each text once. Its logits are stored in half precision if the text is repeated,
+otherwise its last hidden states; its candidates are stored projected.
 
-`--settings healing` has another student and other texts, so it is a study of its own: first cut
-the student, `prune.py data/models/smollm2-135m data/models/smollm2-135m-pruned`, and give English
-texts and a `--work` of its own. So does `--settings reversed`, where the student's tokens are the
-longer ones: `prune.py data/models/gemma3-270m data/models/gemma3-270m-pruned --layers 0 1 5 9 13
-17`. In `--settings policy` a student of healing, kept with `--save`, writes itself: give it as
-`--student`, `--seeds 1` and `--steps 50`.
+`--settings healing` uses another student and other texts: first cut the student with `prune.py
+data/models/smollm2-135m data/models/smollm2-135m-pruned`, and pass English texts and a separate
+`--work`. `--settings reversed` trains a student with longer tokens: `prune.py
+data/models/gemma3-270m data/models/gemma3-270m-pruned --layers 0 1 5 9 13 17`. `--settings policy`
+trains a healed student (stored with `--save`) on its own text: pass it as `--student`, with
+`--seeds 1` and `--steps 50`.
 
-`results.jsonl` in the work folder has a line for each finished run: run the command again to
-resume, or with `--report`, also while it runs, for a table of what is there.
+`results.jsonl` in the work folder contains one line per finished run. Run the command again to
+resume, or with `--report` for a table of the finished runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 
 
 class Setting(NamedTuple):
-    """What students begin as, the rates of learning (of all runs, and to show others), teachers."""
+    """The student, the learning rates (the first for all runs) and the teachers of a setting."""
 
     student: str
     rates: tuple[float, ...]
@@ -94,7 +94,7 @@ SETTINGS = {
 
 
 class Row(NamedTuple):
-    """A kind of student: the loss beside cross-entropy, what it takes, both weights, its steps."""
+    """A kind of student: distillation loss, artefact, both weights, number of steps."""
 
     loss: str
     artefact: str = "none"  # a map or events, how a teacher's candidates are projected, a teacher
@@ -121,7 +121,7 @@ LIGHT_ALM = tuple(
     for weight in (0.1, 0.01)
 )  # fmt: skip
 SMOOTHED = Row("label-smoothing", weight=0.1)
-# Runs that take as long: text alone, event KL, stored candidates.
+# Runs of equal time: text alone, event KL, stored candidates.
 LONGER = tuple(
     row._replace(length=length)
     for row, lengths in ((CE, (1.9, 3.6)), (EVENTS, (1.9,)), (STORED, (1.6, 3.0)))
@@ -130,7 +130,7 @@ LONGER = tuple(
 TUNED = (EVENTS, CSD, OF_OWN, MADE_FOR)  # also with the other rates
 BOTH_ENDS = Row("event-kl+csd", "bytes+spellings")  # of chunks: the first token, and the last
 LIGHTER = tuple(row._replace(weight=0.3) for row in (STORED, EVENTS, MADE_FOR))
-# A teacher that has read what comes before each text; and a student that does, in as many seconds.
+# A teacher, and a student, with the preceding text as context.
 INFORMED = (*(row._replace(reads=1000) for row in (EVENTS, STORED)), CE._replace(reads=1000))
 READINGS = tuple(EVENTS._replace(reads=reads) for reads in (300, 3000))
 # Shared positions alone: chunks of one token on either side.
@@ -171,7 +171,7 @@ STAGES: tuple[tuple[str, Sequence[Row]], ...] = (
 
 ITSELF = Run("", "teacher", "none", 0.0, 0.0, 0, 0.0)  # read, not trained
 ITSELF_AFTER = tuple(ITSELF._replace(reads=reads) for reads in (0, 300, 1000, 3000))
-ITS_OWN = ITSELF._replace(artefact=OWN)  # the one with the student's tokenizer
+ITS_OWN = ITSELF._replace(artefact=OWN)  # the teacher with the student's tokenizer
 
 
 def plan(settings: Sequence[str], seeds: int, rates: Sequence[float] = ()) -> Iterator[Run]:
@@ -199,32 +199,31 @@ def run_of(setting: str, row: Row, seed: int, rate: float) -> Run:
 
 
 def main() -> None:
-    """Choose the rate, train what is missing, and report."""
+    """Train the missing runs, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     for name in ("texts", "held-out", "forgotten", "work"):
         add(f"--{name}", type=Path, required=True)
     add("--settings", nargs="+", choices=SETTINGS, default=("scarce", "plenty"))
-    add("--student", help="default: the setting's, as prune.py cuts it")
+    add("--student", help="default: the setting's student")
     add("--teacher", help="default: the setting's")
-    what = "one with the student's tokenizer, as a control (default: the setting's)"
-    add("--own-teacher", help=what)
+    add("--own-teacher", help="control with the student's tokenizer; default: the setting's")
     add("--seeds", type=int, default=3)
     add("--steps", type=int, default=100)
-    what = "of learning: the first of all runs, the others of one with cross-entropy alone"
-    add("--rates", type=float, nargs="+", default=(), help=what)
+    note = "learning rates: the first for all runs, the others for cross-entropy alone"
+    add("--rates", type=float, nargs="+", default=(), help=note)
     add("--batch-size", type=int, default=4)
-    add("--passes", type=int, default=10, help="over the scarce texts")
-    what = "texts to read again and again (default: each once, the scarce ones --passes times)"
-    add("--count", type=int, help=what)
-    add("--processes", type=int, default=1, help="runs at a time")
+    add("--passes", type=int, default=10, help="passes over the scarce texts")
+    note = "number of texts to repeat (default: each once, scarce texts --passes times)"
+    add("--count", type=int, help=note)
+    add("--processes", type=int, default=1, help="number of parallel runs")
     add("--device", default="cpu")
-    add("--autocast", action="store_true", help="bfloat16, where the processor has it")
-    add("--save", action="store_true", help="keep the students of the first seed, in bfloat16")
-    add("--report", action="store_true", help="only show the results so far")
-    add("--plot", type=Path, help="draw runs by their seconds into this file: .png or .svg")
-    what = "the loss and the artefact that gains are counted from"
-    add("--against", nargs=2, default=CE[:2], metavar=("LOSS", "ARTEFACT"), help=what)
+    add("--autocast", action="store_true", help="bfloat16, if the processor supports it")
+    add("--save", action="store_true", help="save the students of the first seed, in bfloat16")
+    add("--report", action="store_true", help="only print the results so far")
+    add("--plot", type=Path, help="plot runs over seconds into this .png or .svg file")
+    note = "reference loss and artefact of the gains"
+    add("--against", nargs=2, default=CE[:2], metavar=("LOSS", "ARTEFACT"), help=note)
     args = parser.parse_args()
     models = {
         (of.student, of.teacher, of.own_teacher) for of in map(SETTINGS.__getitem__, args.settings)
@@ -323,7 +322,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
 
 def measure_teacher(args: argparse.Namespace, which: Run) -> None:
-    """Append a teacher's own line: what its student can hope to learn of it."""
+    """Append the line of a teacher: its own bits per byte."""
     own = which.artefact == OWN
     tokenizer = sides(args.student, args.teacher).tokenizers[not own]
     path = args.own_teacher if own else args.teacher
@@ -344,9 +343,9 @@ def unseen(args: argparse.Namespace) -> list[list[str]]:
 
 
 def rows_unseen(args: argparse.Namespace) -> list[list[dict[str, str]]]:
-    """Return the held-out texts, those that the student may forget, and some to choose a rate by.
+    """Return the held-out texts, the texts that the student may forget, and texts to choose a rate.
 
-    The last are of the held-out documents, and none of them is a held-out text.
+    The last group comes from the held-out documents, and contains no held-out text.
     """
     counts = ((args.held_out, HELD_OUT), (args.forgotten, FORGOTTEN))
     held_out, forgotten = (rows_of(path, 0, count, one_each=True) for path, count in counts)
@@ -369,7 +368,7 @@ def write(
 def bits(
     model: Any, texts: Sequence[str], collate: DistillationCollator, read: Sequence[str] = ()
 ) -> list[float]:
-    """Return the bits of each text, but for its first token, after what was read before it."""
+    """Return the bits of each text without its first token, given the preceding text."""
     model.eval()
     device = next(model.parameters()).device
     found = []
@@ -392,9 +391,9 @@ def bits(
 
 @torch.no_grad()
 def words_found(model: Any, texts: Sequence[str], collate: DistillationCollator) -> tuple[int, int]:
-    """Return how many words a model would write, given all text before each; and of how many.
+    """Return the number of words that a model would write, and the number of all words.
 
-    A word begins with white space; it is written if each of its tokens is the most probable one.
+    A word begins with white space. It counts if each of its tokens is the most probable token.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -409,7 +408,7 @@ def words_found(model: Any, texts: Sequence[str], collate: DistillationCollator)
         for token, is_right in zip(targets.tolist(), right, strict=True):
             if token >= 0 and tokens[token][:1].isspace():
                 words.append([])
-            if token >= 0 and words:  # what stands before the first space is no word
+            if token >= 0 and words:  # text before the first space is not a word
                 words[-1].append(is_right)
         found += sum(map(all, words))
         total += len(words)
@@ -424,12 +423,12 @@ def totals(line: dict[str, Any], group: int = 0) -> list[float]:
 
 
 def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str) -> None:
-    """Print a table for each setting, with what each loss gains over one of its seeds.
+    """Print a table for each setting, with the gain of each loss over a reference of the same seed.
 
-    ± is half of a 95 % interval over seeds (Student's t), the column behind it is one over
-    documents (bootstrap), of the mean over seeds; *all texts* are these and those to choose by, at
-    the end. *Kept* is the share of what the teacher with the student's own tokenizer gains at the
-    end, of the seeds that both have.
+    ± is half of a 95 % interval over seeds (Student's t). The next column is an interval over
+    documents (bootstrap) of the mean over seeds. *All texts* includes the texts to choose a rate,
+    at the end. *Kept* is the share of the final gain of a teacher with the student's tokenizer, for
+    the seeds of both.
     """
     lines = dict(found)
     start = math.nan  # all students begin alike, and cross-entropy alone measures it
@@ -472,20 +471,21 @@ def report(found: Sequence[tuple[Run, dict[str, Any]]], loss: str, artefact: str
 
 
 def kind_of(run: Row | Run) -> tuple[Any, ...]:
-    """Return what tells kinds of students apart but for weights, seeds, rates and lengths."""
+    """Return the properties of a kind of student: loss, artefact, context, variant."""
     return run.loss, run.artefact, run.reads, run.how
 
 
 def named(run: Run) -> list[str]:
-    """Return what a table says of a run beside its loss and artefact."""
+    """Return the labels of a run in a table, in addition to its loss and artefact."""
     return [f"after {run.reads} characters"] * (run.reads > 0) + [run.how] * bool(run.how)
 
 
 def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -> None:
     """Print runs by their seconds, on all texts of the held-out documents.
 
-    These are the held-out texts and those to choose a rate by. Each run is compared with those of a
-    loss, of every length, of its seed and rate. *Kept* is as in `report`; brackets are over texts.
+    The texts are the held-out texts and the texts to choose a rate. Each run is compared with the
+    runs of a reference loss with the same seed and rate. *Kept*: see `report`. Brackets contain
+    intervals over texts.
     """
     measured = [run for run in lines if run.setting and len(lines[run]["bytes"]) > 2]
     for base in [run for run in measured if run[1:5] == (loss, artefact, 1.0, 1.0)]:
@@ -516,10 +516,10 @@ def report_seconds(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -
 
 
 def report_rates(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -> None:
-    """Print runs at the best of their rates, chosen on the texts to choose by.
+    """Print runs at their best rates, chosen on separate texts.
 
-    Each is compared, on the held-out texts, with that loss at the best of its own rates, of the
-    same seed and length. Brackets are over texts.
+    Each run is compared on the held-out texts with the reference loss at its own best rate, for the
+    same seed and length. Brackets contain intervals over texts.
     """
     rates: dict[Run, list[Run]] = {}
     for run in lines:
@@ -542,10 +542,10 @@ def report_rates(lines: dict[Run, dict[str, Any]], loss: str, artefact: str) -> 
 
 
 def plot(found: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
-    """Plot how the held-out text gets easier with the seconds of a run.
+    """Plot the bits per byte of held-out text over the seconds of a run.
 
-    Runs have weights of 1, and seed and rate of the first with cross-entropy alone. A dashed line
-    is the same run, begun with the seconds in which the teacher read the texts.
+    Shows runs with weights of 1 and the seed and rate of the first run. A dashed line includes the
+    seconds in which the teacher read the texts.
     """
     from matplotlib.figure import Figure
 

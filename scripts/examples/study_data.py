@@ -1,4 +1,4 @@
-"""What the runs of a study share: texts, maps and events, and what teachers say of the texts."""
+"""Data that the runs of a study share: texts, maps, events and teachers' predictions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WRITTEN = "written"  # no artefact: texts that the teacher wrote, read beside th
 
 
 class Run(NamedTuple):
-    """One student: a setting, a loss with what it takes, its weight and that of cross-entropy."""
+    """One student: setting, loss with its artefact, and the weights of loss and cross-entropy."""
 
     setting: str
     loss: str
@@ -71,9 +71,9 @@ def begins_with_bos(model: str) -> bool:
 
 
 def collator(args: argparse.Namespace, *, own: bool = False) -> DistillationCollator:
-    """Return what makes batches; texts begin as the student's tokenizer begins them.
+    """Return the collator; texts begin with bos if the student's tokenizer adds it.
 
-    The teacher's side is that of the teacher with the student's tokenizer if it is its `own`.
+    With `own`, the teacher has the student's tokenizer.
     """
     student, teacher = sides(args.student, args.teacher).tokenizers
     bos = begins_with_bos(args.student)
@@ -92,7 +92,7 @@ def texts_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> li
 
 
 def rows_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> list[dict[str, str]]:
-    """Draw texts of whole lines, or one of each document, with what is before them."""
+    """Draw texts of whole lines, or one per document, with the preceding text."""
     random = np.random.default_rng(seed)
     drawn: list[dict[str, str]] = []
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -103,7 +103,7 @@ def rows_of(path: Path, seed: int, count: int, *, one_each: bool = False) -> lis
 
 
 def cut(document: str) -> list[dict[str, str]]:
-    """Return a document's texts, and what is before each; what is left at its end is no text."""
+    """Return the texts of a document with their preceding text, without an incomplete last text."""
     parts, part, before = [], "", ""
     for line in document.splitlines(keepends=True):
         part += line[:CHARACTERS]
@@ -119,12 +119,12 @@ def beginning(text: str) -> str:
 
 
 def autocast(args: argparse.Namespace) -> torch.autocast:
-    """Return a context in which models compute in bfloat16, if that is asked for."""
+    """Return the context of the models: bfloat16 with --autocast."""
     return torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.autocast)
 
 
 def folder_of(args: argparse.Namespace, run: Run) -> Path:
-    """Return the folder of what the runs of a setting and a seed share."""
+    """Return the folder that the runs of a setting and a seed share."""
     folder: Path = args.work / f"{run.setting}.{run.seed}"
     return folder
 
@@ -154,7 +154,7 @@ def write_texts(path: Path, texts: Sequence[dict[str, str]]) -> None:
 
 
 def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
-    """Write what the runs of a setting and a seed take and is not there."""
+    """Write the missing inputs of the runs of a setting and a seed."""
     folder = folder_of(args, runs[0])
     folder.mkdir(exist_ok=True)
     texts = folder / "texts.jsonl"
@@ -178,7 +178,7 @@ def prepare_seed(args: argparse.Namespace, runs: Sequence[Run]) -> None:
 
 
 def what_is_said(run: Run) -> str | None:
-    """Return the name of what a run takes of a teacher: candidates, or all that one says."""
+    """Return the name of the teacher's predictions that a run uses."""
     run, *_ = parts(run)
     if run.loss not in LOSSES or ON_POLICY in run.how:
         return None
@@ -188,7 +188,7 @@ def what_is_said(run: Run) -> str | None:
 
 
 def said_file(args: argparse.Namespace, run: Run) -> Path:
-    """Return the file of what a run takes of a teacher."""
+    """Return the file of the teacher's predictions that a run uses."""
     before = f"-after-{run.reads}" if run.reads else ""
     return folder_of(args, run) / f"{what_is_said(run)}{before}.pt"
 
@@ -200,7 +200,7 @@ def takes_file(run: Run) -> bool:
 
 
 def saved(args: argparse.Namespace, run: Run) -> Path:
-    """Return the file of what a run's loss takes, made if it is not there."""
+    """Return the file of the run's map; build it if it is missing."""
     folder = folder_of(args, run) if run.artefact in COUNTED else args.work
     path: Path = folder / f"{run.artefact}.safetensors"
     if not path.exists():
@@ -229,7 +229,7 @@ def artefact(pair: xtok.Pair, name: str, texts: Path) -> Any:
 
 
 def damaged(made: xtok.ProjectionMap, share: float) -> xtok.ProjectionMap:
-    """Return a map of which a share of the rows, drawn at random, have another one's entries."""
+    """Return a map in which a random share of the rows have the entries of other rows."""
     random = np.random.default_rng(0)
     rows = random.permutation(np.unique(made.student_ids))
     rows = rows[: round(share * len(rows))]
@@ -246,7 +246,7 @@ def damaged(made: xtok.ProjectionMap, share: float) -> xtok.ProjectionMap:
 
 
 def exchanged(made: xtok.EventMap) -> xtok.EventMap:
-    """Return events of which each has another one's tokens of the teacher, drawn at random."""
+    """Return events in which the teacher's tokens are assigned to random other events."""
     moved = np.random.default_rng(0).permutation(made.num_events).astype(made.teacher_event.dtype)
     links = [np.full_like(link, -1) for link in (made.student_link, made.teacher_link)]
     return replace(
@@ -257,10 +257,10 @@ def exchanged(made: xtok.EventMap) -> xtok.EventMap:
 
 @torch.no_grad()
 def read_once(args: argparse.Namespace, runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Let a teacher read each text once; keep what it said, or candidates.
+    """Run a teacher on each text once, and store its predictions or its candidates.
 
-    Logits are kept in half precision where texts are read again, else the last hidden states. If
-    the student's texts begin without a bos token, so do those of a teacher with its tokenizer.
+    Logits are stored in half precision if texts are repeated, otherwise the last hidden states. A
+    teacher with the student's tokenizer also omits bos if the student's texts do.
     """
     run, own = runs[0], OWN in names
     pair = sides(args.student, args.teacher)
@@ -301,12 +301,12 @@ def read_once(args: argparse.Namespace, runs: Sequence[Run], names: Sequence[str
 
 
 def seconds(args: argparse.Namespace) -> float:
-    """Return processor seconds; with a device that is none, seconds of the clock."""
+    """Return processor seconds; on another device than the CPU, wall-clock seconds."""
     return time.process_time() if args.device == "cpu" else time.perf_counter()
 
 
 def projector(args: argparse.Namespace, run: Run, name: str) -> ProjectedTeacher:
-    """Return what projects the teacher's candidates, along the path or through the map alone."""
+    """Return the projector of the teacher's candidates, along the path or through the map alone."""
     way, top_k = name.split("-")
     of = "first-pieces" if way == "first" else "to-project"
     back_map = xtok.ProjectionMap.load(saved(args, run._replace(artefact=of)))
@@ -316,7 +316,7 @@ def projector(args: argparse.Namespace, run: Run, name: str) -> ProjectedTeacher
 
 @torch.no_grad()
 def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[dict[str, str]]:
-    """Return as many texts: what the teacher writes on from their beginnings, as they are long."""
+    """Return continuations by the teacher, one per text and of equal length."""
     from transformers import AutoTokenizer
 
     start = time.perf_counter()
@@ -340,7 +340,7 @@ def sampled(args: argparse.Namespace, texts: Sequence[Any], seed: int) -> list[d
 
 
 class Teacher:
-    """The loss beside cross-entropy, with what it takes of a teacher: logits, or candidates."""
+    """The distillation loss of a run, with the teacher's logits or candidates."""
 
     def __init__(self, args: argparse.Namespace, run: Run) -> None:
         self.rows: list[Any] = []
@@ -445,7 +445,7 @@ def one_to_one(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[dict[str, Any]], valid: Any) -> StoredTopK:
-    """Return the candidates of texts as those of their batch."""
+    """Return the candidates of texts, padded to a batch."""
     width = max(row["top_ids"].shape[1] for row in rows)
 
     def joined(name: str, fill: float) -> Any:

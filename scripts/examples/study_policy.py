@@ -1,4 +1,4 @@
-"""A study's runs on policy: the student writes, and a teacher that runs beside it reads that."""
+"""The study's on-policy runs: the student writes, and a running teacher scores it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEW_TOKENS = 32  # that the student writes
 
 
 class OnPolicy(Teacher):
-    """A loss on what the student writes on from texts' beginnings, beside cross-entropy on them."""
+    """A loss on the student's continuations of texts, plus cross-entropy on the texts."""
 
     def __init__(
         self, args: argparse.Namespace, run: Run, student: Any, texts: Sequence[dict[str, str]]
@@ -29,7 +29,7 @@ class OnPolicy(Teacher):
         self.args, self.student, self.texts, self.weight = args, student, texts, run.text
 
     def loss(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
-        """Return the loss on what the student writes now, with the cross-entropy of whole texts."""
+        """Return the loss on new continuations, plus the cross-entropy of the whole texts."""
         written = self.written([beginning(self.texts[i]["text"]) for i in chosen])
         with autocast(self.args):
             of_written = logits_of(self.student, written)
@@ -38,7 +38,7 @@ class OnPolicy(Teacher):
 
     @torch.no_grad()
     def written(self, beginnings: Sequence[str]) -> dict[str, Any]:
-        """Return the batch of what the student samples, up to what ends a text."""
+        """Return the batch of sampled continuations, up to the end of text."""
         ids = [torch.from_numpy(self.collate.student.encode(text).ids) for text in beginnings]
         given = torch.nn.utils.rnn.pad_sequence(ids, True, -1, "left").long().to(self.args.device)
         ends = list(self.collate.student.table.roles.get("eos", ()))

@@ -3,16 +3,15 @@
     xtok project teacher.parquet STUDENT TEACHER --to vllm -o student.jsonl
     python scripts/examples/teacher_server.py student.jsonl --port 8000
 
-TRL's trainers with a served teacher (`ServerDistillationTrainer`, `AsyncDistillationTrainer`) take
-the address as their teacher's: the answers have the student's own ids. Only sequences that are in
-the file can be asked for, so this is for training on the text that the teacher has seen.
+TRL's trainers with a served teacher (`ServerDistillationTrainer`, `AsyncDistillationTrainer`) use
+this address; the answers contain the student's ids. The file must contain every requested sequence,
+so use this for training on a fixed data set.
 
     python scripts/examples/teacher_server.py data/models/gemma3-270m --port 8000
 
-The folder of a model is served with Transformers, where there is no vLLM: `xtok serve` takes the
-address as its teacher's, and `xtok project` reads its answers, stored as lines of JSON, where
-requests have `return_token_ids`. It answers GET /health, GET /v1/models and POST /v1/completions,
-on this machine only.
+A model folder is served with Transformers. Use the address for `xtok serve`, or store the answers
+(with `return_token_ids`) as JSON Lines for `xtok project`. The server supports GET /health, GET
+/v1/models and POST /v1/completions, on this machine only.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def read(path: Path) -> list[Line]:
 
 
 class Answers(Protocol):
-    """What a server says of prompts."""
+    """Source of the predictions for prompts."""
 
     model: str
 
@@ -65,7 +64,7 @@ class StoredAnswers:
 
 
 class ModelAnswers:
-    """What a causal language model predicts, in float32."""
+    """Predictions of a causal language model, in float32."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -93,7 +92,7 @@ class ModelAnswers:
 
 
 def completion(answers: Answers, request: Line) -> Line:
-    """Answer a request with one sequence of ids, or several; LookupError for unknown ones."""
+    """Answer a request with sequences of ids; LookupError for an unknown sequence."""
     prompts = request["prompt"]
     prompts = [prompts] if prompts and isinstance(prompts[0], int) else prompts
     top = request.get("prompt_logprobs") or 0
