@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Benchmarks: each case measures xtok beside a peer, or the smallest program that does the same.
+"""Benchmarks: each case compares xtok with a peer, or with a minimal program for the same task.
 
     python scripts/benchmark.py --list
     python scripts/benchmark.py commands --only 'xtok build'
     python scripts/benchmark.py align project --corpus FOLDER
 
-Prints Markdown tables, or with --json JSON lines. `ratio` is xtok's median over the peer's, `turns`
-the smallest and the largest ratio of a single turn. Several cases run one after the other, each in
-its own process; the last line is that process's peak memory.
+Prints Markdown tables, or with --json JSON lines. `ratio` is xtok's median divided by the peer's,
+`turns` the smallest and largest ratio of a single turn. Several cases run in sequence, each in a separate
+process; the last line is the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-CASES = {  # name: the module in benchmarks/ and its function, what is measured
+CASES = {  # name: (module and function in benchmarks/, description)
     "commands": ("commands:commands", "commands as processes, beside one that does less"),
     "align": ("alignment:align", "the alignment beside a plain Python walk"),
     "project": ("alignment:project", "`project_logprobs` beside a plain Python walk; its sums"),

@@ -1,4 +1,4 @@
-"""The alignment kernel and `project_logprobs`, each on one core, beside a plain Python walk."""
+"""The alignment kernel and `project_logprobs` on one core, compared with a plain Python loop."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def project(options: Namespace) -> Iterator[Row]:
 
 
 def rates(s: Flat, times: Race) -> Row:
-    """Return tokens per second, and how many times those of the plain walk."""
+    """Return tokens per second, and their ratio to the plain Python loop."""
     ours, peer = median(times.ours), median(times.peer)
     rate = len(s[0]) / ours / 1e6
     return {"student tokens": len(s[0]), "million/s": rate, "× plain walk": peer / ours}
 
 
 def on_cpu(call: Callable[[], object]) -> Run:
-    """Run a call of one thread; the time is that of the core, whatever else runs beside it."""
+    """Time a single-threaded call in processor seconds."""
     start = time.process_time()
     call()
     return Run(time.process_time() - start)

@@ -1,7 +1,7 @@
-"""The smallest programs that do what a command of xtok must do.
+"""Minimal programs for the tasks of xtok's commands.
 
-Each library is called in its fastest way: for short texts, tiktoken's plain call is faster than its
-batch call. A folder is loaded by AutoTokenizer, as a trainer loads it.
+Each library is used in its fastest way: for short texts, tiktoken's single call is faster than its
+batch call. A folder is loaded with AutoTokenizer, as in a trainer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def kernel() -> None:
 
 
 def read(path: str, copy: str = "") -> None:
-    """Read a safetensors file; write it to `copy` if given."""
+    """Read a safetensors file, and optionally write it to `copy`."""
     from safetensors.numpy import load_file, save_file
 
     arrays = load_file(path)

@@ -1,10 +1,9 @@
-"""Commands as processes: time and peak memory, each beside a program or command that does less.
+"""Commands as processes: time and peak memory, compared with a smaller program or command.
 
-In a line of the table, `file:NAME` is a fetched tokenizer and `folder:NAME` a model folder of it;
-`pattern:NAME` splits text for it; `text:N` is N megabytes of JSON lines; `map:` is a map from
-Llama 3 to Qwen, with options of `build` behind it; `map:folders` one from folder to folder,
-`map:wide` one of 32 entries per row;
-`ranks:N` a made-up vocabulary of N tokens, `model:NAME` a folder of scripts/fetch_models.py.
+In a row of the table, `file:NAME` is a fetched tokenizer and `folder:NAME` a model folder with it;
+`pattern:NAME` is its split pattern; `text:N` is N megabytes of JSON Lines; `map:OPTIONS` is a map
+from Llama 3 to Qwen; `map:folders` a map between folders, `map:wide` a map with 32 entries per row;
+`ranks:N` a synthetic vocabulary of N tokens, `model:NAME` a folder of scripts/fetch_models.py.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ COLD = (
     "import os, tempfile; os.environ['NUMBA_CACHE_DIR'] = tempfile.mkdtemp()\n"
     "from xtok.__main__ import program; program()"
 )
-STARTS = {  # the first word of a line, and what Python is called with
+STARTS = {  # the first word of a row, and the arguments of Python
     "xtok": ["-m", "xtok"],
     "without-kernels": ["-c", COLD],
     "bare": [BARE],
@@ -53,7 +52,7 @@ STARTS = {  # the first word of a line, and what Python is called with
 PAIR, FOLDERS = "file:llama3 file:qwen", "folder:llama3 folder:qwen"
 FAR = "model:gemma3 folder:qwen"  # share little
 ENCODE = f"{PAIR} pattern:llama3 pattern:qwen"
-COMMANDS = (  # the command, what runs beside it, how many times of that it may take
+COMMANDS = (  # command, compared program, maximum ratio
     (f"xtok build {PAIR}", f"bare build {ENCODE}", 1.5),
     ("xtok build file:o200k file:qwen",
      "bare build file:o200k file:qwen pattern:o200k pattern:qwen", 1.5),
@@ -96,7 +95,7 @@ WRITES = {"build", "events", "generate", "sort-cut", "reapply-exact"}
 
 
 def commands(options: Namespace) -> Iterator[Row]:
-    """Race every line that `--only` is in; a run before the first turn makes what it needs."""
+    """Compare the commands of every row that contains `--only`, after one warm-up run."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for ours, beside, limit in COMMANDS:
@@ -110,7 +109,7 @@ def commands(options: Namespace) -> Iterator[Row]:
 
 
 def arguments(line: str, folder: Path, options: Namespace) -> list[str]:
-    """Return what Python is called with; files that a line names are written first."""
+    """Return the arguments of Python; write the files that they name first."""
     start, *words = shlex.split(line)
     if start != "bare" and words[0] in WRITES:
         words += ["--quiet", "-o", "new.safetensors"]
@@ -118,7 +117,7 @@ def arguments(line: str, folder: Path, options: Namespace) -> list[str]:
 
 
 def given(word: str, folder: Path, options: Namespace) -> str:
-    """Return what a word of a line stands for."""
+    """Return the value of a placeholder."""
     kind, _, name = word.partition(":")
     if kind in ("file", "model"):
         return str(path_of(name))
@@ -148,7 +147,7 @@ def write_text(path: Path, megabytes: str, options: Namespace) -> None:
 
 
 def write_ranks(path: Path, number: str, options: Namespace) -> None:
-    """Write the tokens of o200k, then joined ones until there are enough."""
+    """Write the tokens of o200k, then concatenated tokens up to the requested number."""
     tokens = [token for token in tokenizer("o200k").table.tokens() if token]
     joined = (
         tokens[i % len(tokens)] + tokens[(7 * i + i // len(tokens)) % len(tokens)] for i in count()
@@ -163,7 +162,7 @@ def write_ranks(path: Path, number: str, options: Namespace) -> None:
 
 
 def write_map(path: Path, name: str, options: Namespace) -> None:
-    """Build a map; or write one of random ids whose two sides share every other token."""
+    """Build a map, or write a random map in which the sides share every second token."""
     if name != "wide":
         kind, more = ("folder", []) if name == "folders" else ("file", name.split())
         sides = [given(f"{kind}:{side}", path.parent, options) for side in ("llama3", "qwen")]

@@ -1,9 +1,9 @@
-"""What CSD compares: kinds of chunks, how much of a teacher its events hold, and how truly.
+"""Coverage and correctness of CSD's events, by kind of chunk.
 
-`mass` is the teacher's probability of events that are not the rest, from its logits on held-out
-text. `same` is measured on what the teacher writes on: of the continuations that are such an event
-by the teacher's tokens, the share that is the same event by the student's own tokens of these
-bytes. `first` is event KL's view of the same chunks, at their first place.
+`mass` is the teacher's probability of events other than the rest, from its logits on held-out text.
+`same` is measured on continuations by the teacher: the share of events by the teacher's tokens that
+are the same event by the student's tokens of these bytes. `first` is the same for event KL, at the
+first token of a chunk.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def some_of(drawn: list[tuple[Chunk, Rules]], size: float) -> list[tuple[Chunk, 
 def agreement(
     pair: Pair, sides: list[Side], chosen: list[tuple[Chunk, Rules]], writer: Writer
 ) -> dict[tuple[str, str], list[tuple[bool, bool]]]:
-    """Return of each continuation whether it is an event, and whether both sides say the same."""
+    """Return for each continuation whether it is an event, and whether both sides agree."""
     events = xtok.events(pair)
     lengths = pair.tables[1].lengths
     places = [
@@ -185,7 +185,7 @@ def agreement(
 
 
 def after(tokens: list[int], chunk: list[int]) -> int:
-    """Return what comes in place of the last token of a chunk; −2 after another prefix."""
+    """Return the token that replaces the last token of a chunk; −2 after another prefix."""
     n = len(chunk)
     return tokens[n - 1] if len(tokens) >= n and tokens[: n - 1] == chunk[:-1] else -2
 
@@ -193,7 +193,7 @@ def after(tokens: list[int], chunk: list[int]) -> int:
 def continuations(
     pair: Pair, ours: Side, chunk: Chunk, written: NDArray[np.int32]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield what the teacher wrote, as the student's tokens and as its own."""
+    """Yield the teacher's continuations in the student's and the teacher's tokens."""
     student, teacher = pair.tokenizers
     before = ours.ids[chunk.text][max(0, chunk.at[0] - 3) : chunk.at[0]].tolist()
     left = b"".join(student.table[i] for i in before)
@@ -215,10 +215,10 @@ def logprobs(writer: Writer, number: int) -> torch.Tensor:
 
 
 class ByBytes:
-    """Completions of a chunk by bytes, where both tokenizers would write them so.
+    """Completions of a chunk by bytes, if both tokenizers produce them.
 
-    With d the bytes by which one side's prefix is longer, the other's completion is d + x, for a
-    token x of the longer side.
+    If one side's prefix is longer by the bytes d, the other side's completion is d + x, for a token
+    x of the longer side.
     """
 
     def __init__(self, pair: Pair, sides: list[Side]) -> None:

@@ -1,10 +1,9 @@
-"""How near a token's share of a teacher's log-probability is to the truth, for each credit.
+"""Error of a token's share of the teacher's log-probability, for each kind of credit.
 
-The teacher is an n-gram model over a real tokenizer's tokens. It knows how likely it goes on with
-any bytes: the sum over all ways to spell them in its tokens. What the student's tokens of a chunk
-have of that is the truth; an error is the mean distance of a token's share, in nats. Tokens that
-share nothing with others have no error. `student` is given the log-probabilities of a student that
-has read a tenth of the teacher's text.
+The teacher is an n-gram model over a real tokenizer's tokens. The probability of any bytes is the
+sum over all spellings in its tokens, which gives the true share of each student token. The error is
+the mean absolute difference of a share, in nats. Tokens alone in their chunk have no error. `student`
+uses a student that was trained on a tenth of the teacher's text.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Marginals:
         return float(p + sum(w * shares[ids == token_id].sum() for w, (ids, shares) in parts))
 
     def of_bytes(self, context: Sequence[int], text: bytes) -> float:
-        """Return the probability that what follows begins with a text."""
+        """Return the probability that the continuation starts with a text."""
         key = tuple(context[-ORDER + 1 :]), text
         if key not in self._kept:
             p = self._begins(context, text)
@@ -153,7 +152,7 @@ def errors(pair: xtok.Pair, train: list[str], valid: list[str], most: int) -> Ro
 def true_logprobs(
     teacher: Marginals, context: list[int], pieces: list[bytes]
 ) -> NDArray[np.float64] | None:
-    """Return log C(s_1…s_j) / C(s_1…s_(j-1)) for each token; None where the model has none."""
+    """Return log C(s_1…s_j) / C(s_1…s_(j-1)) for each token; None if the model has no count."""
     ends = np.cumsum([len(piece) for piece in pieces]).tolist()
     text = b"".join(pieces)
     reached = [1.0, *(teacher.of_bytes(context, text[:end]) for end in ends)]

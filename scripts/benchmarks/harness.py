@@ -156,7 +156,7 @@ print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrs
 
 
 def run_python(folder: str, *arguments: str | Path) -> Run:
-    """Run Python in a folder; modules are compiled once, like those of installed packages."""
+    """Run Python in a folder, with compiled modules like an installed package."""
     python = sys.executable
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     variables |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""A training step from hidden states beside one from logits: memory and time, in one run."""
+"""A training step from hidden states, compared with a step from logits: memory and time."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ CHUNK_SIZES = (64, 128, 256, 512)  # of Liger
 def steps(options: Namespace) -> Iterator[Row]:
     """Event KL and cross-entropy, forward and backward, from hidden states and from logits.
 
-    *torch*: logits, and PyTorch's own cross-entropy beside the loss; *logits*: logits, and one pass
-    for both. Logits of more tokens than the memory holds are left out.
+    *torch*: logits, and PyTorch's own cross-entropy; *logits*: logits, one pass for both losses.
+    Sizes whose logits exceed the memory are skipped.
     """
     for label, sides in SIDES.items():
         for tokens in TOKENS if options.only in label else ():
@@ -55,9 +55,9 @@ def steps(options: Namespace) -> Iterator[Row]:
 
 
 def beside_a_context(options: Namespace) -> Iterator[Row]:
-    """The memory of a step on an answer, where the teacher has read a context that it alone has.
+    """Memory of a step on an answer, if only the teacher receives a long context.
 
-    Beside the teacher's own hidden states, which are there before.
+    The teacher's hidden states, which exist before the step, are not included.
     """
     answer, context = (max(16, int(n * options.size)) for n in (200, 8000))
     for label, sides in SIDES.items() if options.only in "context" else ():
@@ -65,7 +65,7 @@ def beside_a_context(options: Namespace) -> Iterator[Row]:
         row: Row = {"a teacher's context": label, "tokens of the answer": answer}
         for size in (0, context):
             call = _ways(answer, widths, options.device, size)["hidden"]
-            call()  # loads the libraries, and fills what is kept
+            call()  # loads the libraries, and fills the caches
             row[f"MiB, context of {size}"] = peak_above(call, options.device) / 2**20
         yield row
 

@@ -18,7 +18,7 @@ Sparse = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class NGrams:
-    """Absolute discounting, each order backing off to the one below, down to single tokens.
+    """An n-gram model with absolute discounting and back-off to lower orders.
 
     (Ney, Essen and Kneser, Computer Speech and Language 8, 1994, section 2.)
     """

@@ -1,10 +1,9 @@
-"""Projected predictions: how good they are beside what a teacher itself writes.
+"""Quality of projected predictions, measured on a teacher's continuations.
 
-The teacher is a language model. It reads held-out text and writes on from places of it. A
-prediction's bits are −log2 of the student's next token on what it wrote, a proper score: no
-prediction has fewer than the truth. `limit` scores each sample by the others, with what they lack
-as projected from the most candidates: the best possible is at or below it. A token that is no
-candidate has its part of the rest: `rest / V_student`.
+The teacher is a language model that continues held-out text. The bits of a prediction are −log2 of
+the student's next token on these continuations, a proper score. `limit` scores each sample by the
+frequencies of the others, combined with the projection from the largest number of candidates: the
+best possible value is at or below it. A token outside the candidates gets `rest / V_student`.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def choose(
 
 
 class Writer:
-    """Lets the teacher write on from places; what it wrote is kept in a folder."""
+    """Generates the teacher's continuations, and stores them in a folder."""
 
     def __init__(self, folder: Path, teacher: Tokenizer, theirs: Side, work: Path | None) -> None:
         from transformers import AutoModelForCausalLM
@@ -133,7 +132,7 @@ class Writer:
     def write(
         self, places: Sequence[Place]
     ) -> tuple[dict[Place, NDArray[np.int32]], dict[tuple[int, int], Sparse]]:
-        """Return the tokens written at each place, and the predictions for those of the texts."""
+        """Return the generated tokens at each position, and the predictions for the texts."""
         written, known = {}, {}
         for place in places:
             ids = self.theirs.ids[place.text].tolist()
@@ -183,7 +182,7 @@ class Writer:
 
 
 class Judge:
-    """Scores predictions of one student's tokens by what the teacher wrote."""
+    """Scores predictions in one student's tokens on the teacher's continuations."""
 
     def __init__(
         self, student: Tokenizer, teacher: Tokenizer, ours: Side, theirs: Side,
@@ -278,8 +277,8 @@ def prediction(out: TopK, row: int, width: int) -> NDArray[np.float64]:
 def limit(counts: Counter[int], q: NDArray[np.float64]) -> float:
     """Return the mean bits of each sample by the frequencies of the others.
 
-    What they lack has the share of tokens that were seen once (Good, Biometrika 40, 1953), and is
-    shared as a prediction says.
+    Unseen tokens get the share of tokens that were seen once (Good, Biometrika 40, 1953), divided
+    by the projected prediction.
     """
     others = counts.total() - 1
     once = sum(n == 1 for n in counts.values())

@@ -71,14 +71,14 @@ def corpus(options: Namespace) -> tuple[list[Path], list[Path]]:
 
 
 class Value(NamedTuple):
-    """What a map gives one language, in nats."""
+    """Cross-entropy of a map on one language, in nats."""
 
     pair: str
     map: str
     language: str
     over_chunks: float
     at_starts: float
-    gain: float  # the recipe's value over chunks by this one
+    gain: float  # ratio of the recipe's value over chunks to this value
 
     def __str__(self) -> str:
         return f"{self.over_chunks:.3f} ({self.at_starts:.3f})"
@@ -87,8 +87,8 @@ class Value(NamedTuple):
 def chunks(options: Namespace) -> Iterator[Row]:
     """Measure maps for P-KL on each language, over chunks, and in brackets at boundaries.
 
-    The last rows are means over pairs and languages, with the least gain beside them; `floor` is
-    the map counted on the measured text itself.
+    The last rows are means over pairs and languages, with the smallest gain; `floor` is the map
+    counted on the measured text.
     """
     texts, held_out = corpus(options)
     config = xtok.BuildConfig.for_loss("p-kl")

@@ -1,7 +1,7 @@
-"""`xtok serve`: student tokens per second of one core, beside the teacher's own server.
+"""`xtok serve`: student tokens per second and core, compared with the teacher's own server.
 
-The teacher's server answers from memory what an n-gram model predicts, so that nothing waits for a
-model. xtok's server has a core of its own; the teacher's and the clients share the others.
+The teacher's server returns stored predictions of an n-gram model, so no time is spent on a model.
+xtok's server runs on a separate core; the teacher's server and the clients share the others.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ K, AT_ONCE, CHARACTERS = 64, 64, 3000
 
 
 def serving(options: Namespace) -> Iterator[Row]:
-    """Measure projecting alone, then the whole with JSON; the teacher's own server beside it.
+    """Measure the projection alone, then with JSON, and the teacher's own server.
 
-    `--size` scales the texts, and how often they are asked for; the last quarter of all requests
-    must take no more memory.
+    `--size` scales the texts and the number of requests. The last quarter of the requests must not
+    increase the memory.
     """
     texts = pieces(options, CHARACTERS)
     some = texts[: max(8, int(24 * options.size))]
@@ -64,7 +64,7 @@ def serving(options: Namespace) -> Iterator[Row]:
 
 
 def _answer(ids: NDArray[np.int32], model: NGrams) -> RankedTopK:
-    """Return what the n-gram model predicts for a sequence, nothing for its first token."""
+    """Return the n-gram model's predictions for a sequence, except for its first token."""
     before = {j: ids[max(0, j - ORDER + 1) : j].tolist() for j in range(1, len(ids))}
     rows = {j: model.prediction(context, K) for j, context in before.items()}
     topk = stored(ids, np.array([0, len(ids)]), rows, K)
@@ -171,7 +171,7 @@ def _student(names: tuple[str, str], teacher_url: str, url: str) -> None:
 async def _ask(
     url: str, rows: list[list[int]], turns: int, pid: int | None = None
 ) -> tuple[float, float]:
-    """Ask for all rows some times, 64 at once; return the seconds, and those of a process."""
+    """Request all rows several times, 64 concurrently; return wall-clock and process seconds."""
     async with httpx.AsyncClient(timeout=600) as client:
         for _ in range(6000):
             try:

@@ -1,7 +1,7 @@
-"""What `xtok project` costs: core-hours and gigabytes for a billion student tokens.
+"""Cost of `xtok project`: core-hours and gigabytes per billion student tokens.
 
-The teacher is an n-gram model, so that its predictions take no time. `unseen` is text in which each
-document stands once; `seen` is what a second reading of the same documents adds.
+The teacher is an n-gram model, so its predictions take no time. `unseen`: each document occurs
+once; `seen`: additional cost of the same documents a second time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _costs(table: Any, pair: xtok.Pair, back_map: Path, k: int) -> Row:
 
 
 def _predictions(ids: NDArray[np.int32], model: NGrams) -> list[Sparse]:
-    """Return what the n-gram model predicts for each token but the first."""
+    """Return the n-gram model's predictions for each token except the first."""
     before = (ids[max(0, j - ORDER + 1) : j].tolist() for j in range(1, len(ids)))
     return [model.prediction(context, max(CANDIDATES)) for context in before]
 

@@ -50,7 +50,7 @@ def constants(options: Namespace) -> Iterator[Row]:
 
 
 def kinds(side: Tokenizer) -> NDArray[np.int64]:
-    """Return the kind of each token, `NONE` for tokens that are no text on their own."""
+    """Return the kind of each token, `NONE` for tokens that are not valid text."""
     of_token = [kind_of(token) for token in side.table.tokens()]
     return np.array([NONE if kind is None else kind for kind in of_token])
 

@@ -1,4 +1,4 @@
-"""What losses cost in PyTorch: P-KL beside the least that it does, CSD and ALM beside event KL."""
+"""Cost of losses in PyTorch: P-KL compared with a minimum, CSD and ALM with event KL."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def frequent_map(num_rows: int, num_columns: int) -> ProjectionMap:
 def p_kl_row(
     name: str, weights: ProjectionMap, options: Namespace, *, learnable: bool = False
 ) -> Row:
-    """Measure forward and backward beside the minimum for a loss over all logits.
+    """Measure forward and backward, compared with the minimum for a loss over all logits.
 
     The minimum: a log-softmax forward and backward over the student's logits, the maximum of each
     teacher column, and the gather of k columns.
@@ -77,7 +77,7 @@ def p_kl_row(
 
 
 def loss_cost(options: Namespace) -> Iterator[Row]:
-    """A step from hidden states; and of CSD and of ALM on text, beside one of event KL."""
+    """Measure a step from hidden states, and steps of CSD and ALM compared with event KL."""
     yield from hidden.steps(options)
     yield from hidden.beside_a_context(options)
     yield from hidden.beside_liger(options)
@@ -116,7 +116,7 @@ Pass = tuple[Callable[[], None], torch.Tensor]  # a loss with its backward, and 
 
 
 def cost(ours: Pass, peer: Pass, options: Namespace, limit: float | None = None) -> Row:
-    """Race two passes; return also the peak memory of the first above what was held before."""
+    """Compare two passes; also return the peak memory of the first above its start."""
     run, beside = (partial(anew, *one, options.device) for one in (ours, peer))
     held = peak_above(run, options.device) / 2**20
     return {"held MiB": held, **race(run, beside, options.repeat).row(limit)}

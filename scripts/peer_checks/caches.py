@@ -23,7 +23,7 @@ K = 16
 
 
 class Sample(NamedTuple):
-    """A cache that a reader reads, the student's logits `[T, V]`, and what the cache holds."""
+    """A cache file, the student's logits `[T, V]`, and the contents of the cache."""
 
     path: Path
     logits: Tensor
@@ -51,10 +51,10 @@ def renormalized_kl(p: NDArray[Any], q: NDArray[Any]) -> float:
 
 
 def agree(to: CacheFormat, what: str, loss: Loss, formula: Formula, work: Path) -> Checks:
-    """Yield what a reader's loss is on our files.
+    """Yield the loss of a reader on xtok's files.
 
-    With equal logits of one tokenizer it is 0, a row further it is not; of two tokenizers it is
-    what a plain formula gives.
+    With one tokenizer and equal logits it is 0, and positive if shifted by a row; with two
+    tokenizers it equals a plain formula.
     """
     label, names = next(iter(report.PAIRS.items()))
     student, teacher = (report.own_tokenizer(name, work) for name in names)
@@ -104,7 +104,7 @@ def sample(
 
 
 def _logits(tokenizer: xtok.Tokenizer, num_tokens: int, seed: int) -> Tensor:
-    """Return logits that give next to nothing to ids without meaning, as a trained model does."""
+    """Return logits with almost no probability for unused ids, as in a trained model."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(num_tokens, tokenizer.vocabulary.vocab_size, generator=generator)
     logits[:, torch.from_numpy(tokenizer.table.lengths == 0)] = -40.0

@@ -1,6 +1,6 @@
-"""Trainers' own functions that ask a served teacher, against `xtok serve` before a small model.
+"""Functions of trainers that query a served teacher, tested with `xtok serve` and a small model.
 
-A checkout of slime, miles, xtuner, prime-rl, axolotl or atropos: which one it is, its files tell.
+A checkout of slime, miles, xtuner, prime-rl, axolotl or atropos, detected by its files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROMPT, RESPONSE = "How many lamps has the keeper?", " In 2014 he lit 201 lamps,
 
 
 class Served(NamedTuple):
-    """A server, and a sequence with what it should say of the response."""
+    """A server, and a sequence with the expected log-probabilities of the response."""
 
     url: str
     name: str
@@ -49,7 +49,7 @@ class Served(NamedTuple):
 
 
 def peer_of(checkout: Path) -> str:
-    """Return the name of the project that a checkout is of."""
+    """Return the project of a checkout."""
     return _client_of(checkout)[1]
 
 
@@ -84,7 +84,7 @@ def served(work: Path) -> Iterator[Served]:
 
 
 def agree(what: str, one: Served, found: Sequence[float]) -> Check:
-    """Compare what a client made of the answers with the log-probabilities themselves."""
+    """Compare a client's result with the log-probabilities."""
     apart = max((abs(a - b) for a, b in zip(found, one.expected, strict=True)), default=math.inf)
     figure = f"{len(found)} tokens, {apart:.0e} apart"
     return Check(what, figure, holds=apart < 1e-5)
@@ -119,7 +119,10 @@ def _opd(checkout: Path, path: Path, one: Served) -> Checks:
     yield agree("`post_process_rewards`", one, sample.teacher_log_probs.tolist())
     if package != "miles":
         return
-    for strategy in ("only-student", "intersection"):  # others ask the student's own server, too
+    for strategy in (
+        "only-student",
+        "intersection",
+    ):  # other clients also query the student's own server
         args, sample = scored(
             opd_log_prob_top_k=4, opd_top_k_strategy=strategy, opd_reward_weight_mode="student_p"
         )
@@ -185,7 +188,7 @@ def _prime_rl(checkout: Path, path: Path, one: Served) -> Checks:
 
 
 def _response(content: bytes) -> Any:
-    """What vLLM's GenerateResponse demands: these fields, of these types."""
+    """The required fields of vLLM's GenerateResponse, with their types."""
     value = json.loads(content)
     assert isinstance(value["request_id"], str)
     for choice in value["choices"]:
@@ -224,7 +227,7 @@ def _axolotl(checkout: Path, path: Path, one: Served) -> Checks:
         values = torch.tensor(found["target_logprobs"][0])
         ids = torch.tensor(found["target_token_ids"][0])
         count = len(one.ids)
-        # Its vLLM reader drops the first row, so that row i is of token i + 1.
+        # Its vLLM reader drops the first row, so row i belongs to token i + 1.
         rows = slice(len(one.prompt) - (kind == "vllm"), count - (kind == "vllm"))
         kept, own = ids[rows], torch.tensor(one.response)[:, None]
         is_right = values.shape == (count, 8) and bool(torch.isfinite(values[rows]).all())

@@ -1,4 +1,4 @@
-"""DistillKit: its signal source and its loss on what `xtok project --to distillkit` writes."""
+"""DistillKit's signal source and loss on the output of `xtok project --to distillkit`."""
 
 from __future__ import annotations
 

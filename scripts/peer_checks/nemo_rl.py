@@ -59,7 +59,7 @@ def checks(checkout: Path, work: Path) -> Checks:
 
 
 def losses_of(checkout: Path) -> Any:
-    """Import the module of their losses, with stand-ins for what it does not need here."""
+    """Import NeMo-RL's losses, with stand-ins for modules that are not needed here."""
     report.stand_in("nemo_rl.models.policy", TokenizerConfig=dict)
     report.stand_in("nemo_rl.models.dtensor.parallelize", to_local_if_dtensor=lambda tensor: tensor)
     report.stand_in("nemo_rl.utils.logger", Logger=object)
@@ -102,13 +102,13 @@ class Pair:
         self.utils = report.imported(checkout, "nemo_rl.algorithms.x_token.loss_utils")
 
     def files(self) -> Checks:
-        """Their loader and their exact pairs beside the map."""
+        """Compare NeMo-RL's loader and exact pairs with the map."""
         for loss, m in self.maps.items():
             sizes = {"student_vocab_size": m.shape[0], "teacher_vocab_size": m.shape[1]}
             matrix = self.utils.get_sparse_projection_matrix(
                 str(self.paths[loss]), torch.device("cpu"), **sizes
             )
-            kept = matrix.values() != 0  # ids with weight 0 only give the matrix its size
+            kept = matrix.values() != 0  # ids with weight 0 only determine the size of the matrix
             ids = matrix.indices()[:, kept].numpy()
             mine = np.lexsort((m.teacher_ids, m.student_ids))
             same = (
@@ -133,7 +133,7 @@ class Pair:
             yield Check(what, f"{len(ours.student_ids):,} pairs, the same", holds=same)
 
     def losses(self) -> Checks:
-        """Their losses beside ours, on logits of the whole vocabularies for real tokens."""
+        """Compare NeMo-RL's losses with xtok's, on logits of whole vocabularies for real tokens."""
         module = report.imported(self.checkout, "nemo_rl.algorithms.loss.loss_functions")
         ids, masks, unshifted, logits = self.batch()
         aligned = xtok.shift_to_predictions(unshifted)
@@ -156,7 +156,7 @@ class Pair:
                 continue
             rounded = [side.bfloat16() for side in logits]
             exact = report.value_and_gradient(their_loss, *(side.float() for side in rounded))
-            # Rounded logits tie, and which of equal ones sorting puts first is anyone's choice.
+            # Rounded logits have ties, and the order of ties is arbitrary.
             columns = self._pairs(changed).student_ids if loss == "gold" else slice(None)
             ours, own = (
                 report.errors(run, exact, rounded, columns) for run in (our_loss, their_loss)
@@ -182,7 +182,7 @@ class Pair:
         return ids, masks, unshifted, logits
 
     def collator(self) -> Checks:
-        """Their collator with xtok's aligner in the place of its own."""
+        """Run NeMo-RL's collator with xtok's aligner."""
         collate = report.imported(self.checkout, _module_of_collator(self.checkout))
         module = report.imported(self.checkout, "nemo_rl.algorithms.x_token.token_aligner")
         aligners = (
@@ -190,7 +190,7 @@ class Pair:
             module.TokenAligner(*self.tokenizers, str(self.paths["gold"])),
         )
         same = True
-        chunks: tuple[list[int], list[int]] = [], []  # correct ones, of ours and of theirs
+        chunks: tuple[list[int], list[int]] = [], []  # correct chunks, xtok's and NeMo-RL's
         for language in report.LANGUAGES:
             text = report.text_of(language)[:600]
             batch = [

@@ -80,7 +80,7 @@ class _Draft:
         return self.module.CrossTokenizerDistillationLossFn(config)
 
     def tables(self) -> Checks:
-        """Their shared tokens and their index beside ours, pair for pair."""
+        """Compare the draft's shared tokens and index with xtok's."""
         m, theirs, device = self.spellings, self.loss({}), torch.device("cpu")
         found = theirs._common_indices_from_subtoks(device, 0)
         same = all(np.array_equal(*both) for both in zip(found, m.shared, strict=True))
@@ -122,9 +122,9 @@ class _Draft:
         yield Check(f"a map --for p-kl, {self.label}", figure, holds)
 
     def losses(self) -> Checks:
-        """Their loss beside `csd` and `alm`, on logits of whole vocabularies for real tokens."""
+        """Compare the draft's loss with `csd` and `alm`, on logits of whole vocabularies."""
         ids, masks, aligned, logits = self.pair.batch()
-        # Tokens that nothing predicts: they compare them by the logits of their own place.
+        # Tokens without a prediction: the draft compares them by the logits at their own position.
         for row in range(len(ids[0])):
             first = aligned.student_chunk_id[row, 0], aligned.teacher_chunk_id[row, 0]
             for chunk in first:
@@ -160,7 +160,7 @@ class _Draft:
                     return alm(student, teacher, targets, shifted, config)
                 return csd(student, teacher, index, targets, shifted, config)
 
-            # Its float32 has the rest from 1 − Σ of up to 100,000 probabilities; its float64 tells.
+            # In float32, the draft's rest (1 − Σ of up to 100,000 probabilities) is inexact.
             exact = report.value_and_gradient(their_loss, *(side.double() for side in logits))
             chunks = int(used["num_common_chunks"]), int(used["num_mismatch_chunks"])
             ours, own = (report.errors(run, exact, logits) for run in (our_loss, their_loss))

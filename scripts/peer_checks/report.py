@@ -1,4 +1,4 @@
-"""What the checks share: a row of the table, checkouts, folders of real tokenizers, comparisons."""
+"""Shared parts of the checks: table rows, checkouts, tokenizer folders, comparisons."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def own_tokenizer(name: str, parent: Path) -> xtok.Tokenizer:
 
 
 def commit_of(checkout: Path, stated: str) -> str:
-    """Return the commit of a checkout, with a `+` if its files were changed; or what is stated."""
+    """Return a checkout's commit, with a `+` if files were changed, or the declared commit."""
     git = ("git", "-C", str(checkout))
     found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     if found.returncode:
@@ -83,7 +83,7 @@ def commit_of(checkout: Path, stated: str) -> str:
 
 
 def stand_in(name: str, **contents: Any) -> str:
-    """Put an empty module in the place of one that needs what is not installed; return its name."""
+    """Replace a module whose requirements are missing with an empty module; return its name."""
     module = types.ModuleType(name)
     vars(module).update(contents)
     sys.modules[name] = module
@@ -98,10 +98,10 @@ def imported(checkout: Path, name: str) -> Any:
 
 
 def guarded(what: str, check: Callable[[], Checks]) -> Checks:
-    """Yield the lines of a check; a peer that has moved on and breaks is one line, too."""
+    """Yield the lines of a check; an error of the other project is also a line."""
     try:
         yield from check()
-    except Exception as error:  # noqa: BLE001  # whatever another's code raises is the finding
+    except Exception as error:  # noqa: BLE001  # any error of the other project is the result
         reason = str(error).strip().splitlines()[:1] or [""]
         yield Check(what, f"{type(error).__name__}: {reason[0][:100]}", holds=False)
 
@@ -120,7 +120,7 @@ def errors(
     logits: Sequence[Tensor],
     columns: Tensor | slice = slice(None),
 ) -> tuple[float, float]:
-    """Return how far a loss's value and gradient are from the expected ones.
+    """Return the errors of a loss's value and gradient.
 
     Each is the largest difference as a share of the largest expected absolute value; of the
     gradient only the columns of `columns` count.

@@ -1,4 +1,4 @@
-"""TRL as installed: its served-teacher client and loss on what `xtok project --to vllm` writes."""
+"""TRL's client for served teachers and its loss, on the output of `xtok project --to vllm`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def installed(work: Path) -> Checks:
 
 
 def served_loss(sample: caches.Sample, shift: int) -> float:
-    """The forward KL with a tail that its trainer computes of what its client is answered."""
+    """The forward KL with a tail of TRL's trainer, from the answers of its client."""
     import teacher_server
     from trl.experimental.server_distillation import server_distillation_trainer as server
     from trl.generation import vllm_client
 
-    vllm_client.is_vllm_available = lambda *_: True  # what needs vLLM is not asked for
+    vllm_client.is_vllm_available = lambda *_: True  # parts that require vLLM are not used
     lines = teacher_server.read(sample.path)
     ids = lines[0]["choices"][0]["prompt_token_ids"]
     with teacher_server.serving(teacher_server.StoredAnswers(lines)) as url:

@@ -35,12 +35,12 @@ def checks(checkout: Path, work: Path) -> Checks:
 
 
 def _top_k_kl(p: NDArray[Any], q: NDArray[Any]) -> float:
-    """Forward KL over the candidates alone; what is left is not compared."""
+    """Forward KL over the candidates only, without the rest."""
     return float((np.exp(p) * (p - q)).sum())
 
 
 def _loss(module: Any, sample: Sample, shift: int) -> float:
-    """Return the loss a row: its rows are of the next token, and all have K candidates."""
+    """Return the loss per row: row i belongs to the next token, with K candidates each."""
     num_rows = len(sample.row["input_ids"])
     ids = torch.zeros(num_rows, caches.K, dtype=torch.int64)
     logprobs = torch.full((num_rows, caches.K), -1e9)
