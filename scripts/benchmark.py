@@ -6,8 +6,8 @@
     python scripts/benchmark.py align project --corpus FOLDER
 
 Prints Markdown tables, or with --json JSON lines. `ratio` is xtok's median divided by the peer's,
-`turns` the smallest and largest ratio of a single turn. Several cases run in sequence, each in a separate
-process; the last line is the peak memory of the process.
+`turns` the smallest and largest ratio of a single turn. Several cases run in sequence, each
+in a separate process; the last line is the peak memory of the process.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The teacher is an n-gram model over a real tokenizer's tokens. The probability of any bytes is the
 sum over all spellings in its tokens, which gives the true share of each student token. The error is
-the mean absolute difference of a share, in nats. Tokens alone in their chunk have no error. `student`
-uses a student that was trained on a tenth of the teacher's text.
+the mean absolute difference of a share, in nats. Tokens alone in their chunk have no error.
+`student` uses a student that was trained on a tenth of the teacher's text.
 """
 
 from __future__ import annotations
