@@ -84,7 +84,8 @@ def test_one_line_where_all_holds(bench: Bench) -> None:
     assert found.differences == []
     assert found.line == (
         "first batch: ids, masks, loss 6.79, heads, the teacher 0.19 bits per byte "
-        "(the student 4.37), 100% aligned: no differences from the libraries"
+        "(the student 4.37), 100.0% of the targets are in a chunk (100.0% of equal bytes): "
+        "no differences from the libraries"
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
@@ -472,13 +473,13 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "a teacher in training mode": (in_training_mode, "is in training mode"),
     "a teacher's dropout left on": (with_dropout, "is in training mode"),
     "dropout without a mode": (dropout_without_a_mode, "two results"),
-    "a teacher of other ids": (knows_other_ids, "bits per byte, and random"),
-    "a teacher of no weights": (not_loaded, "worse than a uniform guess"),
+    "a teacher of other ids": (knows_other_ids, "nats per token, and a uniform guess"),
+    "a teacher of no weights": (not_loaded, "nats per token, and a uniform guess"),
     "a teacher's logits shifted": (teacher_logits(lambda x: x.roll(-1, 1)), "the token after"),
     "shifted to the other side": (teacher_logits(lambda x: x.roll(1, 1)), "the token before"),
     "a teacher of the next but one": (places_apart, "the token after"),
-    "a teacher of no number": (teacher_logits(lambda x: x * math.nan), "nan bits per byte"),
-    "a teacher's logits negated": (teacher_logits(lambda x: -9 * x), "bits per byte, and random"),
+    "a teacher of no number": (teacher_logits(lambda x: x * math.nan), "needs nan nats per"),
+    "a teacher's logits negated": (teacher_logits(lambda x: -9 * x), "the teacher needs"),
     "few chunks": (no_chunks, "targets are in a chunk with the teacher"),
     "chunks of other bytes": (other_bytes, "chunks have the same bytes"),
     "student chunks moved": (chunks_moved("student_chunk_id"), "marked as equal have other bytes"),
@@ -516,7 +517,7 @@ def test_what_the_distillation_alone_does_not_teach(bench: Bench) -> None:
     other_ends(bench)
     found = bench.audit()
     assert found.differences == []
-    [note] = found.notes
+    [note] = found.messages("note")
     assert "with the distillation loss alone, the student does not learn to stop" in note
 
 
@@ -525,9 +526,9 @@ def test_what_the_distillation_alone_does_not_teach(bench: Bench) -> None:
 
 def test_findings_of_all_processes_have_their_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     audits = [
-        Audit(["loss 2.00"], ["ids"], ["a fault"], []),
-        Audit(["loss 3.00"], ["ids"], [], ["a note"]),
-        Audit(["loss 4.00"], [], ["a fault", "another"], []),
+        Audit([("ok", "loss 2.00"), ("skipped", "ids"), ("warning", "a fault")]),
+        Audit([("ok", "loss 3.00"), ("skipped", "ids"), ("note", "a note")]),
+        Audit([("ok", "loss 4.00"), ("warning", "a fault"), ("warning", "another")]),
     ]
     joined = Audit.of_processes(audits)
     assert joined.differences == ["process 0, 2: a fault", "process 2: another"]
@@ -548,7 +549,9 @@ def test_gradients_behind_a_reentrant_checkpoint_are_not_determined(bench: Bench
         else real(hidden, **options)
     )
     found = bench.audit()
-    assert found.undetermined == ["which parameters get a gradient (checkpointing hides them)"]
+    assert found.messages("skipped") == [
+        "which parameters get a gradient (checkpointing hides them)"
+    ]
     assert found.differences == []
     assert "not determined: which parameters get a gradient" in found.line
 
@@ -599,14 +602,14 @@ def test_a_student_with_adapters_and_its_base(of_bytes: Any, has_graph: bool) ->
     found = audit([student, AdapterOff(student, has_graph=has_graph).eval()], batch, collate)
     assert found.differences == []
     hidden = ["whether the teacher uses the student's trained tensors"]
-    assert found.undetermined[1:] == ([] if has_graph else hidden)
+    assert found.messages("skipped")[1:] == ([] if has_graph else hidden)
 
 
 def test_rows_padded_on_the_left_that_begin_with_a_target(bench: Bench) -> None:
     on_policy(bench, first_target=0, num_bos=0)
     found = bench.audit()
     assert found.differences == []
-    assert found.undetermined == ["ids and masks (the batch has no texts)"]
+    assert found.messages("skipped") == ["ids and masks (the batch has no texts)"]
 
 
 def test_a_teacher_slightly_behind_is_noted(bench: Bench) -> None:
@@ -615,7 +618,7 @@ def test_a_teacher_slightly_behind_is_noted(bench: Bench) -> None:
     bench.teacher.table.data *= 0.9
     found = bench.audit()
     assert found.differences == []
-    [note] = found.notes
+    [note] = found.messages("note")
     assert "this teacher will probably cost quality (docs/guides/choosing.md)" in note
 
 
@@ -654,7 +657,7 @@ def test_no_fault_is_seen_in_any_architecture(name: str, of_bytes: Any) -> None:
     heads, _ = find_heads([model, teacher], [batch, *batch["teachers"]], [True, True])
     found = audit([model.train(), teacher], batch, collate, heads)
     assert found.differences == []
-    assert [part.split()[0] for part in found.compared] == ["loss", "heads", "the", "100%"]
+    assert [part.split()[0] for part in found.messages("ok")] == ["loss", "heads", "the", "100.0%"]
 
 
 CHAT = [

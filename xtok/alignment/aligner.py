@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -70,6 +70,12 @@ class FlatAlignment:
     teacher_chunk_id: NDArray[np.int32]
     num_chunks: NDArray[np.int64]  # [documents]
     is_correct: NDArray[np.bool_]  # [all chunks], document after document
+
+    @classmethod
+    def joined(cls, alignments: Sequence[FlatAlignment]) -> FlatAlignment:
+        """Return the alignment of the documents of several alignments."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(x, name) for x in alignments]) for name in names))
 
     def numbers(
         self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]

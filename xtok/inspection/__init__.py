@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Level = Literal["ok", "note", "warning", "failed", "skipped"]
 Grade = Literal["bad", "care", "note", "good"]
+
+Finding: TypeAlias = tuple[Level, str]
+"""The result of a comparison, and its sentence."""
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.shards import Paths
-from xtok.alignment.aligner import AlignmentBatch, TokenAligner
+from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
+from xtok.alignment.sequences import filled
 from xtok.building.counting.texts import check_texts, read_samples
 from xtok.conversation import BEGINS_IN_PROMPT, BLOCK_IN_PROMPT, Conversation, find_template
 from xtok.conversation.files import ChatRecord, chat_record
@@ -24,11 +25,12 @@ from xtok.conversation.leaves import WEIGHTS
 from xtok.conversation.teacher_side import SideChat, SideText, teachers_chats
 from xtok.conversation.templates import has_generation, is_missing
 from xtok.errors import XtokError
-from xtok.inspection import Check
+from xtok.inspection import Check, Finding
 from xtok.tokenizers import Tokenizer, library_differences
 from xtok.tokenizers.display import escape, percent, plural, quoted
 from xtok.tokenizers.library import ids_apart
 from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.sides import SIDES
 
 ENOUGH = 0.5
 """Minimum share of targets in chunks, and of chunks with equal bytes. Pairs of the tests have 0.9
@@ -68,11 +70,11 @@ class SideReport:
         return shown
 
     @property
-    def shown(self) -> list[str]:
+    def findings(self) -> Iterator[Finding]:
         """The first differences, and the number of the others."""
-        more = len(self.differences) - _SHOWN
-        rest = [f"{more} more like these"] if more > 0 else []
-        return [*self.differences[:_SHOWN], *rest]
+        yield from (("warning", difference) for difference in self.differences[:_SHOWN])
+        if more := self.differences[_SHOWN:]:
+            yield "warning", f"{len(more)} more like these"
 
 
 def compare_side(
@@ -152,94 +154,64 @@ def _chat_differences(
         yield f"the targets of conversation {number} are {both}"
 
 
-class Aligned(NamedTuple):
-    """Counts of targets and chunks of a student and one teacher."""
-
-    targets: int  # of the student, without the first token of a row, which nothing predicts
-    in_chunks: int  # of these
-    chunks: int
-    equal: int  # of these, with the same bytes on both sides, or special tokens of one role
-    ends: int  # targets that end a turn or a text
-    ends_in_chunks: int
-    begins: int  # rows that begin with a bos token on both sides, a target on the student's
-    begins_in_chunks: int
-    decoded: int  # chunks of `equal` that were decoded
-    moved: tuple[str, ...]  # texts of both sides, for chunks with different bytes
-
-    @classmethod
-    def total(cls, parts: Sequence[Aligned]) -> Aligned:
-        """Return the counts of several batches together."""
-        return cls(*(sum(values[1:], values[0]) for values in zip(*parts, strict=True)))
-
-    @property
-    def share(self) -> float:
-        """The share of the targets that are in a chunk."""
-        return self.in_chunks / max(1, self.targets)
-
-    def differences(self) -> Iterator[str]:
-        """Yield the faults of the alignment."""
-        if not self.targets:
-            yield "the rows have no targets, so the student learns nothing from them"
-            return
-        if self.share < ENOUGH:
-            yield f"{self.in_chunks} of {self.targets} targets are in a chunk with the teacher"
-        if self.equal < ENOUGH * self.chunks:
-            yield f"{self.equal} of {self.chunks} chunks have the same bytes on both sides"
-        if self.begins_in_chunks < self.begins:
-            yield f"{self.begins_in_chunks} of {plural(self.begins, 'bos token')} are in a chunk"
-        if self.moved:
-            yield (
-                f"{len(self.moved)} of {self.decoded} chunks that are marked as equal have other "
-                f"bytes on the teacher's side, such as {self.moved[0]}: the ids or the alignment "
-                "belong to other rows, or were moved"
-            )
-
-    def notes(self) -> Iterator[str]:
-        """Yield limits of the distillation loss alone."""
-        if self.ends_in_chunks < ENOUGH * self.ends:
-            yield (
-                f"{self.ends_in_chunks} of {self.ends} ends of turns or texts are in a chunk: with "
-                "the distillation loss alone, the student does not learn to stop (the "
-                "cross-entropy has these targets)"
-            )
-
-
-def aligned(
+def alignment_findings(
     tokenizers: tuple[Tokenizer, Tokenizer],
     labels: NDArray[Any],
-    ids: tuple[NDArray[Any], NDArray[Any]],
-    alignment: AlignmentBatch,
-) -> Aligned:
+    ids: Sequence[NDArray[Any]],
+    alignment: Mapping[str, NDArray[Any]],
+) -> Iterator[Finding]:
     """Count aligned targets and chunks in a batch, and decode a sample of its chunks.
 
     Args:
         tokenizers: the student's and the teacher's.
         labels: the student's, of the tokens themselves, `[B, T_s]`; below 0 for no target.
         ids: of both sides, `[B, T_s]` and `[B, T_t]`.
-        alignment: a `PaddedAlignment` of arrays.
+        alignment: the arrays of a `PaddedAlignment`.
     """
-    arrays = {name: np.asarray(value) for name, value in vars(alignment).items()}
-    chunk, valid = arrays["student_chunk_id"], arrays["pair_valid"]
-    equal = valid & arrays["pair_is_correct"]
+    chunk, valid = alignment["student_chunk_id"], alignment["pair_valid"]
+    equal = valid & alignment["pair_is_correct"]
     inside = (chunk >= 0) & np.take_along_axis(valid, np.maximum(chunk, 0), axis=1)
-    firsts = [_first_tokens(arrays[f"{side}_kept"]) for side in ("student", "teacher")]
+    firsts = [_first_tokens(alignment[f"{side}_kept"]) for side in SIDES]
     is_bos = [
         np.isin(of_side, token_ids(tokenizer, "bos")) & first
         for of_side, tokenizer, first in zip((labels, ids[1]), tokenizers, firsts, strict=True)
     ]
     begins = is_bos[0] & is_bos[1].any(1, keepdims=True)
-    is_target = (labels >= 0) & ~firsts[0]
+    is_target = (labels >= 0) & ~firsts[0]  # nothing predicts a first token
     ends = np.isin(labels, token_ids(tokenizers[0], "eos", "turn_end")) & is_target
-    counted = is_target, valid, equal, ends, begins
-    targets, chunks, num_equal, num_ends, num_begins = (int(x.sum()) for x in counted)
-    in_chunks, ends_in, begins_in = (int((x & inside).sum()) for x in (is_target, ends, begins))
-    both = chunk, arrays["teacher_chunk_id"]
+    (targets, targets_in), (num_ends, ends_in), (num_bos, bos_in) = (
+        (int(x.sum()), int((x & inside).sum())) for x in (is_target, ends, begins)
+    )
+    if not targets:
+        yield "warning", "the rows have no targets, so the student learns nothing from them"
+        return
+    num_equal, chunks = int(equal.sum()), int(valid.sum())
+    both = chunk, alignment["teacher_chunk_id"]
     decoded = [*_decoded(tokenizers, ids, both, np.argwhere(equal))]
-    moved = tuple(f"{a} and {b}" for a, b in decoded if a != b)
-    return Aligned(
-        targets, in_chunks, chunks, num_equal, num_ends, ends_in, num_begins, begins_in,
-        len(decoded), moved,
-    )  # fmt: skip
+    moved = [f"{ours} and {theirs}" for ours, theirs in decoded if ours != theirs]
+    differences = []
+    if targets_in < ENOUGH * targets:
+        differences.append(f"{targets_in} of {targets} targets are in a chunk with the teacher")
+    if num_equal < ENOUGH * chunks:
+        differences.append(f"{num_equal} of {chunks} chunks have the same bytes on both sides")
+    if bos_in < num_bos:
+        differences.append(f"{bos_in} of {plural(num_bos, 'bos token')} are in a chunk")
+    if moved:
+        differences.append(
+            f"{len(moved)} of {len(decoded)} chunks that are marked as equal have other bytes on "
+            f"the teacher's side, such as {moved[0]}: the ids or the alignment belong to other "
+            "rows, or were moved"
+        )
+    yield from (("warning", difference) for difference in differences)
+    if not differences:
+        shares = percent(targets_in / targets), percent(num_equal / max(1, chunks))
+        yield "ok", f"{shares[0]} of the targets are in a chunk ({shares[1]} of equal bytes)"
+    if ends_in < ENOUGH * num_ends:
+        yield (
+            "note",
+            f"{ends_in} of {num_ends} ends of turns or texts are in a chunk: with the distillation "
+            "loss alone, the student does not learn to stop (the cross-entropy has these targets)",
+        )
 
 
 def _first_tokens(kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -249,23 +221,24 @@ def _first_tokens(kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _decoded(
     tokenizers: tuple[Tokenizer, Tokenizer],
-    ids: tuple[NDArray[Any], NDArray[Any]],
-    chunk_ids: tuple[NDArray[Any], NDArray[Any]],
+    ids: Sequence[NDArray[Any]],
+    chunk_ids: Sequence[NDArray[Any]],
     chunks: NDArray[np.int64],
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, ...]]:
     """Yield the texts of both sides for a sample of `chunks` (row, number), `[N, 2]`."""
     for row, number in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
         of_sides = [x[row][c[row] == number] for x, c in zip(ids, chunk_ids, strict=True)]
-        sides = [*zip(tokenizers, of_sides, strict=True)]
-        if all((t.table.lengths[of_side] > 0).all() for t, of_side in sides):
-            tokens = [[t.table.tokens()[i] for i in of_side] for t, of_side in sides]
-            student, teacher = (quoted(escape(b"".join(of_side))) for of_side in tokens)
-            yield student, teacher
+        sides = [*zip((t.table for t in tokenizers), of_sides, strict=True)]
+        if all((table.lengths[of_side] > 0).all() for table, of_side in sides):
+            yield tuple(
+                quoted(escape(b"".join(table[i] for i in of_side))) for table, of_side in sides
+            )
 
 
-def token_ids(tokenizer: Tokenizer, *roles: str) -> list[int]:
+def token_ids(tokenizer: Tokenizer | None, *roles: str) -> list[int]:
     """Return the ids of a tokenizer that have one of these roles."""
-    return [i for role in roles for i in tokenizer.table.roles.get(role, ())]
+    by_role = {} if tokenizer is None else tokenizer.table.roles
+    return [i for role in roles for i in by_role.get(role, ())]
 
 
 def first_rows(texts: Paths, field: str = "text") -> list[SideText | SideChat]:
@@ -297,23 +270,14 @@ def row_checks(
         yield from _side_checks(f"first rows, {tokenizer.vocabulary.model_id}", report)
     chats = [row.chat for row in rows if isinstance(row, SideChat)]
     yield from _teachers_own(pair.tokenizers[1], chats, templates[1])
-    parts = [*_aligned_rows(pair, rows, templates)]
-    if not parts:
-        return
-    counts, name = Aligned.total(parts), "first rows, aligned"
-    differences = [*counts.differences()]
-    yield from (Check(name, "warning", line) for line in differences)
-    yield from (Check(name, "note", line) for line in counts.notes())
-    if not differences:
-        shares = [percent(counts.share), percent(counts.equal / max(1, counts.chunks))]
-        message = f"{shares[0]} of the targets are in a chunk, {shares[1]} of these of equal bytes"
-        yield Check(name, "ok", message)
+    for level, message in _aligned_rows(pair, rows, templates):
+        yield Check("first rows, aligned", level, message)
 
 
 def _side_checks(name: str, report: SideReport) -> Iterator[Check]:
     for note, count in report.notes.items():
         yield Check(name, "note", f"{count:,} of {report.num_chats:,}: {note}")
-    yield from (Check(name, "warning", line) for line in report.differences[:_SHOWN])
+    yield from (Check(name, *finding) for finding in report.findings)
     if report.differences:
         return
     counted = [plural(report.num_texts, "text")] if report.num_texts else []
@@ -347,17 +311,31 @@ def _teachers_own(
 
 def _aligned_rows(
     pair: Pair, rows: Sequence[SideText | SideChat], templates: Sequence[str | Path | None]
-) -> Iterator[Aligned]:
-    aligner = TokenAligner(pair)
+) -> Iterator[Finding]:
+    aligner, sides, masks, alignments = TokenAligner(pair), [], [], []
     for row in rows:
         with suppress(XtokError):
             if isinstance(row, SideText):
-                sides = [tokenizer.encode(row.text).ids for tokenizer in pair.tokenizers]
-                flat, mask = aligner.align_document(*sides), np.ones(len(sides[0]), np.bool_)
+                both = [tokenizer.encode(row.text).ids for tokenizer in pair.tokenizers]
+                alignments.append(aligner.align_document(*both))
+                masks.append(np.ones(len(both[0]), np.bool_))
             else:
                 ours, theirs = map(row.render, pair.tokenizers, templates)
-                sides, mask = [ours.ids, theirs.ids], ours.assistant_mask
-                flat = align_rendered(aligner, ours, theirs)
-            padded = flat.padded(*(np.ones((1, len(ids)), np.bool_) for ids in sides))
-            labels = np.where(mask, sides[0], -100)
-            yield aligned(pair.tokenizers, labels[None], (sides[0][None], sides[1][None]), padded)
+                both = [ours.ids, theirs.ids]
+                alignments.append(align_rendered(aligner, ours, theirs))
+                masks.append(ours.assistant_mask)
+            sides.append(both)
+    if not sides:
+        return
+    ids, kept = zip(*(_padded(of_side) for of_side in zip(*sides, strict=True)), strict=True)
+    is_target, _ = _padded(masks)
+    padded = FlatAlignment.joined(alignments).padded(*kept)
+    labels = np.where(is_target != 0, ids[0], -100)
+    yield from alignment_findings(pair.tokenizers, labels, ids, vars(padded))
+
+
+def _padded(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return rows padded with 0, `[B, T]`, and where they have values."""
+    lengths = np.array([*map(len, rows)])
+    kept = np.arange(lengths.max()) < lengths[:, None]
+    return filled(kept, np.concatenate(rows).astype(np.int64), 0), kept

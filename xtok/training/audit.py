@@ -6,15 +6,15 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xtok.alignment.aligner import PaddedAlignment
-from xtok.inspection.first_rows import aligned, compare_side, token_ids
+from xtok.inspection import Finding, Level
+from xtok.inspection.first_rows import alignment_findings, compare_side, token_ids
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import listed
 from xtok.training.collator import DistillationCollator, shifted_targets
@@ -39,15 +39,11 @@ MAX_TOKENS = 1024
 FEWEST_TOKENS = 32
 """Tokens for the student's own loss, which makes whole logits: 32 MiB for each 250,000 ids."""
 
-MOST_BITS = 8.5
-"""Maximum bits per byte of a teacher. Random weights have about 8, since all bytes are equally
-likely."""
-
-FEWEST_BYTES = 32
-"""Minimum bytes of the targets; below, bits per byte are noise."""
+FEWEST_TARGETS, FEWEST_BYTES = 16, 32
+"""Minimum targets, and bytes of them; below, nats per token and bits per byte are noise."""
 
 ABOVE_UNIFORM = 1.2
-"""Maximum nats of the student, in units of a uniform guess. A student from scratch has 1.0."""
+"""Maximum nats of a model, in units of a uniform guess. Random weights have about 1.0."""
 
 BEHIND, FAR_BEHIND = 1.02, 1.5
 """Ratios of the teacher's to the student's bits per byte: for a note, and for a warning."""
@@ -55,45 +51,52 @@ BEHIND, FAR_BEHIND = 1.02, 1.5
 
 @dataclass
 class Audit:
-    """The findings on a first batch."""
+    """The findings on a first batch.
 
-    compared: list[str] = field(default_factory=list)  # with the values
-    undetermined: list[str] = field(default_factory=list)  # points without a comparison
-    differences: list[str] = field(default_factory=list)  # a sentence each, with both values
-    notes: list[str] = field(default_factory=list)  # effects that may be intended
+    Levels: `ok` for a comparison or its values, `skipped` for a point that cannot be determined,
+    `warning` for a difference, and `note` for an effect that may be intended.
+    """
+
+    findings: list[Finding]
+
+    def messages(self, level: Level) -> list[str]:
+        """Return the messages of one level."""
+        return [message for of_message, message in self.findings if of_message == level]
+
+    @property
+    def differences(self) -> list[str]:
+        """The differences, a sentence each, with both values."""
+        return self.messages("warning")
 
     @property
     def line(self) -> str:
         """Summary: the values, the undetermined points, and the number of differences."""
-        missing = f"; not determined: {', '.join(self.undetermined)}" if self.undetermined else ""
-        number = len(self.differences)
+        skipped, number = self.messages("skipped"), len(self.differences)
+        missing = f"; not determined: {', '.join(skipped)}" if skipped else ""
         result = f"{number} differences" if number > 1 else "1 difference" * number
         return (
-            f"first batch: {', '.join(self.compared)}{missing}: "
+            f"first batch: {', '.join(self.messages('ok'))}{missing}: "
             f"{result or 'no differences from the libraries'}"
         )
 
     @classmethod
     def of_processes(cls, audits: Sequence[Audit]) -> Audit:
         """Join the findings of all processes, each with its ranks; the values are rank 0's."""
-
-        def joined(name: str) -> list[str]:
-            lines = dict.fromkeys(line for one in audits for line in getattr(one, name))
-            ranks = [[n for n, one in enumerate(audits) if x in getattr(one, name)] for x in lines]
-            return [
-                f"process {listed(of_line)}: {line}"
-                for line, of_line in zip(lines, ranks, strict=True)
-            ]
-
-        if len(audits) == 1:
-            return audits[0]
-        named = {name: joined(name) for name in ("undetermined", "differences", "notes")}
-        return cls(audits[0].compared, **named)
+        ranks: dict[Finding, list[int]] = {}
+        for rank, own in enumerate(audits):
+            for finding in own.findings:
+                ranks.setdefault(finding, []).append(rank)
+        joined = [
+            (level, message if level == "ok" else f"process {listed(found_by)}: {message}")
+            for (level, message), found_by in ranks.items()
+            if level != "ok" or 0 in found_by
+        ]
+        return cls(joined) if len(audits) > 1 else audits[0]
 
     def report(self) -> None:
         """Print the line and the notes to stderr, and warn of each difference."""
         sys.stderr.write(f"{self.line}\n")
-        for note in self.notes:
+        for note in self.messages("note"):
             sys.stderr.write(f"note: first batch: {note}\n")
         for difference in self.differences:
             warnings.warn(f"first batch: {difference}", stacklevel=3)
@@ -121,120 +124,200 @@ def audit(
     Raises:
         XtokError: if a model has no embedding for an id.
     """
-    found, sides = Audit(), [batch, *batch["teachers"]]
-    names = ["the student", *(f"teacher {n}" for n in range(1, len(sides)))]
-    if len(sides) == 2:
+    batches = [batch, *batch["teachers"]]
+    names = ["the student", *(f"teacher {n}" for n in range(1, len(batches)))]
+    if len(batches) == 2:
         names[1] = "the teacher"
-    tokenizers: list[Tokenizer | None] = [None] * len(sides)
+    tokenizers: list[Tokenizer | None] = [None] * len(batches)
     if isinstance(collator, DistillationCollator):
-        tokenizers = [collator.student, *collator.teachers[: len(batch["teachers"])]]
-        _compare_rows(found, names, sides, collator)
-    else:
-        found.differences += _label_differences(names[0], batch)
-    for number, (model, side) in enumerate(zip(models, sides, strict=True)):
+        tokenizers = [collator.student, *collator.teachers[: len(batches) - 1]]
+    for number, (model, side) in enumerate(zip(models, batches, strict=True)):
         require_rows(model, side, number)
-    num_rows = max(1, MAX_TOKENS // max(x["input_ids"].shape[1] for x in sides if "input_ids" in x))
-    student, *teachers = (
-        _ModelRun(name, model, {} if model is None else _first(side, num_rows), tokenizer, head)
-        for name, model, side, tokenizer, head in zip(
-            names, models, sides, tokenizers, heads or [None] * len(sides), strict=True
-        )
-    )
+    columns = zip(names, models, batches, tokenizers, heads or [None] * len(names), strict=True)
+    sides = [_Side(*values) for values in columns]
     with rng_restored(batch["input_ids"].device):
-        _compare_student(found, student, _window(batch))
-        found.compared += ["heads"] * any(heads)
-        for number, teacher in enumerate(teachers):
-            if teacher.model is not None:
-                _compare_teacher(found, student, teacher)
-            if "alignment" in batch["teachers"][number]:
-                pair = collator.pairs[number].tokenizers
-                _compare_alignment(found, names[number + 1], pair, batch, number)
-    return found
+        return Audit([*_findings(sides, collator)])
 
 
-def _compare_rows(
-    found: Audit, names: Sequence[str], sides: Sequence[Any], collator: DistillationCollator
-) -> None:
-    tokenizers = [collator.student, *collator.teachers]
+@dataclass
+class _Side:
+    """The student or a teacher: its model, its part of the batch, and sums over the targets."""
+
+    name: str
+    model: Any
+    batch: Mapping[str, Any]
+    tokenizer: Tokenizer | None
+    head: Head | None
+    nats: Sequence[float] = ()  # of the tokens before, at and after the targets
+    count: int = 0  # targets
+    bytes: int = 0  # of the targets
+    uniform: float = math.nan  # nats of a uniform guess
+
+    @property
+    def inner(self) -> Any:
+        """The model without its wrappers, unless these hold its parameters in pieces."""
+        inner = getattr(unwrapped(self.model), "_orig_mod", unwrapped(self.model))
+        return self.model if _is_sharded(inner) else inner
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The trained parameters by name."""
+        return {n: p for n, p in unwrapped(self.model).named_parameters() if p.requires_grad}
+
+    def bits(self, place: int = 1) -> float:
+        """Return bits per byte of the tokens before (0), at (1) or after (2) the targets.
+
+        NaN for few bytes.
+        """
+        is_enough = self.bytes >= FEWEST_BYTES
+        return self.nats[place] / math.log(2) / self.bytes if is_enough else math.nan
+
+    @torch.no_grad()
+    def read(self, num_rows: int) -> Tensor:
+        """Run the model on the first rows; keep the sums, and return −log p of each target."""
+        start = int((self.batch["attention_mask"] != 0).any(0).int().argmax())
+        part = _part(self.batch, slice(num_rows), slice(start, start + MAX_TOKENS))
+        logits = as_logits(run(self.model, part, self.head).logits)
+        ids, targets = part["input_ids"], part["targets"]
+        places = ids, targets, nn.functional.pad(ids[:, 2:], (0, 2), value=0)
+        rows, columns = (targets >= 0).nonzero(as_tuple=True)
+        size = block_length(logits, logits.shape[-1])
+        parts = [torch.zeros(3, 0, device=ids.device)]
+        for at in zip(rows.split(size), columns.split(size), strict=True):
+            log_p = logits.at(at, torch.float32).log_softmax(-1)
+            parts.append(torch.stack([-log_p.gather(1, x[at][:, None])[:, 0] for x in places]))
+        lost = torch.cat(parts, 1)
+        self.nats, self.count = lost.sum(1, dtype=torch.float64).tolist(), lost.shape[1]
+        self.uniform = self.count * math.log(logits.shape[-1])
+        if self.tokenizer is not None:
+            self.bytes = int(self.tokenizer.table.lengths[targets[rows, columns].cpu()].sum())
+        return lost[1]
+
+    def window(self) -> dict[str, Any]:
+        """Return some tokens of the first row with targets.
+
+        A first token has no label: behind padding on the left, a model would predict it.
+        """
+        is_target = self.batch["targets"] >= 0
+        row = int(is_target.any(1).int().argmax())
+        place = int(is_target[row].int().argmax())
+        window = _part(self.batch, slice(row, row + 1), slice(place, place + FEWEST_TOKENS))
+        window["labels"] = window["labels"].clone()
+        window["labels"][:, 0] = IGNORED
+        return {**window, "targets": shifted_targets(window)}
+
+
+def _part(side: Mapping[str, Any], rows: slice, places: slice) -> dict[str, Any]:
+    names = ("input_ids", "attention_mask", "labels", "targets", "position_ids")
+    return {name: side[name][rows, places] for name in names if name in side}
+
+
+def _findings(sides: Sequence[_Side], collator: Any) -> Iterator[Finding]:
+    """Yield the findings of all rules: rows, then models, then alignments."""
+    student, *teachers = sides
+    if isinstance(collator, DistillationCollator):
+        yield from _row_findings(sides, collator)
+    else:
+        yield from _label_findings(student)
+    widths = [side.batch["input_ids"].shape[1] for side in sides if "input_ids" in side.batch]
+    num_rows = max(1, MAX_TOKENS // max(widths))
+    yield from _student_findings(student, num_rows)
+    if any(side.head for side in sides):
+        yield "ok", "heads"
+    for number, teacher in enumerate(teachers):
+        if teacher.model is not None:
+            yield from _shared_findings(student, teacher)
+            problems = [*_teacher_findings(teacher, num_rows)]
+            yield from problems
+            yield from _bits_findings(student, teacher, is_judged=not problems)
+        if "alignment" in teacher.batch:
+            found = alignment_findings(
+                collator.pairs[number].tokenizers,
+                student.batch["labels"].cpu().numpy(),
+                [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)],
+                {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()},
+            )
+            for level, message in found:
+                yield level, message if level == "ok" else f"{teacher.name}: {message}"
+
+
+def _row_findings(sides: Sequence[_Side], collator: DistillationCollator) -> Iterator[Finding]:
     templates = [collator.student_template, *collator.teacher_templates]
-    is_compared = True
-    for number, (name, side) in enumerate(zip(names, sides, strict=True)):
-        tokenizer, samples, rows = tokenizers[number], side.get("samples"), None
-        both = zip(side["input_ids"].cpu(), side["attention_mask"].cpu(), strict=True)
+    skipped = "" if "samples" in sides[0].batch else "the batch has no texts"
+    is_scored = "realized_logprob" in sides[-1].batch
+    for number, (side, template) in enumerate(zip(sides, templates, strict=False)):
+        tokenizer, samples, rows = side.tokenizer, side.batch.get("samples"), None
+        assert tokenizer is not None
+        both = zip(side.batch["input_ids"].cpu(), side.batch["attention_mask"].cpu(), strict=True)
         ids = [row[mask != 0].tolist() for row, mask in both]
         if samples is not None:
             with warnings.catch_warnings(action="ignore"):  # the collator has issued them
                 rows = collator.rows(number, samples.rows)
-            report = compare_side(tokenizer, samples.rows, template=templates[number], rows=ids)
-            found.differences += [f"{tokenizer.vocabulary.model_id}: {x}" for x in report.shown]
-            is_compared &= report.is_compared
-        elif "realized_logprob" not in sides[-1]:
-            found.differences += _beginning_differences(name, tokenizer, ids, side)
-        found.differences += _label_differences(name, side, tokenizer, rows, collator.max_length)
-    if "samples" not in sides[0]:
-        found.undetermined.append("ids and masks (the batch has no texts)")
-    elif not is_compared:
-        found.undetermined.append("ids and masks (a tokenizer has no library)")
-    else:
-        found.compared.append("ids, masks")
+            report = compare_side(tokenizer, samples.rows, template=template, rows=ids)
+            name = tokenizer.vocabulary.model_id
+            yield from ((level, f"{name}: {message}") for level, message in report.findings)
+            if not report.is_compared:
+                skipped = "a tokenizer has no library"
+        elif not is_scored:
+            yield from _bos_findings(side, ids)
+        yield from _label_findings(side, rows, collator.max_length)
+    yield ("skipped", f"ids and masks ({skipped})") if skipped else ("ok", "ids, masks")
 
 
-def _beginning_differences(
-    name: str, tokenizer: Tokenizer, rows: Sequence[list[int]], side: Mapping[str, Any]
-) -> Iterator[str]:
-    """Check the bos tokens of rows without texts, as on policy."""
-    bos = {*token_ids(tokenizer, "bos")}
+def _bos_findings(side: _Side, rows: Sequence[Sequence[int]]) -> Iterator[Finding]:
+    """Check rows of ids without texts for bos tokens, and for prompts among the targets."""
+    bos = {*token_ids(side.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
-        yield f"{twice} of {len(rows)} rows of {name} begin with two bos tokens"
-    is_all = bool(((side["labels"] != IGNORED) == (side["attention_mask"] != 0)).all())
+        yield "warning", f"{twice} of {len(rows)} rows of {side.name} begin with two bos tokens"
+    is_target = side.batch["labels"] != IGNORED
+    is_all = torch.equal(is_target, side.batch["attention_mask"] != 0)
     if is_all and all({*row[:1]} <= bos for row in rows):
         yield (
-            f"all tokens of {name} are targets, also the bos tokens, which no model writes: set "
-            f"the labels of prompts to {IGNORED}"
+            "warning",
+            f"all tokens of {side.name} are targets, also the bos tokens, which no model writes: "
+            f"set the labels of prompts to {IGNORED}",
         )
 
 
-def _label_differences(
-    name: str,
-    side: Mapping[str, Any],
-    tokenizer: Tokenizer | None = None,
-    rows: Sequence[SampleRow] | None = None,
-    max_length: int | None = None,
-) -> Iterator[str]:
+def _label_findings(
+    side: _Side, rows: Sequence[SampleRow] | None = None, max_length: int | None = None
+) -> Iterator[Finding]:
     """Compare labels with ids, and with the targets of the texts.
 
     Without `rows`, an end of a turn or text should be a target if it follows a target.
     """
-    ids, labels, kept = (side[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
+    name = side.name
+    ids, labels, kept = (side.batch[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
     is_target, kept = labels != IGNORED, kept != 0
-    end_ids = [] if tokenizer is None else token_ids(tokenizer, "eos", "turn_end")
+    end_ids = token_ids(side.tokenizer, "eos", "turn_end")
     is_end = torch.isin(ids, torch.tensor(end_ids, dtype=torch.int64))
+    has_end = bool((is_target & is_end).any())
     expected = is_target.clone()
     if rows is not None:
         num_cut = _set_targets(expected, kept, rows, max_length, end_ids)
-        if num_cut and not bool((is_target & is_end).any()):
-            yield f"max_length {max_length} cuts all ends of {num_cut} of {len(ids)} rows of {name}"
-    elif not bool((is_target & is_end).any()):
+        if num_cut and not has_end:
+            cut = f"{num_cut} of {len(ids)} rows of {name}"
+            yield "warning", f"max_length {max_length} cuts all ends of {cut}"
+    elif not has_end:
         expected |= is_end & kept & nn.functional.pad(is_target[:, :-1], (1, 0))
     if not bool(is_target[:, 1:].any()):
-        yield f"{name} has no target: nothing is learned from this batch"
-    if not torch.equal(side["targets"], shifted_targets(side)):
-        yield f"the targets of {name} are not its labels, shifted by one position"
+        yield "warning", f"{name} has no target: nothing is learned from this batch"
+    if not torch.equal(side.batch["targets"], shifted_targets(side.batch)):
+        yield "warning", f"the targets of {name} are not its labels, shifted by one position"
     num_ends, num_kept = int((expected & is_end).sum()), int((is_target & is_end).sum())
     if num_kept < num_ends:
-        yield f"{num_kept} of {num_ends} ends of turns or texts are targets of {name}"
+        kept_ends = f"{num_kept} of {num_ends} ends of turns or texts"
+        yield "warning", f"{kept_ends} are targets of {name}"
     for is_wrong, problem in (
         (is_target & (labels != ids), "labels of {} are not its ids"),
         (is_target & ~kept, "targets of {} are padding"),
         (expected & ~is_target & ~is_end, "tokens of answers are no targets of {}"),
         (is_target & ~expected & kept, "targets of {} are in no answer"),
     ):
-        if places := is_wrong.nonzero().tolist():
-            row, place = places[0]
-            yield (
-                f"{len(places)} {problem.format(name)}, as in row {row}, token {place}: label "
-                f"{int(labels[row, place])}, id {int(ids[row, place])}"
-            )
+        for row, place in is_wrong.nonzero().tolist()[:1]:
+            values = f"label {int(labels[row, place])}, id {int(ids[row, place])}"
+            wrong = f"{int(is_wrong.sum())} {problem.format(name)}"
+            yield "warning", f"{wrong}, as in row {row}, token {place}: {values}"
 
 
 def _set_targets(
@@ -255,132 +338,46 @@ def _set_targets(
     return num_cut
 
 
-def _compare_alignment(
-    found: Audit,
-    name: str,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    batch: Mapping[str, Any],
-    number: int,
-) -> None:
-    side = batch["teachers"][number]
-    arrays = {n: x.cpu().numpy() for n, x in vars(side["alignment"]).items()}
-    ids = batch["input_ids"].cpu().numpy(), side["input_ids"].cpu().numpy()
-    labels = batch["labels"].cpu().numpy()
-    counts = aligned(tokenizers, labels, ids, PaddedAlignment(**arrays))
-    found.compared.append(f"{counts.share:.0%} aligned")
-    found.differences += [f"{name}: {line}" for line in counts.differences()]
-    found.notes += [f"{name}: {line}" for line in counts.notes()]
-
-
-def _part(side: Mapping[str, Any], rows: slice, places: slice) -> dict[str, Any]:
-    names = ("input_ids", "attention_mask", "labels", "targets", "position_ids")
-    return {name: side[name][rows, places] for name in names if name in side}
-
-
-def _first(side: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
-    start = int((side["attention_mask"] != 0).any(0).int().argmax())
-    return _part(side, slice(num_rows), slice(start, start + MAX_TOKENS))
-
-
-def _window(side: Mapping[str, Any]) -> dict[str, Any]:
-    """Return some tokens of the first row with targets.
-
-    A first token has no label: behind padding on the left, a model would predict it.
-    """
-    is_target = side["targets"] >= 0
-    row = int(is_target.any(1).int().argmax())
-    place = int(is_target[row].int().argmax())
-    window = _part(side, slice(row, row + 1), slice(place, place + FEWEST_TOKENS))
-    window["labels"] = window["labels"].clone()
-    window["labels"][:, 0] = IGNORED
-    return {**window, "targets": shifted_targets(window)}
-
-
-@dataclass
-class _ModelRun:
-    name: str
-    model: Any
-    rows: dict[str, Any]
-    tokenizer: Tokenizer | None
-    head: Head | None
-    nats: list[float] = field(default_factory=list)  # of the tokens before, at and after the target
-    count: int = 0  # targets
-    bytes: int = 0  # of the targets
-    uniform: float = math.nan  # nats of a uniform guess
-
-    @property
-    def inner(self) -> Any:
-        """The model without its wrappers, unless these hold its parameters in pieces."""
-        inner = getattr(unwrapped(self.model), "_orig_mod", unwrapped(self.model))
-        return self.model if _is_sharded(inner) else inner
-
-    @property
-    def bits(self) -> float:
-        """Bits per byte; NaN for few bytes."""
-        return self.bits_at(1) if self.bytes >= FEWEST_BYTES else math.nan
-
-    def bits_at(self, place: int) -> float:
-        """Return bits per byte of the tokens before (0), at (1) or after (2) the targets."""
-        return self.nats[place] / math.log(2) / max(1, self.bytes)
-
-    @torch.no_grad()
-    def read(self) -> Tensor:
-        """Run the model; keep its sums, and return −log p of each target, float32 `[N]`."""
-        logits = as_logits(run(self.model, self.rows, self.head).logits)
-        ids, targets = self.rows["input_ids"], self.rows["targets"]
-        places = ids, targets, nn.functional.pad(ids[:, 2:], (0, 2), value=0)
-        rows, columns = (targets >= 0).nonzero(as_tuple=True)
-        size = block_length(logits, logits.shape[-1])
-        parts = [torch.zeros(3, 0, device=ids.device)]
-        for at in zip(rows.split(size), columns.split(size), strict=True):
-            log_p = logits.at(at, torch.float32).log_softmax(-1)
-            parts.append(torch.stack([-log_p.gather(1, x[at][:, None])[:, 0] for x in places]))
-        lost = torch.cat(parts, 1)
-        self.nats, self.count = lost.sum(1, dtype=torch.float64).tolist(), lost.shape[1]
-        self.uniform = self.count * math.log(logits.shape[-1])
-        if self.tokenizer is not None:
-            self.bytes = int(self.tokenizer.table.lengths[targets[rows, columns].cpu()].sum())
-        return lost[1]
-
-
-def _compare_student(found: Audit, side: _ModelRun, window: Mapping[str, Any]) -> None:
-    inner, trained = side.inner, _trained(side.model)
-    if not trained:
-        found.differences.append("no parameter of the student is trained: requires_grad is False")
-    with torch.set_grad_enabled(not _is_sharded(unwrapped(inner))):
+def _student_findings(side: _Side, num_rows: int) -> Iterator[Finding]:
+    inner, window = side.inner, side.window()
+    with torch.set_grad_enabled(not _is_sharded(inner)):
         labels = {"labels": window["labels"]} if takes(inner, "labels") else {}
         outputs = run(inner, window, **labels)
-        loss = getattr(outputs, "loss", None)
-        reached = _reached(outputs.logits if loss is None else loss)
-        if not torch.is_grad_enabled():
-            found.undetermined.append("which parameters get a gradient (they are sharded)")
-        elif reached is None:
-            found.undetermined.append("which parameters get a gradient (checkpointing hides them)")
-        # Experts that no token chose have no part in the loss.
-        elif left := [
-            n for n, p in trained.items() if _memory(p) not in reached and ".experts." not in n
-        ]:
-            found.differences.append(
-                f"{len(left)} of {len(trained)} trainable tensors of the student get no gradient: "
-                f"{listed(left)}"
-            )
-    _compare_loss(found, inner, outputs, loss, window["targets"])
+        yield from _gradient_findings(side, outputs)
+    yield from _loss_findings(inner, outputs, window["targets"])
     with evaluating([side.model]):
-        side.read()
+        side.read(num_rows)
     if side.count:
-        found.compared.append(f"loss {side.nats[1] / side.count:.2f}")
-    if side.count >= 16 and side.nats[1] > ABOVE_UNIFORM * side.uniform:
-        found.differences.append(
-            f"the student needs {side.nats[1] / side.count:.2f} nats per token, and a uniform "
-            f"guess {side.uniform / side.count:.2f}: check that its weights are loaded, and that "
-            "the ids belong to its tokenizer"
+        yield "ok", f"loss {side.nats[1] / side.count:.2f}"
+    yield from _uniform_findings(side)
+
+
+def _gradient_findings(student: _Side, outputs: Any) -> Iterator[Finding]:
+    if not student.trained:
+        yield "warning", "no parameter of the student is trained: requires_grad is False"
+    if _is_sharded(student.inner):
+        yield "skipped", "which parameters get a gradient (they are sharded)"
+        return
+    loss = getattr(outputs, "loss", None)
+    reached = _reached(outputs.logits if loss is None else loss)
+    if reached is None:
+        yield "skipped", "which parameters get a gradient (checkpointing hides them)"
+        return
+    # Experts that no token chose have no part in the loss.
+    trained = {n: p for n, p in student.trained.items() if ".experts." not in n}
+    if left := [name for name, p in trained.items() if _memory(p) not in reached]:
+        yield (
+            "warning",
+            f"{len(left)} of {len(student.trained)} trainable tensors of the student get no "
+            f"gradient: {listed(left)}",
         )
 
 
-def _compare_loss(found: Audit, model: Any, outputs: Any, loss: Any, targets: Tensor) -> None:
-    is_target = targets >= 0
+def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Finding]:
+    """Compare the student's own loss with its cross-entropy and router loss."""
+    loss, is_target = getattr(outputs, "loss", None), targets >= 0
     if loss is None or not bool(is_target.any()):
-        found.undetermined.append("the student's own loss (its forward returns none)")
+        yield "skipped", "the student's own loss (its forward returns none)"
         return
     logits = outputs.logits.detach()[is_target].float()
     ours = float(nn.functional.cross_entropy(logits, targets[is_target]))
@@ -389,14 +386,21 @@ def _compare_loss(found: Audit, model: Any, outputs: Any, loss: Any, targets: Te
     own, eps = float(loss.detach()), torch.finfo(loss.dtype).eps
     if not abs(ours - own) <= (1e-4 + 4 * eps) * max(1.0, abs(own)):
         name = "cross-entropy" if router is None else "cross-entropy and router loss"
-        found.differences.append(
+        yield (
+            "warning",
             f"the student's own loss, of forward(labels=…), is {own:.4f}, but its {name} is "
-            f"{ours:.4f}: the trainer does not train the difference"
+            f"{ours:.4f}: the trainer does not train the difference",
         )
 
 
-def _trained(model: Any) -> dict[str, Tensor]:
-    return {n: p for n, p in unwrapped(model).named_parameters() if p.requires_grad}
+def _uniform_findings(side: _Side) -> Iterator[Finding]:
+    if side.count >= FEWEST_TARGETS and not side.nats[1] <= ABOVE_UNIFORM * side.uniform:
+        yield (
+            "warning",
+            f"{side.name} needs {side.nats[1] / side.count:.2f} nats per token, and a uniform "
+            f"guess {side.uniform / side.count:.2f}: check that its weights are loaded, and that "
+            "the ids belong to its tokenizer",
+        )
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -427,77 +431,60 @@ def _memory(parameter: Tensor) -> int:
     return (parameter.data_ptr() if is_whole else 0) or id(parameter)
 
 
-def _compare_parameters(found: Audit, student: Any, teacher: _ModelRun) -> None:
+def _shared_findings(student: _Side, teacher: _Side) -> Iterator[Finding]:
     """Name the trained parameters that the teacher's logits depend on.
 
     A student's base model as the teacher contains the adapters' parameters without using them.
     """
-    trained = {n: _memory(p) for n, p in _trained(student).items()}
+    trained = {n: _memory(p) for n, p in student.trained.items()}
     theirs = {_memory(p): p for p in teacher.model.parameters()}
     both = {n: theirs[x] for n, x in trained.items() if x in theirs}
     if not both:
         return
-    with torch.set_grad_enabled(not _is_sharded(unwrapped(teacher.model))):
-        logits = run(teacher.inner, _window(teacher.rows)).logits
+    with torch.set_grad_enabled(not _is_sharded(teacher.inner)):
+        logits = run(teacher.inner, teacher.window()).logits
     reached = _reached(logits)
     if logits.grad_fn is None or reached is None:
-        found.undetermined.append(f"whether {teacher.name} uses the student's trained tensors")
-        return
-    used = [n for n, p in both.items() if not p.requires_grad or _memory(p) in reached]
-    if used:
-        found.differences.append(
+        yield "skipped", f"whether {teacher.name} uses the student's trained tensors"
+    elif used := [n for n, p in both.items() if not p.requires_grad or _memory(p) in reached]:
+        yield (
+            "warning",
             f"{teacher.name} has {len(used)} of the student's {len(trained)} trainable tensors, "
-            f"and changes as they train: {listed(used)}; give it a copy if it should not"
+            f"and changes as they train: {listed(used)}; give it a copy if it should not",
         )
 
 
-def _compare_teacher(found: Audit, student: _ModelRun, teacher: _ModelRun) -> None:
-    _compare_parameters(found, student.model, teacher)
-    problems = [*_teacher_differences(teacher)]
-    found.differences += problems
-    _compare_bits(found, student, teacher, is_judged=not problems)
-
-
-def _teacher_differences(side: _ModelRun) -> Iterator[str]:
+def _teacher_findings(side: _Side, num_rows: int) -> Iterator[Finding]:
     name, model = side.name, side.model
     if any(module.training for module in model.modules()):
-        yield f"{name} is in training mode: call its eval()"
-    first, second = side.read(), side.read()
+        yield "warning", f"{name} is in training mode: call its eval()"
+    first, second = side.read(num_rows), side.read(num_rows)
     eps = torch.finfo(next(model.parameters()).dtype).eps
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
-        values = [float(lost.mean()) for lost in (first, second)]
-        yield f"{name} has two results for one batch, {values[0]:.5f} and {values[1]:.5f}: dropout?"
-    if side.bytes < FEWEST_BYTES:
-        return
+        results = " and ".join(f"{float(lost.mean()):.5f}" for lost in (first, second))
+        yield "warning", f"{name} has two results for one batch, {results}: dropout?"
+    yield from _uniform_findings(side)
     for place, place_name in ((0, "before"), (2, "after")):
-        if side.bits_at(place) < side.bits / 2:
+        if side.bits(place) < side.bits() / 2:
             yield (
+                "warning",
                 f"{name} predicts the token {place_name} its targets better, with "
-                f"{side.bits_at(place):.2f} bits per byte, than the targets, with {side.bits:.2f}: "
-                "its logits or ids are shifted"
+                f"{side.bits(place):.2f} bits per byte, than the targets, with {side.bits():.2f}: "
+                "its logits or ids are shifted",
             )
 
 
-def _compare_bits(found: Audit, student: _ModelRun, teacher: _ModelRun, *, is_judged: bool) -> None:
-    name, theirs, ours = teacher.name, teacher.bits, student.bits
+def _bits_findings(student: _Side, teacher: _Side, *, is_judged: bool) -> Iterator[Finding]:
+    name, theirs, ours = teacher.name, teacher.bits(), student.bits()
     if teacher.bytes < FEWEST_BYTES:
-        found.undetermined.append(f"the bits per byte of {name} ({teacher.bytes} bytes)")
+        yield "skipped", f"the bits per byte of {name} ({teacher.bytes} bytes)"
         return
     of_student = "" if math.isnan(ours) else f" (the student {ours:.2f})"
-    found.compared.append(f"{name} {theirs:.2f} bits per byte{of_student}")
-    if not theirs <= MOST_BITS:
-        found.differences.append(
-            f"{name} needs {theirs:.2f} bits per byte, and random weights need 8"
-        )
-    elif teacher.nats[1] > teacher.uniform and student.nats[1] < 0.8 * student.uniform:
-        found.differences.append(
-            f"{name} predicts its ids worse than a uniform guess: {teacher.nats[1]:.0f} nats, "
-            f"compared with {teacher.uniform:.0f}"
-        )
-    elif is_judged and theirs > BEHIND * ours:
-        lines = found.differences if theirs > FAR_BEHIND * ours else found.notes
-        lines.append(
+    yield "ok", f"{name} {theirs:.2f} bits per byte{of_student}"
+    if is_judged and theirs > BEHIND * ours:
+        yield (
+            "warning" if theirs > FAR_BEHIND * ours else "note",
             f"{name} needs {theirs:.2f} bits per byte, and the student only {ours:.2f}: this "
-            "teacher will probably cost quality (docs/guides/choosing.md)"
+            "teacher will probably cost quality (docs/guides/choosing.md)",
         )

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -456,12 +456,6 @@ def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> di
 def _alignment_of_batch(
     alignments: Sequence[FlatAlignment], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> PaddedAlignment:
-    joined = FlatAlignment(
-        *(
-            np.concatenate([getattr(alignment, field.name) for alignment in alignments])
-            for field in fields(FlatAlignment)
-        )
-    )
     kept = (side["attention_mask"].cpu().numpy() != 0 for side in (ours, theirs))
-    arrays = vars(joined.padded(*kept))
+    arrays = vars(FlatAlignment.joined(alignments).padded(*kept))
     return PaddedAlignment(**{name: torch.from_numpy(array) for name, array in arrays.items()})

@@ -370,7 +370,7 @@ def texts_of(one: Any, rows: torch.Tensor) -> list[bytes]:
     [
         ({"messages": CHAT, "teacher_messages": [CHAT[0], {**CHAT[1], "content": ""}]}, "byte"),
         ({"messages": CHAT, "teacher_messages": CHAT, "teacher_prompt": CHAT}, "both"),
-        ({"messages": CHAT, "teacher_context": "x"}, "nothing reads"),
+        ({"messages": CHAT, "teacher_context": "x"}, "not used"),
     ],
 )  # fmt: skip
 def test_what_a_teacher_cannot_read_is_named(trainer: Make, row: Any, word: str) -> None:
