@@ -244,7 +244,7 @@ def test_the_folder_has_what_a_model_needs(model: Path, new: Path, tmp_path: Pat
 
 
 def test_an_end_of_turn_ends_a_text_if_its_row_does(model: Path, new: Path, tmp_path: Path) -> None:
-    """The tokenizer declares one end; the model, and so the copied row, has two."""
+    """The tokenizer declares a single end, but the model has two."""
     source = shutil.copytree(new, tmp_path / "tokenizer")
     (source / "generation_config.json").unlink()
     xtok.transplant(model, source, tmp_path / "new")
@@ -309,11 +309,20 @@ def test_tensors_beside_the_model_class_keep_up(model: Path, new: Path, tmp_path
     assert torch.equal(ours["mtp.x"], torch.ones(3))
 
 
-def test_a_tokenizer_with_fewer_rows_than_the_model(model: Path, tmp_path: Path) -> None:
-    """The other direction; and a SentencePiece vocabulary."""
-    small = load_tokenizer(model)
-    big = made(tmp_path / "big", Path(str(small.location)), "llama", {"tie_word_embeddings": True})
-    assert xtok.transplant(model, big, tmp_path / "a").copied == 795
+@pytest.mark.parametrize(
+    ("tokenizer", "counts"), [("small-digits", (782, 5, 13)), ("small-hf", (852, 2, 143))]
+)
+def test_a_smaller_vocabulary(
+    tokenizer: str, counts: tuple[int, ...], small: Path, new: Path, tmp_path: Path
+) -> None:
+    model = made(tmp_path / "model", new, *CONFIGS["llama, tied"])
+    done = xtok.transplant(model, small / tokenizer, tmp_path / "new")
+    ours, library = loaded(tmp_path / "new")
+    text = "In 2012 there were größer 日本 😀 of them."
+    assert library(text).input_ids == load_tokenizer(small / tokenizer).library(text).input_ids
+    assert ours(torch.tensor([library(text).input_ids])).logits.shape[2] == done.vocab_size
+    assert (done.copied, done.roles, done.composed) == counts
+    assert done.vocab_size == sum(counts) + done.empty
 
 
 def test_the_same_tokenizer(model: Path, small: Path, tmp_path: Path) -> None:
@@ -347,11 +356,32 @@ def test_an_own_folder_is_replaced_and_no_other(model: Path, new: Path, tmp_path
         xtok.transplant(model, new, tmp_path / "other" / "thesis.txt")
 
 
+def test_the_old_folder_returns_if_the_new_one_cannot_be_renamed(
+    model: Path, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, replace = tmp_path / "new", Path.replace
+    xtok.transplant(model, new, target)
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+
+    def fail(path: Path, other: Path) -> Path:
+        if other == target and not (path / "config.json").samefile(old_config):
+            raise OSError("no rename")
+        return replace(path, other)
+
+    old_config = tmp_path / "config"
+    old_config.hardlink_to(target / "config.json")
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OutputError, match="cannot be written"):
+        xtok.transplant(model, new, target, init="mean")
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+    assert left(tmp_path) == ["config", "model", "new"]
+
+
 @pytest.mark.parametrize(("stop", "code"), [("SIGTERM", 143), ("SIGKILL", 137), ("SIGINT", 130)])
 def test_killed_in_the_middle(
     stop: str, code: int, model: Path, new: Path, tmp_path: Path, forks: Forks
 ) -> None:
-    """Nothing half-written; the next run of an hour later removes what SIGKILL leaves."""
+    """Nothing is half-written; a run an hour later removes the rest of a run that was killed."""
     patch = """
 import xtok.training.transplant as module
 before = module._write_settings

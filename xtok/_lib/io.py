@@ -224,6 +224,8 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             temporary.replace(target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            if before.exists() and not target.exists():
+                before.replace(target)
             raise
         shutil.rmtree(before, ignore_errors=True)
 
