@@ -13,7 +13,7 @@ import numpy as np
 class Kernel:
     """A function that is compiled at its first call, because importing Numba takes 0.4 s.
 
-    Other attributes come from the compiled function, so other kernels can call it.
+    Its attributes are those of the compiled function, so that other kernels can call it.
     """
 
     _dispatcher: Any = None
@@ -41,10 +41,7 @@ inner_kernel = functools.partial(Kernel, is_inner=True)
 
 
 def in_python(kernel: Any) -> Any:
-    """Return a kernel and the kernels that it calls as Python functions, for little work.
-
-    Integers wrap around as in compiled kernels.
-    """
+    """Return a kernel and the kernels that it calls as Python functions, for little work."""
     code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
     called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
     names |= {name: in_python(other) for name, other in called.items()}

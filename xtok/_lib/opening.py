@@ -41,7 +41,7 @@ _HEAD_BYTES = 512
 
 
 def check_regular(path: Path) -> None:
-    """Raise an `XtokError` for a pipe or a device, which cannot be read twice."""
+    """Check that a file is not a pipe or a device, which cannot be read twice."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         kind = "a pipe" if path.is_fifo() else "a device"
         raise XtokError(
@@ -68,11 +68,7 @@ def reading(path: Path, what: str = "the text") -> Iterator[None]:
 
 
 def need(module: str, path: object) -> Any:
-    """Import an optional module that a file requires.
-
-    Raises:
-        XtokError: if it is not installed.
-    """
+    """Import an optional module that a file requires; an error names its package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -84,11 +80,7 @@ def need(module: str, path: object) -> Any:
 
 
 def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
-    """Detect the compression of a file from its first bytes.
-
-    Raises:
-        XtokError: if the compression or archive is not supported.
-    """
+    """Detect the compression of a file from its first bytes; an unsupported one is an error."""
     head = raw.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     for magic, (what, how) in _NOT_READ.items():
         if re.match(magic, head, re.DOTALL):
@@ -99,11 +91,7 @@ def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
 
 
 def decompressed(raw: Any, path: Path) -> Any:
-    """Return a buffered reader (with `peek`) of a file's decompressed contents.
-
-    Raises:
-        XtokError: if the file is compressed twice, or as in `compression_of`.
-    """
+    """Return a buffered reader (with `peek`) of a file's decompressed contents."""
     compression = compression_of(raw, path)
     if compression is None:
         return raw

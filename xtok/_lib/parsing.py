@@ -9,11 +9,9 @@ from xtok.errors import XtokError
 
 
 def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
-    r"""Parse JSON, but reject documents that `json.loads` would silently change.
+    """Parse JSON, but reject documents that `json.loads` would silently change.
 
-    Args:
-        text: bytes must be UTF-8; a byte order mark before them is removed.
-        allow_nan: accept NaN and Infinity, which `json.dumps` writes.
+    `allow_nan` accepts NaN and Infinity, which `json.dumps` writes. Bytes must be UTF-8.
 
     Raises:
         ValueError: if the text is not JSON, is nested too deeply, or repeats a key in an object.
@@ -31,11 +29,7 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
 
 
 def parse_json_field(text: str, field: str, hint: str) -> Any:
-    """Parse a field of a row that contains JSON as a string.
-
-    Raises:
-        XtokError: if the field is not JSON, with its name and the hint.
-    """
+    """Parse a field of a row that contains JSON as a string; errors have its name and the hint."""
     try:
         return parse_json(text)
     except ValueError as error:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
     """Yield a pool with PyTorch's number of threads, each limited to one thread of computation.
 
-    The calling thread has the same limit, so results do not depend on the number of threads.
+    The calling thread has the same limit, so results do not depend on the number.
     """
     import torch
 

@@ -69,9 +69,7 @@ def build(
 
     Raises:
         TokenizerError: if a tokenizer is missing, or cannot be used byte for byte.
-        XtokError: if a text is unreadable or has nothing to count, or `initial` belongs to another
-            pair.
-        ValueError: for `initial` without texts, or both a config and a loss.
+        XtokError: if a text is unreadable or empty, or `initial` belongs to another pair.
     """
     config = _config_of(config, for_loss)
     if initial is not None and not texts:
@@ -101,7 +99,6 @@ def _made(
     base: ProjectionMap | None,
     progress: Progress,
 ) -> tuple[ProjectionMap, Sequence[str], Sequence[str], Mapping[str, float]]:
-    """Run the stages; return the map, and the failures, notes and counts for its report."""
     options = config.multitoken if base is None else options_after(base, config)
     matches = find_matches(pair, options)
     # With a text, exact rows are counted too: their counts affect the smoothing of all rows.
@@ -189,8 +186,6 @@ def get_map(
 
 @dataclass(frozen=True)
 class _Request:
-    """A map that `get_map` loads or makes."""
-
     pair: Pair
     kind: type[AnyMap]
     make: Callable[[], AnyMap]

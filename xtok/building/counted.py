@@ -95,7 +95,6 @@ def _edges_of_counts(
     options: MultitokenConfig,
     predicted: MapRows | None = None,
 ) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
-    """Return edges, their alpha, and the student ids with counts."""
     unit = unit_of(config.target)
     pairs, held = (
         _without_ignored(counts.pairs(predicted), options)

@@ -61,7 +61,6 @@ def _report(result: EventMap, pair: Pair) -> StageReport:
 
 
 def _links(pair: Pair, progress: Progress) -> Ids:
-    """Return each student token's linked teacher token, int64 `[V_student]`, or −1."""
     rows = pair.tables[0]
     links = pair.partners.copy()
     ids = rows.text_ids[links[rows.text_ids] < 0]

@@ -68,7 +68,6 @@ class TrackedText(str):
         return TrackedText(str.__getitem__(self, slice(start, end)), runs)
 
     def _in_order(self, parts: Iterable[str], gap: int = 0) -> list[str]:
-        """Cut out consecutive parts that are at least `gap` characters apart."""
         pieces: list[str] = []
         start = 0
         for part in parts:

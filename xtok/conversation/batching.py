@@ -48,10 +48,6 @@ def collate(
 
     Returns:
         The fields, and `attention_mask`, bool `[B, T]`, False at padding.
-
-    Raises:
-        ValueError: if the fields differ, a mask has another length than the ids, or there are no
-            samples.
     """
     rows = [_sample_fields(sample) for sample in samples]
     key = _ids_key(rows)
@@ -109,10 +105,6 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
 
     Returns:
         B samples without the mask; rows of arrays are views.
-
-    Raises:
-        ValueError: if the mask is missing, is not `[B, T]` of 0 and 1, or has a hole, or a field
-            does not have B rows.
     """
     kept = np.asarray(batch.get(mask))
     if kept.ndim != 2 or not np.isin(kept, (0, 1)).all():

@@ -68,8 +68,6 @@ class _UnclearError(Exception):
 
 
 class _Slot(NamedTuple):
-    """A position in the template for a string or JSON value of a message."""
-
     role: str
     path: tuple[str, ...]  # in the message; `#` is a list index
     is_json: bool = False
@@ -90,8 +88,6 @@ class _Piece(NamedTuple):
 
 
 class _ReadSlot(NamedTuple):
-    """A slot with its value, linked to the slots before it."""
-
     piece: _Piece
     value: Any
     before: _ReadSlot | None
@@ -116,16 +112,8 @@ def read_back(
 
     The last message can be truncated, and the ids can end with a generation prompt. Default system
     messages of the template are not returned. A system message within a user's message stays part
-    of the user's.
-
-    Args:
-        tokenizer: the tokenizer.
-        ids: ids from the start of a conversation.
-        template: as in `render`.
-        variables: as in `render`. Without `enable_thinking`, False is tried as well.
-
-    Raises:
-        XtokError: if there is no template.
+    of the user's. `template` and `variables` are as in `render`; without `enable_thinking`, False
+    is tried as well.
     """
     source = find_template(tokenizer, template)
     if isinstance(source, PromptFormat):
@@ -154,7 +142,6 @@ def read_back(
 
 
 def _symbols(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> tuple[str, NDArray[np.int64]]:
-    """Return a character for each byte and control token, and the start of each id."""
     table = tokenizer.table
     tokens, names = table.tokens(), table.control_names
     parts = [chr(_CONTROL + i) if i in names else tokens[i].decode("latin-1") for i in ids.tolist()]
@@ -171,7 +158,6 @@ def _words(symbols: str) -> str | None:
 
 
 def _call(count: int, **more: Any) -> dict[str, Any]:
-    """Return an assistant message with calls; Mistral requires ids of nine characters."""
     function = {"name": "name", "arguments": {"zkey0": "words", "zkey1": "words"}}
     calls = [{"id": f"call0000{n}", "type": "function", "function": function} for n in range(count)]
     return {"role": "assistant", "content": "", "tool_calls": calls, **more}
@@ -184,7 +170,6 @@ def _tool(number: int) -> dict[str, Any]:
 
 
 def _conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Yield sample conversations and tools that cover every supported order of slots."""
     ask, answer = ({"role": role, "content": "words"} for role in ("user", "assistant"))
     think = {**answer, "reasoning_content": "words"}
     first, both = _call(1), _call(2)
@@ -288,7 +273,6 @@ def _placed(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int], int]]
 def _between(
     text: str, end: int, begin: int, before: _Slot, piece: _Piece
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    """Yield the piece between two slots, if a reader can recognise it."""
     if min(end, begin) < 0:
         return
     symbols = text[end:begin]
@@ -342,7 +326,6 @@ def _tools_as_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[_F
 def _readings(
     pieces: Mapping[_Slot, Sequence[_Piece]], text: str
 ) -> Iterator[tuple[_ReadSlot | None, bool]]:
-    """Yield possible readings of a text, and whether each is complete."""
     begins = [piece for piece in pieces.get(_START, ()) if text.startswith(piece.symbols)]
     todo: list[tuple[_Piece, int, _ReadSlot | None]] = [
         (piece, len(piece.symbols), None)
@@ -387,7 +370,6 @@ def _best_ways(
 def _ways_on(
     text: str, start: int, limit: int, slot: _Slot, behind: Sequence[_Piece]
 ) -> Iterator[tuple[int, _Piece, Any]]:
-    """Yield possible ends of a slot, with the next piece and the slot's value."""
     for piece in behind:
         if slot.is_json:
             value, stop = _json(text, start, limit)
@@ -401,10 +383,7 @@ def _ways_on(
 
 
 def _cut(text: str, start: int, limit: int, behind: Sequence[_Piece]) -> Iterator[int]:
-    """Yield possible ends of the last message of a truncated text.
-
-    For example, sampled text lacks the line break after the end of a turn.
-    """
+    # Sampled text, for example, lacks the line break after the end of a turn.
     for piece in behind:
         control = _ANY_CONTROL.search(piece.symbols)
         if control and limit < len(text):
@@ -452,11 +431,6 @@ def _conversation_of(
 
 
 def _typed(value: str, tools: Sequence[dict[str, Any]], name: str, key: str) -> Any:
-    """Convert an argument to the type in the tool's schema.
-
-    Raises:
-        _UnclearError: if it is valid JSON and no schema gives its type.
-    """
     parsed: Any = value
     with suppress(ValueError):
         parsed = parse_json(value)
@@ -494,7 +468,6 @@ def _proved(
     options: RenderOptions,
     is_whole: bool,
 ) -> ReadBack | None:
-    """Return a reading if its rendering equals the ids, or starts with them if truncated."""
     messages, tools, asks = reading
     options = replace(options, tools=tools or None, add_generation_prompt=asks)
     try:

@@ -108,31 +108,20 @@ def _is_conversation(value: Any) -> bool:
 
 
 def teachers_chats(chat: ChatRecord, num_teachers: int | None) -> list[SideChat]:
-    """Return the conversation of each teacher; by default, for all teachers of the row.
-
-    Raises:
-        XtokError: if `teacher_messages` are invalid or have other answers.
-    """
+    """Return the conversation of each teacher; by default, for all teachers of the row."""
     each = for_each_teacher(chat.teacher_messages, num_teachers, "teacher_messages", chat.place)
     return [SideChat(chat) if one is None else teachers_chat(chat, one) for one in each]
 
 
 def teachers_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> SideChat:
-    """Return a teacher's conversation from a field of the row.
-
-    Raises:
-        XtokError: if it is invalid or has other answers.
-    """
+    """Return a teacher's conversation from a field of the row."""
     return teacher_differs(chat, substituted(chat, messages, name), ("messages", name))
 
 
 def substituted(chat: ChatRecord, messages: Any, name: str) -> ChatRecord:
-    """Return the row with other messages.
+    """Return the row with other messages; errors name the field `name`.
 
     `messages` can be an object that replaces `tools`, `documents` and `chat_template_kwargs` too.
-
-    Raises:
-        XtokError: if the messages are invalid; names the field `name`.
     """
     fields = messages if isinstance(messages, Mapping) else {"messages": messages}
     variables = {key: value for key, value in chat.variables.items() if key not in fields}
@@ -169,7 +158,6 @@ def _message_dicts(record: ChatRecord) -> list[dict[str, Any]]:
 def _same_answers(
     ours: Sequence[Message], theirs: Sequence[Message], place: object, names: tuple[str, str]
 ) -> Iterator[tuple[int, int]]:
-    """Yield (teacher's index, student's index) of each shared answer."""
     sides = [_answers(messages) for messages in (ours, theirs)]
     num_ours, num_theirs = map(len, sides)
     if num_ours > num_theirs:
@@ -210,11 +198,7 @@ def _text_of(value: Any) -> bytes:
 
 
 def prompt_of(messages: Any) -> SideChat:
-    """Return the conversation without a final answer.
-
-    Raises:
-        XtokError: if it is invalid.
-    """
+    """Return the conversation without a final answer."""
     chat = chat_record(messages, "the teacher's prompt")
     turns = _message_dicts(chat)
     end = len(turns) - (turns[-1]["role"] == "assistant")
@@ -226,11 +210,7 @@ def _error(place: object, name: str, problem: str) -> XtokError:
 
 
 def require_used(fields: Mapping[str, Any], place: object, beside: str) -> None:
-    """Check that a row with `beside` (`text`, `messages`, `input_ids`) has no unused field.
-
-    Raises:
-        XtokError: if the row has a field of `TEACHER_FIELDS` for another input.
-    """
+    """Check that a row with `beside` (`text`, `messages`, `input_ids`) has no unused field."""
     own = {"text": "teacher_context", "messages": "teacher_messages"}.get(beside)
     for unused in TEACHER_FIELDS:
         if unused != own and not is_missing(fields.get(unused)):

@@ -85,10 +85,6 @@ def render_template(
         add_generation_prompt: end with the generation prompt.
         variables: `bos_token`, `enable_thinking`, ….
         source: name of the template in errors.
-
-    Raises:
-        XtokError: if the template is invalid or raises an error, or the text has half of a
-            surrogate pair.
     """
     variables = dict(variables or {})
     documents = variables.pop("documents", None)
@@ -299,7 +295,6 @@ def _rendering(
 def _turns(
     marks: Sequence[Mark], count: int, limit: int, runs: Sequence[Run]
 ) -> tuple[tuple[tuple[int, int] | None, ...], int]:
-    """Return the turn of each message, cut at `limit`, and the end of the last loop."""
     turns: list[tuple[int, int] | None] = [None] * count
     last = 0
     opened: list[Mark] = []
@@ -370,8 +365,6 @@ class _Generation(Extension):
 
 
 class _Marking(NodeTransformer):
-    """Add marks around loop bodies and the generation prompt."""
-
     def __init__(self) -> None:
         self._loops = 0
 

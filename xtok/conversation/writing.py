@@ -35,12 +35,7 @@ class RenderedFile:
 
 
 def check_rendered(output: str | Path, file: str | Path) -> Path:
-    """Check the output path of `render_file`, before any work.
-
-    Raises:
-        OutputError: if the output is the input, or cannot be written.
-        XtokError: if the output is Parquet and pyarrow is missing.
-    """
+    """Check the output path of `render_file`, before any work: it must differ from the input."""
     target, source = check_output(output, (".jsonl", ".parquet")), Path(file)
     if target.exists() and source.exists() and target.samefile(source):
         raise OutputError(f"the output {target} is the input", hint="give another path")

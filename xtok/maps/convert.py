@@ -32,9 +32,6 @@ def convert(
             student's table, `NAME.reverse.pt` the teacher's.
         pair: the models; they provide missing tokens.
         options: as for `ProjectionMap.load`, only for a path.
-
-    Raises:
-        XtokError: if the map belongs to another pair, or is an event map.
     """
     target = mapfile.check_output(output)
     if isinstance(projection, AnyMap):
@@ -72,11 +69,10 @@ def nemo_overrides(any_map: AnyMap, path: Path, loss: Loss | None = None) -> lis
 def _draft_overrides(path: Path) -> list[str]:
     """Return the options of NeMo-RL's draft "v6", in its newest and its first form.
 
-    The newest is the author's branch in October 2026 (38aea62, 7e6492b), which rejects the paths of
-    the first, pull request 4177 at a84de17. The first requires a projection path for another
-    tokenizer, but reads it only if `common_indices_from_subtoks` is false. Without
-    `kl_chunk_shift`, both compare a chunk's tokens with the logits at their own positions, which
-    predict the following tokens.
+    The newest is the author's branch in October 2026 (38aea62, 7e6492b), the first pull request
+    4177 at a84de17. The first requires a projection path, but reads it only if
+    `common_indices_from_subtoks` is false. Without `kl_chunk_shift`, both compare a chunk's tokens
+    with the logits at their own positions, which predict the following tokens.
     """
     tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_of(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]
@@ -102,7 +98,6 @@ _UNQUOTED = re.compile(r"[\w/.+%@:-]+", re.ASCII)
 
 
 def _override(key: str, path: Path) -> str:
-    """Return one override, quoted for Hydra and for the shell if necessary."""
     value = os.path.abspath(path)
     if not _UNQUOTED.fullmatch(value):
         escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)

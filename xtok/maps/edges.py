@@ -62,7 +62,6 @@ def num_duplicates(edges: Edges) -> int:
 
 
 def _pairs(edges: Edges) -> NDArray[np.int64]:
-    """Return both ids of each edge as one integer, int64."""
     pairs = edges.student_ids.astype(np.int64)
     pairs <<= 32  # in place: a map may be large
     pairs |= edges.teacher_ids
@@ -156,7 +155,7 @@ def slot_entries(
 
 
 def single_edges(student_ids: Collection[Any], teacher_ids: Collection[Any]) -> Edges:
-    """Return one edge of weight 1 for each student id and the teacher id at the same index."""
+    """Return an edge of weight 1 for each pair of a student id and a teacher id."""
     s, t = (np.fromiter(ids, np.int32, len(ids)) for ids in (student_ids, teacher_ids))
     return Edges(s, t, np.ones(len(s), np.float32))
 

@@ -80,7 +80,6 @@ def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
 
 
 def _name_part(text: str) -> str:
-    """Return the last component of a path or repo id, safe as part of a file name."""
     name = text.rstrip("/").rsplit("/", 1)[-1]
     for suffix in (".model", ".tiktoken"):
         name = name.removesuffix(suffix)

@@ -52,7 +52,6 @@ def is_on_hub(path: str | PathLike[str]) -> bool:
 
 
 def _downloaded(source: Path) -> Path:
-    """Return the local copy of `hf:OWNER/NAME/FILE` or `hf:OWNER/NAME@REVISION/FILE`."""
     from xtok.tokenizers.hub import ModelFiles
 
     parts = _ON_HUB.fullmatch(str(source))
@@ -135,8 +134,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
 def load_pt(path: Path, source: Path) -> Any:
     """Load a `.pt` file; errors name `source`.
 
-    Tensors are memory-mapped: a storage cannot be larger than the file, so a false size takes no
-    memory.
+    Tensors are memory-mapped: a false size takes no memory.
     """
     import torch
 

@@ -44,7 +44,7 @@ def edge_keys(edges: Edges) -> NDArray[np.int64]:
 class MapRows(NamedTuple):
     """Rows of a map for kernels; row s contains the entries `bounds[s]` to `bounds[s + 1]`.
 
-    `bounds` is int64 `[V_student + 1]`, `columns` int32, ascending in each row, `weights` float64.
+    `bounds` is int64, `columns` int32, ascending in each row, `weights` float64.
     """
 
     bounds: NDArray[np.int64]

@@ -17,15 +17,9 @@ def chunk_spans(  # type: ignore[no-untyped-def]
 ):
     """Find the position of each chunk in the tokens of one side, in one pass.
 
-    Args:
-        ids: int32 `[tokens]`.
-        bounds: int64 `[documents + 1]`.
-        chunk_ids: int32 `[tokens]`, number of the chunk in its document, or −1.
-        num_chunks: int64 `[documents]`.
-        lengths: int64 `[V]`, bytes.
-        starts: int64 `[chunks]`, output.
-        ends: int64 `[chunks]`, output.
-        is_chunk: bool `[chunks]`, set to False if a token has no bytes.
+    `chunk_ids`, int32 `[tokens]`, are numbers of chunks in a document, or −1; `num_chunks` is
+    int64 `[documents]`; `lengths`, int64 `[V]`, is in bytes. Outputs: `starts` and `ends`, int64
+    `[chunks]`; `is_chunk`, bool `[chunks]`, becomes False if a token has no bytes.
     """
     chunk = np.int64(-1)  # of all documents
     for d in range(len(num_chunks)):
@@ -44,15 +38,8 @@ def chunk_spans(  # type: ignore[no-untyped-def]
 def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[no-untyped-def]
     """Add amounts to an open-addressed table until `room` new keys are used up.
 
-    Args:
-        keys: int64, ≥ 0.
-        amounts: int64, one per key, or a single one.
-        table_keys: int64 `[2**n]`, −1 if free.
-        table_counts: int64 `[2**n]`.
-        room: maximum number of new keys.
-
-    Returns:
-        the number of added keys, and of new keys among them.
+    `keys` are int64 ≥ 0, with one amount each or a single one; `table_keys`, int64 `[2**n]`, are −1
+    if free. Returns the number of added keys, and of new keys among them.
     """
     mask = np.int64(len(table_keys) - 1)
     new = 0
@@ -95,26 +82,12 @@ def add_chunks(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Add amounts to chunks in an open-addressed table until it is full.
 
-    Most time goes into memory latency.
-
-    Args:
-        s_starts: int64 `[chunks]`, positions in `s_ids`.
-        s_ends: int64 `[chunks]`.
-        t_starts: int64 `[chunks]`, positions in `t_ids`.
-        t_ends: int64 `[chunks]`.
-        amounts: int64, one per chunk, or a single one.
-        s_ids: int32.
-        t_ids: int32.
-        ids: int32, tokens of the distinct chunks, the student's first.
-        bounds: int64, starts in `ids`.
-        widths: int64, numbers of student tokens.
-        counts: int64.
-        table: int64 `[2**n]`, indices of distinct chunks, −1 if free.
-        size: number of distinct chunks.
-        places: int64, output: index of each distinct chunk.
-
-    Returns:
-        the number of added chunks, and the new size.
+    Most time goes into memory latency. Chunk x is tokens `s_starts[x]` to `s_ends[x]` of `s_ids`
+    and `t_starts[x]` to `t_ends[x]` of `t_ids`; `amounts` has one int64 per chunk, or a single one.
+    The distinct chunks are `ids` (the student's first, then the teacher's) from `bounds`, `widths`
+    (numbers of student tokens) and `counts`. `table`, int64 `[2**n]`, contains their indices, −1 if
+    free; `size` is their number; `places` is an output. Returns the number of added chunks, and the
+    new size.
     """
     mask = np.int64(len(table) - 1)
     for x in range(len(s_starts)):
@@ -174,7 +147,7 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
 ):
     """List the pairs within distinct chunks; the pairs of a chunk share `unit` * its count.
 
-    The teacher tokens get equal parts. The student tokens share each part in proportion to their
+    The teacher tokens get equal parts, which the student tokens share in proportion to their
     weights for the teacher token, rounded, or equally without weights. Rows are as in `MapRows`.
     """
     place = np.int64(0)

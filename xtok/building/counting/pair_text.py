@@ -116,7 +116,6 @@ class PerDocument:
 
     @cached_property
     def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The pairs at starts of chunks, and the index of each chunk's pair."""
         keys, places = np.unique(self.chunks.keys, return_inverse=True)
         return keys, places
 
@@ -155,7 +154,7 @@ class PerDocument:
     def hindsight(self, chosen: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
         """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
 
-        One EM step comes close to the optimum for chunks, which has no closed form.
+        One EM step comes close to the optimum for chunks.
         """
         amounts, widths = self._chunk_counts(chosen), self.chunks.widths
         is_long = is_too_long(widths, np.diff(self.chunks.bounds) - widths)
@@ -201,9 +200,6 @@ class PairText:
             plan: the optional counts.
             field: the field or column with the text.
             progress: called with the bytes on disk.
-
-        Raises:
-            XtokError: if a text is unreadable, or contains nothing to count.
         """
         tokenizers = tokenizers_of(pair)
         files = find_texts(texts)
@@ -310,7 +306,6 @@ class TextCounter:
         totals.skipped_chunks += skipped
 
     def _add_chunks(self, aligned: AlignedTexts, is_held: NDArray[np.bool_]) -> int:
-        """Count chunks, held-out documents separately; return the number of skipped chunks."""
         if not is_held.any():
             return self.counts.add(aligned)
         chosen = is_held[aligned.documents]

@@ -109,11 +109,8 @@ def synthetic_edges(
 
     Text tokens of the student also get pseudo-counts: for the first piece of their spelling and for
     teacher tokens with the same beginning; for chunks, for all pieces in both directions.
-    `num_texts` is two per id by default, at most 50,000, or 150,000 if the sides share less than
-    half of all tokens.
-
-    Returns:
-        edges with float64 weights, possibly repeated; and the student ids without a spelling.
+    `num_texts` is two per id by default, at most `NUM_TEXTS` or `MANY_TEXTS`. The edges have
+    float64 weights and can repeat. Also return the student ids without a spelling.
     """
     student, teacher = pair.tokenizers
     counts = _count(pair, target, num_texts, progress)
@@ -467,7 +464,7 @@ def _block(token: bytes) -> int:
 
 
 def _zipf(kind: TextKind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
-    """Weight tokens by rank, but single ASCII characters by frequency: their rank is arbitrary."""
+    """Weight tokens by rank; single ASCII characters, of arbitrary rank, by frequency."""
     shift, exponent = _ZIPF[kind]
     lengths = np.array([len(token) for token in tokens], np.int64)
     single = lengths == 1

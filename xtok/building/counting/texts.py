@@ -69,11 +69,7 @@ def little_text(num_bytes: int) -> list[str]:
 
 
 def check_texts(patterns: Paths, field: str) -> None:
-    """Check, before any work, that the files exist and that the first row has the field.
-
-    Raises:
-        XtokError: as `read_batches`.
-    """
+    """Check, before any work, that the files exist and that the first row has the field."""
     for path in find_texts(patterns)[:1]:
         next(_documents(shards(path)[0], field), None)
 
@@ -85,8 +81,7 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch
     documents are cut (see `MAX_CHARACTERS`).
 
     Raises:
-        XtokError: if the text is not UTF-8, a row is not an object, or its field is missing or not
-            a string, with file and line or row.
+        XtokError: if the text is not UTF-8, or a row is not an object with the field, a string.
     """
     names = Counter(path.name for path in {shard.path for shard in shards})
     before = 0
@@ -110,9 +105,8 @@ def read_batches(shards: Sequence[Shard], field: str = "text") -> Iterator[Batch
 def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     """Measure how much `teacher_context` lengthens texts.
 
-    Returns:
-        the number of rows, the number of rows with a context, and the ratio of the lengths of
-        these with and without it, in bytes. Of several contexts of a row, the longest counts.
+    Returns the number of rows, of rows with a context, and the ratio of the lengths of these with
+    and without their longest context, in bytes.
     """
     rows = with_context = size = more = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
@@ -129,7 +123,6 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
 
 
 def _documents(shard: Shard, field: str) -> Iterator[tuple[str, int]]:
-    """Yield the documents of a shard, and the bytes read from disk so far."""
     with reading(shard.path):
         if shard.format == "text":
             yield from _plain_documents(shard)
@@ -151,14 +144,8 @@ def read_samples(
 ) -> Iterator[tuple[object, Any]]:
     """Yield the place and the value of each sample, for a `DistillationCollator`.
 
-    A sample is a paragraph of plain text (blank lines separate paragraphs), or a row.
-
-    Args:
-        patterns: files.
-        columns: the columns of Parquet to read, if they exist; each other column is True.
-
-    Raises:
-        XtokError: as `read_batches`.
+    A sample is a paragraph of plain text (blank lines separate paragraphs), or a row. `columns` are
+    the columns of Parquet to read, if they exist; each other column is True.
     """
     for path in find_texts(patterns):
         with reading(path):
@@ -173,7 +160,6 @@ def read_samples(
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
-    """Yield the paragraphs of a file, with any kind of line ends."""
     documents = (text for text, _ in _plain_documents(Shard(path, "text")))
     lines_of = (line for text in documents for line in re.findall(r".*\n|.+", text))
     for is_text, group in groupby(lines_of, lambda line: bool(line.strip())):
@@ -182,7 +168,6 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 
 def _parts(text: str) -> list[str]:
-    """Cut a document that is longer than `MAX_CHARACTERS`."""
     if len(text) <= MAX_CHARACTERS:
         return [text]
     starts = range(0, len(text), MAX_CHARACTERS)
@@ -207,7 +192,6 @@ def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
 
 
 def _document(row: FileRow, field: str) -> str | None:
-    """Return the text of a row: its field, or the text of its messages."""
     value = row.value
     if isinstance(value, dict) and "messages" in value and value.get(field) is None:
         text: str | None = "\n".join(_message_texts(chat_record(value, row.place).messages))
@@ -233,7 +217,6 @@ _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object"}
 
 
 def _problem_of(value: Any, field: str) -> str:
-    """Return the reason why a row has no text; "" if it has one."""
     if not isinstance(value, dict):
         return "not a JSON object"
     if field not in value:

@@ -168,10 +168,6 @@ def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[
 def _weights(
     cosines: Any, largest: Any, config: GenerateConfig, *, power: Any = pow, exp: Any = np.exp
 ) -> Any:
-    """Return weights `[n, k]`, not normalized, of arrays or tensors.
-
-    `largest` is the largest cosine of each row, `[n, 1]`.
-    """
     if config.transform == "softmax":
         return exp((cosines - largest) / config.temperature)
     return power(abs(cosines), POWER_OF_LARGEST * largest)
@@ -185,7 +181,6 @@ def _edges_above_threshold(
     sums: NDArray[np.float64],
     config: GenerateConfig,
 ) -> tuple[Edges, dict[str, float]]:
-    """Return the edges with at least the threshold's share of their row's sum."""
     kept = weights > 0
     counts: dict[str, float] = {}
     if config.weight_threshold > 0:
@@ -207,7 +202,6 @@ def _edges_by_embedding(
     offline: bool,
     progress: Progress,
 ) -> tuple[Edges, dict[str, float], list[str]]:
-    """Return the edges, counts and notes; without a source, by the models' own embeddings."""
     tables, relaxed = pair.tables, config.canonicalization == "relaxed"
     counts: dict[str, float] = {}
     (row_ids, row_texts), (column_ids, column_texts) = (_texts(table, relaxed) for table in tables)

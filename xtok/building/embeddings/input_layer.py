@@ -51,22 +51,14 @@ class Model(ModelFiles):
 
 
 def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
-    """Return the name of a model's input-embedding layer, and its float32 `[rows, dimension]`.
-
-    Raises:
-        EmbeddingError: if there is no safetensors checkpoint, or it has no known layer.
-    """
+    """Return the name of a model's input-embedding layer, and its float32 `[rows, dimension]`."""
     files = tensor_files(model)
     name = choose_layer(files, model)
     return name, np.asarray(read_tensor(shard_path(model, files[name]), name).float().numpy())
 
 
 def tensor_files(model: Model) -> dict[str, str]:
-    """Return the file name of each tensor in a safetensors checkpoint, without fetching shards.
-
-    Raises:
-        EmbeddingError: if there is no safetensors checkpoint, or its index is damaged.
-    """
+    """Return the file name of each tensor in a safetensors checkpoint, without fetching shards."""
     if model.find(INDEX) is not None:
         shards = model.json(INDEX).get("weight_map")
         if not isinstance(shards, dict) or not shards:
@@ -91,11 +83,7 @@ def shard_path(model: Model, name: str) -> Path:
 
 
 def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> torch.Tensor:
-    """Return a tensor of floats from a safetensors file, in its own dtype.
-
-    Raises:
-        EmbeddingError: if the file is damaged, or the tensor is quantized or has other dimensions.
-    """
+    """Return a tensor of floats from a safetensors file, in its own dtype."""
     import torch
 
     with opened_checkpoint(path) as file:

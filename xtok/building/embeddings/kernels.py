@@ -13,13 +13,8 @@ STRIDE = 64  # similarities to compare with the smallest kept value before readi
 def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: ignore[no-untyped-def]
     """Merge a tile of similarities into each row's `k` largest so far.
 
-    Args:
-        tile: float32 `[rows, columns]`, without NaN.
-        num_columns: number of valid columns.
-        first_id: id of the first column; larger than all earlier ids.
-        absolute: compare absolute values.
-        values: float32 `[rows, k]`, descending; ties in the order of ids.
-        ids: int32 `[rows, k]`.
+    `tile` is float32 `[rows, columns]` without NaN; `first_id`, the id of its first column,
+    is larger than all earlier ids. `values`, float32 `[rows, k]`, descend; ties go by `ids`.
     """
     k = values.shape[1]
     for row in range(tile.shape[0]):
@@ -54,19 +49,10 @@ def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Fill empty rows with the `k` columns of the largest cosines.
 
-    A product is the sum of `squares` of the shared n-grams.
-
-    Args:
-        row_starts: int64 `[rows + 1]`, starts in `row_grams`.
-        row_grams: int32.
-        row_lengths: float64 `[rows]`.
-        squares: int32 `[grams]`.
-        starts: int64 `[grams + 1]`, starts in `columns`.
-        columns: int32.
-        per_length: float64 `[columns]`, 1 / length.
-        column_places: int64 `[columns]`, index to write; ties go to the lower index.
-        values: float64 `[rows, k]`, descending, then 0.
-        places: int32 `[rows, k]`; -1 in empty rows.
+    A product is the sum of `squares`, int32 `[grams]`, of the shared n-grams. `row_starts` and
+    `starts` are int64 starts in `row_grams` and `columns`; `per_length` is 1 / length, float64
+    `[columns]`. `column_places` are written to `places`, int32 `[rows, k]`, -1 in empty rows; ties
+    go to the lower index. `values`, float64 `[rows, k]`, descend, then 0.
     """
     k = values.shape[1]
     sums = np.zeros(len(per_length), np.int32)

@@ -60,8 +60,7 @@ def fitted_embeddings(
 ) -> tuple[Vectors, Vectors, dict[str, float]]:
     """Return both models' vectors in the teacher's space, and counts with the error of the fit.
 
-    A ridge regression on equal tokens (anchors), after centring both sides. Every tenth anchor is
-    held out for the error.
+    A ridge regression on centred equal tokens (anchors); every tenth is held out for the error.
     """
     import torch
 
@@ -97,7 +96,6 @@ def fitted_embeddings(
 
 
 def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool) -> Vectors:
-    """Return rows of a model's input-embedding layer, float32 `[n, d]`."""
     model_id, model = tokenizer.vocabulary.model_id, model_of(tokenizer, offline)
     if model is None:
         raise EmbeddingError(
@@ -127,7 +125,6 @@ def _anchors(
 
 
 def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:
-    """Return xᵀy in float64, summed over blocks of rows in order."""
     import torch
 
     def work(start: int) -> torch.Tensor:

@@ -65,8 +65,7 @@ class Cosine:
         """Return each student vector's `k` largest cosines and teacher indices, both `[n, k]`.
 
         They are sorted by descending value, then index; `absolute` compares |cosine|. Also return
-        the sum of all m weights, `[n]`, if `weigh` converts cosines, given the row's largest, to
-        weights.
+        the sum of all m weights, `[n]`, if `weigh` converts cosines and a row's largest to weights.
         """
         import torch
 
@@ -96,7 +95,6 @@ class Cosine:
         return values, ids, sums
 
     def _prepared(self, vectors: Vectors, multiple: int) -> torch.Tensor:
-        """Return the vectors normalized, rounded, padded with zeros, and on the device."""
         import torch
 
         length = -(-len(vectors) // multiple) * multiple
@@ -113,7 +111,6 @@ class Cosine:
         return result
 
     def _tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the first index and the cosines of each tile, float32, without padding."""
         import torch
 
         options: dict[str, Any] = {}

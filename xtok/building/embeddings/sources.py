@@ -201,7 +201,6 @@ def require_finite(
 
 
 def _folder_sha256(folder: Path) -> str:
-    """Return a digest of a folder's files, except hidden files and .md."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -60,8 +60,6 @@ def most_similar(
 
 
 class _SharedGrams(NamedTuple):
-    """N-grams shared by rows and columns, and the length of every token's vector."""
-
     row_starts: NDArray[np.int64]  # [rows + 1], start of each row in `row_grams`
     row_grams: Ints
     starts: NDArray[np.int64]  # [n-grams + 1], start of each n-gram in `columns`
@@ -73,7 +71,6 @@ class _SharedGrams(NamedTuple):
 def _shared_ngrams(
     tokens: list[bytes], is_wanted: NDArray[np.bool_], most_columns: int
 ) -> _SharedGrams:
-    """Return the n-grams of the wanted rows that at most `most_columns` columns have."""
     num_rows, sums = len(is_wanted), np.zeros(len(tokens))
     entries: list[NDArray[np.int64]] = []  # row << 32 | n-gram
     columns: list[Ints] = []
@@ -166,7 +163,6 @@ def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
-    """Number n-grams, given as codes below 2**38, from 0; return them sorted with their tokens."""
     codes <<= _TOKEN_BITS  # an n-gram and its token as one integer, for a single sort
     codes |= owners
     codes.sort()
