@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +102,8 @@ def real_steps(options: Namespace) -> Iterator[Row]:
         held, whole = (peak_above(call, options.device) / 2**20 for call in calls)
         shape = " and ".join("{} × {}".format(*side["input_ids"].shape) for side in sides)
         row: Row = {"tokens": shape, "hidden MiB": held, "logits MiB": whole}
-        yield row | {"memory": held / whole} | race(*calls, options.repeat).row(None)
+        ratio = held / whole if whole else math.nan  # of tiny models, the allocator shows nothing
+        yield row | {"memory": ratio} | race(*calls, options.repeat).row(None)
 
 
 def _step(label: str, tokens: int, sides: Any, options: Namespace) -> Row:
