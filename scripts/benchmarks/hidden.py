@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +101,7 @@ def real_steps(options: Namespace) -> Iterator[Row]:
         held, whole = (peak_above(call, options.device) / 2**20 for call in calls)
         shape = " and ".join("{} × {}".format(*side["input_ids"].shape) for side in sides)
         row: Row = {"tokens": shape, "hidden MiB": held, "logits MiB": whole}
-        ratio = held / whole if whole else math.nan  # of tiny models, the allocator shows nothing
+        ratio = held / whole if whole else nan  # of tiny models, the allocator shows nothing
         yield row | {"memory": ratio} | race(*calls, options.repeat).row(None)
 
 
