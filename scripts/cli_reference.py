@@ -77,7 +77,7 @@ SHARED = f"""## Models
 
 ## Shared options
 
-These mean the same in each command that names them.
+These options have the same meaning in each command.
 
 """
 ENTRY = re.compile(r"^\* `([^`]+)`: .*$\n", re.MULTILINE)  # an option or argument, and its meaning

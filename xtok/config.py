@@ -202,7 +202,9 @@ def loss_name(loss: str, known: Any = Loss) -> Any:
     """
     name = with_hyphens(loss)
     if name in get_args(EventLoss) and known is Loss:
-        raise ValueError(f"{name} takes no projection map: {_MAKERS[name]} makes its map")
+        raise ValueError(
+            f"{name} does not use a projection map: build its map with {_MAKERS[name]}"
+        )
     if name not in get_args(known):
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(known)}")
     return name
@@ -320,9 +322,7 @@ class BuildConfig(MultitokenConfig):
         metavar="TARGET",
         needs={"weights": "synthetic", "text": True},
     )
-    exact_match: bool = option(
-        True, "Give each token that both sides share a single entry of weight 1."
-    )
+    exact_match: bool = option(True, "Give each shared token a single entry, with weight 1.")
 
     @classmethod
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
@@ -372,15 +372,15 @@ class GenerateConfig(Config):
     top_k: int = top_k_option(10, "Entries per row.")
     weight_threshold: float = option(
         0.0,
-        "Minimum share of an entry in its row. For maps by spelling, only --top-k entries form the "
-        "row.",
+        "Drop entries with a smaller share of their row. By spelling, the row has only its --top-k "
+        "entries.",
         min=0,
         below=1,
     )
     transform: Transform = option(
         "power",
-        "How cosines become weights: |cosine| to the power of 10 times the row's largest, or the "
-        "softmax of cosine / temperature.",
+        "Weights from cosines: power (|cosine| to the power of 10 · the largest cosine of the "
+        "row) or softmax (of cosine / temperature).",
         panel=RARE,
     )
     temperature: float = option(0.05, "Temperature of the softmax.", above=0, panel=RARE)

@@ -518,8 +518,8 @@ def test_what_it_takes(
         ([[300, 1250]], [[300]], {}, r"student id 1250 at \[0, 1\] stands for nothing"),
         ([300], [[300]], {}, r"student_ids are not a padded batch"),
         ([[0.5]], [[300]], {}, r"student_ids are float64"),
-        ([[300], [300]], [[300]], {}, "2 student sequences, 1 of the teacher"),
-        ([[300]], [[300]], {"student_attention_mask": [[1, 1]]}, r"mask is of shape \[1, 2\]"),
+        ([[300], [300]], [[300]], {}, "2 student sequences, but 1 teacher sequences"),
+        ([[300]], [[300]], {"student_attention_mask": [[1, 1]]}, r"mask has shape \[1, 2\]"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -532,7 +532,7 @@ def test_what_does_not_fit_is_named(
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [([0, 3], "student_offsets do not rise"), ([1, 2], "not rise"), ([0, 2, 1, 2], "not rise"),
-     ([], "do not rise"), ([0, 1, 2], "2 student sequences, 1 of")],
+     ([], "do not rise"), ([0, 1, 2], "2 student sequences, but 1 teacher")],
 )  # fmt: skip
 def test_offsets_that_do_not_fit(aligner: TokenAligner, offsets: list[int], message: str) -> None:
     ids = np.array([300, 301])

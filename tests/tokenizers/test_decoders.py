@@ -75,9 +75,9 @@ REFUSED: dict[str, tuple[str, Any, Any]] = {
                             models.BPE(**BPE, continuing_subword_prefix="##")),
     "WordPiece with Metaspace": ("'##' \\(continuing_subword_prefix\\)", decoders.Metaspace(),
                                  models.WordPiece(BPE["vocab"], unk_token="<unk>")),
-    "two prefixes": ("decoder takes away '@@'", decoders.WordPiece(prefix="@@"),
+    "two prefixes": ("decoder removes '@@'", decoders.WordPiece(prefix="@@"),
                      models.WordPiece(BPE["vocab"], unk_token="<unk>")),
-    "no prefix": ("decoder takes away '##'", decoders.WordPiece(), models.BPE(**BPE)),
+    "no prefix": ("decoder removes '##'", decoders.WordPiece(), models.BPE(**BPE)),
     "a regular expression": ("Replace decoder of a regular expression",
                              decoders.Replace(Regex("a+"), "b"), None),
     "Strip before Fuse": ("Strip decoder of each token", decoders.Sequence(

@@ -93,7 +93,7 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     [
         ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows for 2 input_ids"),
         ({"realized_logprob": [-1.0, -1.0]}, "realized_logprob has a value for the first token"),
-        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5, and is at most 0"),
+        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5, expected at most 0"),
     ],
 )
 def test_bad_rows(collator: DistillationCollator, change: dict[str, Any], message: str) -> None:

@@ -61,9 +61,9 @@ def test_a_config_is_of_its_loss() -> None:
     assert whole.count(batch, side) == 1
     expected = float(whole(student, teacher, batch, side).detach()) / 2
     assert float(half(student, teacher, batch, side).detach()) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="alm takes ALMConfig, and CSDConfig is given"):
+    with pytest.raises(ValueError, match="alm expects ALMConfig, not CSDConfig"):
         make_loss("alm", config=CSDConfig())
-    with pytest.raises(ValueError, match="topk-kl takes no config, and ALMConfig"):
+    with pytest.raises(ValueError, match="topk-kl expects no config, not ALMConfig"):
         make_loss("topk-kl", config=ALMConfig())
 
 
@@ -162,18 +162,20 @@ def test_what_a_loss_takes_is_not_taken_for_something_else(pair: Pair, tmp_path:
               for of, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
     targets, m = (batch["input_ids"], side["input_ids"]), built(student, teacher)
     index, unshifted = event_index(events), batch["teachers"][0]["alignment"]
-    with pytest.raises(ValueError, match=r"PaddedAlignment is given .*shift_to_predictions"):
+    with pytest.raises(ValueError, match=r"PaddedAlignment is not of .*shift_to_predictions"):
         untyped.event_kl(*logits, index, unshifted)
-    with pytest.raises(ValueError, match=r"PaddedAlignment is given .*shift_to_predictions"):
+    with pytest.raises(ValueError, match=r"PaddedAlignment is not of .*shift_to_predictions"):
         untyped.count_chunks(unshifted)
     for wrong in (events, tmp_path / "events.safetensors", "events.safetensors", None, m):
-        with pytest.raises(ValueError, match=r"EventIndex is due: give event_index\("):
+        with pytest.raises(ValueError, match=r"is not of type EventIndex: give event_index\("):
             untyped.event_kl(*logits, wrong, side["shifted"])
-    with pytest.raises(ValueError, match=r"SpellingIndex is due: give spelling_index\("):
+    with pytest.raises(ValueError, match=r"is not of type SpellingIndex: give spelling_index\("):
         untyped.csd(*logits, spellings, targets, side["shifted"])
-    with pytest.raises(ValueError, match=r"ProjectionModule is due: give xtok.ProjectionModule"):
+    with pytest.raises(
+        ValueError, match=r"is not of type ProjectionModule: give xtok.ProjectionModule"
+    ):
         untyped.p_kl(*logits, m, side["shifted"])
-    with pytest.raises(ValueError, match=r"ExactPairs is due: give exact_pairs\("):
+    with pytest.raises(ValueError, match=r"is not of type ExactPairs: give exact_pairs\("):
         untyped.gold(*logits, ProjectionModule(m), side["shifted"])
     with pytest.raises(XtokError, match="an event map"):
         make_loss("event-kl", map=m)

@@ -174,7 +174,7 @@ class TokenAligner:
         max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
 
     Raises:
-        XtokError: for a side of a map that carries no tokens.
+        XtokError: for a side of a map without tokens.
         ValueError: if `max_comb_len` is less than 1.
     """
 
@@ -239,7 +239,7 @@ class TokenAligner:
         num_rows = len(student.bounds) - 1
         if num_rows != len(teacher.bounds) - 1:
             raise ValueError(
-                f"{num_rows} student sequences, {len(teacher.bounds) - 1} of the teacher"
+                f"{num_rows} student sequences, but {len(teacher.bounds) - 1} teacher sequences"
             )
         s, t = (
             Side(rows.ids, rows.bounds, table.symbols, table.offsets)

@@ -124,7 +124,7 @@ class Sequences:
         self.side, self.is_list = symbols.side, _is_list(ids)
         if self.is_list:
             if mask is not None:
-                raise ValueError(f"{self.side}_attention_mask is of a padded batch, not of a list")
+                raise ValueError(f"{self.side}_attention_mask is not used with a list")
             self._like = ids[0]
             rows = [self._integers(row, (1,)) for row in ids]
             lengths = np.array([len(row) for row in rows])
@@ -141,8 +141,8 @@ class Sequences:
                 self.kept = np.ones(array.shape, np.bool_)
             if self.kept.shape != array.shape:
                 raise ValueError(
-                    f"{self.side}_attention_mask is of shape {list(self.kept.shape)}, "
-                    f"{self.side}_ids of {list(array.shape)}"
+                    f"{self.side}_attention_mask has shape {list(self.kept.shape)}, "
+                    f"expected {list(array.shape)}, as {self.side}_ids"
                 )
             flat = array[self.kept]  # padding may be any id, even one outside the vocabulary
         self.bounds = offsets_of(self.kept.sum(axis=-1))
@@ -158,13 +158,15 @@ class Sequences:
             expected = np.diff(self.bounds).tolist()
             if [len(row) if row.ndim == ndim else None for row in rows] != expected:
                 shapes = [list(row.shape) for row in rows]
-                raise ValueError(f"{name} are of shapes {shapes}, {self.side}_ids of {expected}")
+                raise ValueError(
+                    f"{name} have shapes {shapes}, expected {expected}, as {self.side}_ids"
+                )
             return np.concatenate(rows)
         array = to_array(values, dtype)
         if array.shape[: array.ndim + 1 - ndim] != self.kept.shape:
             raise ValueError(
-                f"{name} are of shape {list(array.shape)}, "
-                f"{self.side}_ids of {list(self.kept.shape)}"
+                f"{name} have shape {list(array.shape)}, "
+                f"expected {list(self.kept.shape)}, as {self.side}_ids"
             )
         flat: NDArray[Any] = array[self.kept]
         return flat
@@ -184,7 +186,7 @@ class Sequences:
         array = to_array(ids)
         if array.dtype.kind not in "iu" or array.ndim not in dimensions:
             raise ValueError(
-                f"{self.side}_ids are {array.dtype} of shape {list(array.shape)}, and must be "
+                f"{self.side}_ids are {array.dtype} {list(array.shape)}, and must be "
                 "integers [T] or [B, T], or a list of [T]"
             )
         return array

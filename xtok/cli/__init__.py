@@ -24,9 +24,8 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
     """Return the command line with these commands, or only with their descriptions."""
     app = typer.Typer(
         name="xtok",
-        help="Distil between models with different tokenizers: build the event maps and projection "
-        "maps that losses need, byte-exact, and rewrite a teacher's predictions in a student's "
-        "tokens.",
+        help="Distil between models with different tokenizers: build byte-exact event maps and "
+        "projection maps for losses, and rewrite a teacher's predictions in a student's tokens.",
         epilog="Run xtok help COMMAND for a command's options, and xtok help models for the kinds "
         "of models.",
         cls=_Group,

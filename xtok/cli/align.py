@@ -36,7 +36,7 @@ def align(
     ),
     templates: ChatTemplates,
     max_comb_len: int = option(
-        4, "Most tokens in a chunk with different bytes on the two sides.", min=1
+        4, "Maximum number of tokens in a chunk with different bytes on the two sides.", min=1
     ),
     json: bool = json_option(
         "student, teacher, student_ids, teacher_ids, student_tokens, teacher_tokens, pairs, "
@@ -66,7 +66,8 @@ def align(
         record, *others = read_conversations(chat)
         if others:
             raise XtokError(
-                f"{chat} has {1 + len(others)} conversations", hint="give a file of one"
+                f"{chat} has {1 + len(others)} conversations",
+                hint="give a file with one conversation",
             )
         pair = models.pair()
         aligner = xtok.TokenAligner(pair, max_comb_len)

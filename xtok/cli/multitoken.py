@@ -30,7 +30,7 @@ def multitoken(
     ),
     config: MultitokenConfig,
     exact_match: bool = option(
-        False, "Give a token of both sides a single entry of weight 1.", panel=MAKING
+        False, "Give each shared token a single entry, with weight 1.", panel=MAKING
     ),
     num_examples: int = option(
         0, "Print this many rows of the map on stderr.", min=0, panel=OUTPUT

@@ -18,7 +18,7 @@ def reapply_exact(
     canonicalization: Canonicalization | None = _AS_MADE,
     map_options: MapOptions,
 ) -> None:
-    """Give each token of both sides a single entry of weight 1, as NeMo-RL's third stage.
+    """Give each shared token a single entry of weight 1, as NeMo-RL's third stage.
 
     Maps from NeMo-RL's tools contain no tokens, so they need both models.
 

@@ -33,7 +33,7 @@ def vocab(
     ),
     teacher_model: str | None = option(
         None,
-        "A second model: add its id of the same bytes or role, and its spelling of the token.",
+        "A second model. Adds its id with the same bytes or role, and the spelling in its tokens.",
         metavar="MODEL",
         short="-t",
         panel=MAIN,

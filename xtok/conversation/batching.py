@@ -118,7 +118,7 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
         if name == mask:
             continue
         if len(rows) != len(kept):
-            raise ValueError(f"{name} has {len(rows)} rows, {mask} {len(kept)}")
+            raise ValueError(f"{name} has {len(rows)} rows, expected {len(kept)}, as {mask}")
         is_padded = _is_padded(rows, kept.shape)
         for sample, row, start, length in zip(samples, rows, starts, lengths, strict=True):
             sample[name] = row[start : start + length] if is_padded else row

@@ -268,7 +268,7 @@ def _require_utf8(text: TrackedText, source: str) -> None:
         at = [r.message for r in text._runs if r.start <= error.start < r.end and r.message >= 0]
         culprit = f"message {at[0]}" if at else source
         raise XtokError(
-            f"{culprit} has {text[error.start]!a}, half of a surrogate pair, which is not text",
+            f"{culprit} contains {text[error.start]!a}, half of a surrogate pair",
             hint="write the whole pair, or the character itself",
         ) from error
 

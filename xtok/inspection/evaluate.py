@@ -131,7 +131,9 @@ def evaluation_of(
 ) -> Evaluation:
     """Measure maps, by name, on text that was counted per document."""
     if text.per_document is None:
-        raise ValueError("maps are measured on text that was counted per document")
+        raise ValueError(
+            "text has no counts per document; read it with CountPlan(per_document=True)"
+        )
     if for_loss is not None:
         for_loss = loss_name(for_loss)
     documents = text.per_document

@@ -205,7 +205,7 @@ def explain(
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
     'no teacher token has these bytes: spelled in pieces'
 
-    The worst rows have the lightest heaviest entry, slots left out; empty rows come first. Unused
+    The worst rows have the lowest maximum weight, without slots; empty rows come first. Unused
     ids are only included if their class is named.
 
     Args:

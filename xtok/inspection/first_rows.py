@@ -132,8 +132,8 @@ def _by_library(
         )
     except Exception as error:  # of the template, or for data that Transformers does not support
         raise XtokError(
-            f"apply_chat_template of {type(library).__name__} raises: {error}",
-            hint="write the conversation as Transformers takes it",
+            f"apply_chat_template of {type(library).__name__} failed: {error}",
+            hint="write the conversation in the form that Transformers expects",
         ) from error
     return rendered
 

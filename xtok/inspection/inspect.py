@@ -64,7 +64,7 @@ class InspectConfig(Config):
     )
     worst: int | None = option(
         None,
-        "List this many rows, those with the lightest heaviest entry first. Default for a class "
+        "List this many rows, those with the lowest maximum weight first. Default for a class "
         "or kind: 20.",
         min=1,
     )

@@ -245,8 +245,8 @@ def _other_width(side: str, of_map: Vocabulary, other: Vocabulary, name: str) ->
         width = of_map.vocab_size if fits else other.vocab_size
         hint += f"; if the pair is right, set the width to {width} with {{option}}"
     return XtokError(
-        f"the {side} of {name} is {of_map.vocab_size:,} wide, {other.model_id} "
-        f"{other.vocab_size:,}",
+        f"the {side} of {name} is {of_map.vocab_size:,} wide, but {other.model_id} "
+        f"is {other.vocab_size:,} wide",
         hint=hint,
         parameter=f"{side}_vocab_size",
     )

@@ -74,8 +74,8 @@ def load_tokenizer(
         known = model.vocabulary
         if vocab_size not in (None, known.vocab_size):
             raise TokenizerError(
-                f"{known.model_id} is loaded already, with {known.vocab_size} ids",
-                hint="give the width of the model's logits where it is loaded",
+                f"{known.model_id} is already loaded with {known.vocab_size} ids",
+                hint="pass the width of the model's logits when you load the tokenizer",
                 parameter="vocab_size",
             )
         return model
@@ -374,7 +374,7 @@ def _head(path: Path) -> bytes:
     if head.startswith(b"version https://git-lfs"):
         raise TokenizerError(
             f"{path} is a pointer of Git LFS, not the file itself",
-            hint="git lfs pull, in the repository that it is in",
+            hint="run git lfs pull in its repository",
         )
     if head.startswith(b"GGUF"):
         raise TokenizerError(

@@ -70,7 +70,7 @@ class NullBackend(Backend):
         for text, ids in zip(texts, rows, strict=True):
             if not all(0 <= i < self._size for i in ids):
                 raise TokenizerError(
-                    f"null takes ids below {self._size}, not the text {text[:40]!r}",
+                    f"null accepts ids below {self._size}, not the text {text[:40]!r}",
                     hint="give numbers, as in '5 17 3'",
                 )
         return rows

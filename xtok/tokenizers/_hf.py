@@ -207,7 +207,7 @@ class HuggingFaceBackend(Backend):
             if type(error) is not Exception:
                 raise
             raise TokenizerError(
-                f"the library of {self._model} refuses the text {texts[0][:40]!r}: {error}",
+                f"the library of {self._model} rejects the text {texts[0][:40]!r}: {error}",
                 hint="use a tokenizer with byte tokens or a byte-level vocabulary",
             ) from error
 
@@ -357,7 +357,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
             )
     if not components:
         raise TokenizerError(
-            f"{model} has no decoder: what bytes its tokens stand for is unknown",
+            f"{model} has no decoder, so the bytes of its tokens are unknown",
             hint="use a byte-level or SentencePiece-style tokenizer",
         )
 
@@ -415,13 +415,13 @@ def _check_marks(model: Any, decoder: list[Spec], name: str) -> None:
     taken = "".join(c["prefix"] for c in decoder if c["type"] == "WordPiece")
     problem = ""
     if suffix:
-        problem = f"marks where words end with {suffix!r} (end_of_word_suffix)"
+        problem = f"marks the end of words with {suffix!r} (end_of_word_suffix)"
     elif prefix != taken and type(model).__name__ != "WordLevel":  # whose tokens are whole words
         problem = f"marks the inside of words with {prefix!r} (continuing_subword_prefix), and "
-        problem += f"its decoder takes away {taken!r}"
+        problem += f"its decoder removes {taken!r}"
     if problem:
         raise TokenizerError(
-            f"{name} {problem}: what text its tokens stand for is unknown",
+            f"{name} {problem}, so the text of its tokens is unknown",
             hint="use a byte-level, SentencePiece-style or WordPiece tokenizer",
         )
 

@@ -75,7 +75,7 @@ def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
         if i in entries or not 0 <= i < reserved:
-            raise ValueError(f"its special token {i} comes twice, or is not in 0..{reserved - 1}")
+            raise ValueError(f"its special token {i} occurs twice, or is not in 0..{reserved - 1}")
         kind = TokenType.CONTROL if json_flag(token, "is_control", True) else TokenType.USER_DEFINED
         entries[i] = TokenEntry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
     for i in range(reserved):
@@ -126,7 +126,8 @@ def load_megatron(path: Path, pattern: str | None) -> RankBackend:
     if pattern is None:
         raise TokenizerError(
             f"{path} is a vocabulary of Megatron, which lacks its split pattern",
-            hint=f"give that of --tiktoken-pattern: '{path}@v2', '{path}@v1', or '{path}@REGEX'",
+            hint="give the pattern of Megatron's --tiktoken-pattern: "
+            f"'{path}@v2', '{path}@v1', or '{path}@REGEX'",
         )
     try:
         vocab = parse_json(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]

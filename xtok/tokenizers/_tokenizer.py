@@ -269,9 +269,9 @@ class Tokenizer:
             for i in ids:
                 if i in self._without_row:
                     raise TokenizerError(
-                        f"the text {text[:40]!r} has the token {self._shown_without_row(i)}, and "
-                        f"{self.vocabulary.model_id} only {self.vocabulary.vocab_size:,} rows",
-                        hint="take it out of the text, which the model cannot read",
+                        f"the text {text[:40]!r} has the token {self._shown_without_row(i)}, but "
+                        f"{self.vocabulary.model_id} has only {self.vocabulary.vocab_size:,} rows",
+                        hint="remove the token from the text: the model has no row for it",
                     )
 
     def _by_stretches(self, text: str) -> list[int]:
@@ -507,8 +507,7 @@ def _require_utf8(texts: Sequence[str]) -> None:
         except UnicodeEncodeError as error:
             half = text[error.start]
             raise TokenizerError(
-                f"text {place}, {text[:40]!a}, has {half!a}, half of a surrogate pair, which is "
-                "not text",
+                f"text {place}, {text[:40]!a}, contains {half!a}, half of a surrogate pair",
                 hint="write the whole pair, or the character itself",
             ) from error
 
@@ -590,7 +589,7 @@ def _width(
     problem = f"the vocabulary size {width} of {model_id} ({origin})"
     hint = "give the width of the model's logits with {option}"
     if 0 < width < (1 - _MOST_WITHOUT_ROW) * (largest + 1):
-        problem += f" does not hold its largest token id {largest}"
+        problem += f" is too small for its largest token id {largest}"
         hint += f"; all but a few of the {largest + 1:,} ids have a row"
     elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
         problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({origin})"

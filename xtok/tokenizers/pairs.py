@@ -207,7 +207,7 @@ def require_table(vocabulary: Vocabulary) -> TokenTable:
     """Return the tokens of a side, or raise an `XtokError` if the map carries none."""
     if vocabulary.table is None:
         raise XtokError(
-            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
+            f"the map contains no tokens of {vocabulary.model_id}: xtok did not write it",
             hint="give both models with {option}",
             parameter="pair",
         )
@@ -221,7 +221,7 @@ def _in_form(
         return tokenizer.table_as(form, ignore=ignored)
     if form == "raw":
         raise XtokError(
-            "the map was made with the token form raw, and carries no display strings",
+            "the map was made with the token form raw, and contains no display strings",
             hint="give both models with {option}",
             parameter="pair",
         )

@@ -258,7 +258,7 @@ class Vocabulary:
             return [token]
         if self.table is None:
             raise XtokError(
-                f"the map carries no tokens of {self.model_id}: xtok did not write it",
+                f"the map contains no tokens of {self.model_id}: xtok did not write it",
                 hint="give the token's id instead",
             )
         ids = self.table.ids_of(token)
@@ -331,7 +331,7 @@ class Decoded:
                 if len(content) > MAX_NAME:
                     raise TokenizerError(
                         f"the special token {token_id} has a name of {len(content):,} bytes",
-                        hint=f"names may have {MAX_NAME:,}: fix the tokenizer's files",
+                        hint=f"use a name of at most {MAX_NAME:,} bytes",
                     )
                 names[token_id] = content.decode("utf-8", "backslashreplace")
                 token = b""

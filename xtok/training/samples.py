@@ -107,15 +107,15 @@ def scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float32]]:
     columns = columns_of(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
         raise ValueError(
-            "a row with input_ids has no realized_logprob: give text or messages, or the "
-            "predictions that a teacher has for these ids"
+            "a row with input_ids has no realized_logprob: give text or messages, or "
+            "add the teacher's log-probabilities of these ids"
         )
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
     realized = own_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
         raise ValueError(f"realized_logprob has a value for the first token, but {PREDICTS_FIRST}")
     if (wrong := realized > STORED_ROUNDING).any():
-        raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, and is at most 0")
+        raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, expected at most 0")
     is_target = flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])
     return SampleRow(ids, is_target), realized

@@ -57,7 +57,8 @@ def check_width(side: str, of_logits: int, of_map: int) -> None:
     """Raise an `XtokError` if logits are narrower than the map."""
     if of_logits < of_map:
         raise XtokError(
-            f"the {side}'s logits are {of_logits} wide, the map's {side} {of_map}",
+            f"the {side}'s logits are {of_logits} wide, expected at least {of_map} "
+            "(the map's width)",
             hint=f"give a map of this {side}, or build it {of_logits} wide with {{option}}",
             parameter="vocab_size",
         )

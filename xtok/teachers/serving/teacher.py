@@ -133,7 +133,7 @@ class TeacherServer:
         """
         response = await self._first_response(wait, note)
         if response.status_code in (401, 403):
-            raise TeacherError(f"it refuses the key: {problem_of(response)}")
+            raise TeacherError(f"it rejects the key: {problem_of(response)}")
         value = json_of(response) if response.is_success else None
         cards = value.get("data") if isinstance(value, dict) else None
         card = cards[0] if isinstance(cards, list) and cards else None

@@ -68,7 +68,7 @@ def tokens_in(
     """
     if targets is not None and targets.shape != numbers.shape:
         raise ValueError(
-            f"the {side}'s targets are {list(targets.shape)}, and do not fit its positions "
+            f"the {side}'s targets have shape {list(targets.shape)}, expected "
             f"{list(numbers.shape)}, [B, T]"
         )
     flat, starts = numbers.flatten(), sizes.cumsum(0) - sizes

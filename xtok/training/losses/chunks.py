@@ -80,7 +80,7 @@ def require_type(given: Any, kind: type, how: str) -> None:
     if not isinstance(given, kind):
         is_file = isinstance(given, str | PathLike)
         what = f"the path {str(given)!r}" if is_file else type(given).__name__
-        raise ValueError(f"{what} is given where {kind.__name__} is due: give {how}")
+        raise ValueError(f"{what} is not of type {kind.__name__}: give {how}")
 
 
 def require_shifted(alignment: Any) -> None:

@@ -76,7 +76,7 @@ class CSDConfig(ChunkLossConfig):
             return
         if not _is_number(self.jsd_beta) or not 0 < self.jsd_beta < 1 or self.reverse_kl:
             raise ValueError(
-                f"jsd_beta is {self.jsd_beta!r}, and must be between 0 and 1, without a reverse KL"
+                f"jsd_beta is {self.jsd_beta!r}, expected 0 to 1, without a reverse KL"
             )
 
 

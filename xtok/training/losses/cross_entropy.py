@@ -52,7 +52,9 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
 
     def explain() -> None:
         if bool((of_positions >= width).any()):
-            raise ValueError(f"the targets have {int(of_positions.max())}, of {width} logits")
+            raise ValueError(
+                f"the targets contain id {int(of_positions.max())}, expected ids below {width}"
+            )
 
     at = positions[0], positions[1]
     parts = [Part(at, compare)] if len(ids) else []

@@ -231,7 +231,7 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
     row, name = loss_named(name), loss_name(name, LossName)
     if config is not None and (row.config is None or not isinstance(config, row.config)):
         what = row.config.__name__ if row.config else "no config"
-        raise ValueError(f"{name} takes {what}, and {type(config).__name__} is given")
+        raise ValueError(f"{name} expects {what}, not {type(config).__name__}")
     if config is None and row.config:
         config = row.config()
     given = None
