@@ -51,8 +51,8 @@ class Walk(NamedTuple):
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """Align many documents, from one shared boundary to the next, up to a symbol that differs.
 
-    `exact[student id]` is the teacher id of the same symbols, or −1: most tokens need no more than
-    that look. `align_rest` goes on where symbols differ.
+    `exact[student id]` is the teacher id of the same symbols, or −1: this lookup
+    is enough for most tokens. `align_rest` continues where symbols differ.
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]

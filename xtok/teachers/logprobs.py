@@ -54,7 +54,7 @@ Credit: TypeAlias = Literal["uniform"] | StudentCredit | PrefixCredit
 
 @dataclass(frozen=True, eq=False)
 class ProjectedLogprobs:
-    """A teacher's log-probabilities on the student's tokens, in the form of the student's ids."""
+    """A teacher's log-probabilities of the student's tokens, in the shape of the student's ids."""
 
     logprobs: Any  # float32 [S] or [B, S], or a list of such; 0 where not valid
     valid: Any  # bool, tokens with a share of a log-probability

@@ -147,7 +147,7 @@ def no_panic(model: str) -> Iterator[None]:
 
 
 def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern whose `split` puts names at the odd places, and what is between at even."""
+    """Return a pattern to `split` a text: names at odd indices, the text in between at even."""
     longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 

@@ -250,7 +250,7 @@ def components(component: Any) -> Iterator[Spec]:
 
 
 def _within_text(rust: RustTokenizer) -> RustTokenizer:
-    """Return what encodes as in the middle of a text: no prefix, no padding.
+    """Return a tokenizer that encodes as in the middle of a text: no prefix, no padding.
 
     The model is shared, because copying its vocabulary takes seconds.
     """
@@ -398,14 +398,14 @@ def _word_piece(component: Spec) -> Callable[[str], bytes]:
 
 
 def _falls_back(model: Any) -> bool:
-    """Whether a model writes what it does not know as byte tokens, whatever its decoder does."""
+    """Whether a model writes unknown text as byte tokens, independent of its decoder."""
     if type(model).__name__ == "Unigram":  # whose options Python does not see
         return bool(model.__getstate__().endswith(b'"byte_fallback":true}'))
     return bool(getattr(model, "byte_fallback", False))
 
 
 def _check_marks(model: Any, decoder: list[Spec], name: str) -> None:
-    """Refuse a vocabulary with marks of words that its decoder leaves in the text.
+    """Reject a vocabulary with word marks that its decoder leaves in the text.
 
     Raises:
         TokenizerError: naming the option of the model, and the mark.

@@ -42,7 +42,7 @@ def is_tekken(path: Path) -> bool:
 
 
 def load_tekken(path: Path) -> RankBackend:
-    """Load a `tekken.json`; its special tokens are CONTROL, or as it declares, USER_DEFINED.
+    """Load a `tekken.json`; special tokens are CONTROL, or USER_DEFINED if it declares so.
 
     Raises:
         TokenizerError: if it is not one.

@@ -184,10 +184,10 @@ class Tokenizer:
     def segment(self, token: bytes | str) -> list[int]:
         """Spell a token's bytes, or any others, byte for byte, as in the middle of a text.
 
-        The tokens' bytes concatenate to exactly these. Valid UTF-8 goes through the library's own
-        encoder. What does not round-trip there, and partial UTF-8, goes through the model's own
-        merges on bytes, then the byte tokens, then greedy longest match. For a text that a model
-        reads, use `encode`: a normalizer changes what this does not.
+        The tokens' bytes concatenate to exactly these bytes. The library's own encoder spells valid
+        UTF-8. For other bytes, and if the encoder does not round-trip, it tries the model's merges
+        on bytes, then the byte tokens, then a greedy longest match. For the input of a model, use
+        `encode`, which also applies the normalizer.
 
         >>> xtok.load_tokenizer("bytes").segment("né")
         [110, 195, 169]
@@ -363,10 +363,10 @@ class Tokenizer:
 
     @functools.cached_property
     def definition_sha256(self) -> str:
-        """A digest of all that decides which ids a text becomes, and which of them are special.
+        """A digest of everything that determines the ids of a text, and the special ids.
 
-        Files that differ in the order of their JSON keys have the same; another merge, flag,
-        normalizer or split pattern gives another.
+        It is independent of the order of JSON keys in a file. It depends on every merge, flag,
+        normalizer and split pattern.
         """
         roles = {role: list(ids) for role, ids in self.declared.items()}
         known = [self.vocabulary.backend, self.table.sha256(), roles]
@@ -405,7 +405,7 @@ class Tokenizer:
 
     @property
     def text_changes(self) -> Sequence[TextChange]:
-        """What keeps a text from being the concatenation of its tokens' bytes; mostly nothing."""
+        """The normalizers that change a text, with a description of each; usually empty."""
         return self._backend.text_changes()
 
     @functools.cached_property

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two vocabularies, their tokenizers where they are known, and what both have in common.
+    """Two vocabularies, their tokenizers where they are known, and the facts about both.
 
-    Each fact is computed when it is first asked for, and kept. The widths are those of both models'
+    Each fact is computed at its first use, and cached. The widths are those of both models'
     logits; `xtok.pair` makes a pair of two models, `maps.map_arguments.bind_map` one of a map.
     """
 

@@ -35,8 +35,8 @@ def relaxed_form(token: bytes) -> bytes:
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair student ids without an exact counterpart with teacher ids of the same relaxed form.
 
-    The counterpart is the teacher token that is this form, else that has a space before it. It is
-    never a teacher token with a rarer line break than the student's.
+    The counterpart is the teacher token that equals this form, otherwise this form after a space.
+    A student token never maps to a teacher token with a rarer form of line break.
     """
     teacher_ids = teacher.canonical_ids()
     pairs: dict[int, int] = {}

@@ -140,7 +140,7 @@ class TokenTable:
         return id_of
 
     def ids_of(self, token: str | bytes) -> list[int]:
-        r"""Return the ids of a token, rising; none, or several with the same bytes.
+        r"""Return the ids of a token in ascending order; several ids may have the same bytes.
 
         Args:
             token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
@@ -390,9 +390,9 @@ def _misplaced(token_id: int, content: bytes, problem: str) -> TokenizerError:
 
 
 def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
-    """Whether two tables have the same bytes and control tokens, whatever their widths.
+    """Check that two tables have the same bytes and control tokens; widths may differ.
 
-    Types may differ: transformers takes some unknown tokens for any other control token.
+    Types may differ too: Transformers treats some unknown tokens as control tokens.
     """
     if ours is None or other is None or ours is other:
         return ours is other

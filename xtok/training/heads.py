@@ -53,9 +53,9 @@ class Head:
     shards: Any = None  # the module of FSDP2 that has it in pieces
 
     def logits(self, hidden: Tensor, autocast: torch.dtype | None) -> HiddenLogits:
-        """Return the logits of hidden states `[B, T, d]`, not yet made.
+        """Return the logits of hidden states `[B, T, d]` as `HiddenLogits`, not computed yet.
 
-        `autocast` is the type in which the decoder ran; None: in its own.
+        `autocast` is the dtype in which the decoder ran, or None without autocast.
         """
         hidden, weight, bias = self._whole(hidden)
         if self.bias is not None:
@@ -154,7 +154,7 @@ def router_loss(model: Any, outputs: Any, coefficient: float | None = None) -> T
 
 @contextmanager
 def evaluating(models: Iterable[nn.Module | None]) -> Iterator[None]:
-    """Run models in evaluation mode; their modules' own modes come back."""
+    """Run models in evaluation mode, and restore the mode of each module afterwards."""
     training = [m for model in models if model for m in model.modules() if m.training]
     for module in training:
         module.training = False

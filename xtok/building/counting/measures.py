@@ -26,6 +26,6 @@ def entropy_kept(
     tokens: tuple[NDArray[Any], NDArray[Any]],
     counts: NDArray[Any],
 ) -> float:
-    """Return the smaller entropy of both sides' events, divided by the smaller one of tokens."""
+    """Return the smaller event entropy of the two sides, divided by the smaller token entropy."""
     whole = min(entropy_of(ids, counts) for ids in tokens)
     return min(entropy_of(ids, counts) for ids in events) / whole if whole > 0 else 1.0

@@ -76,7 +76,7 @@ def chunks_in(
 
 
 def require_type(given: Any, kind: type, how: str) -> None:
-    """Raise a `ValueError` that says how to make what a loss takes, if something else is given."""
+    """Raise a `ValueError` with the call that makes a loss's input, if it has another type."""
     if not isinstance(given, kind):
         is_file = isinstance(given, str | PathLike)
         what = f"the path {str(given)!r}" if is_file else type(given).__name__

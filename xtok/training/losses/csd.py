@@ -1,4 +1,4 @@
-"""CSD: both models compared, chunk by chunk, on completions of the text that mean the same."""
+"""CSD: compare both models, chunk by chunk, on completions with the same text."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def csd(
 ) -> Tensor:
     """Return the Common-Support Distillation loss (arXiv 2610.28895) as NeMo-RL's draft has it.
 
-    A chunk is student tokens s_1 … s_M and teacher tokens t_1 … t_N of equal bytes. All but the
-    last token of a side stays as it is, and the last is replaced by each of K completions, u_k of
-    the student and v_k of the teacher, that mean the same text. At temperature τ
+    A chunk is student tokens s_1 … s_M and teacher tokens t_1 … t_N of equal bytes. On each
+    side, the last token is replaced by each of K completions, u_k of the student and v_k of the
+    teacher, which stand for the same text. The other tokens do not change. At temperature τ
 
         q_S(k) = [∏_{r<M} p_S(s_r)] · p_S(u_k)      P_S = (q_S(1) … q_S(K), 1 − Σ q_S(k))
 
-    P_T is the teacher's, and the last event the rest, at least 1e-12. What completes a chunk:
+    P_T is the teacher's, and the last event is the rest, at least 1e-12. Completions of a chunk:
 
     - one token on each side: all shared tokens;
     - M = 1: the student tokens whose spelling is t_1 … t_{N−1}, v; N = 1: the mirror image;
-    - both above 1: what the text says, alone.
+    - both above 1: only the text's own last tokens.
 
         loss = τ² · (Σ_{1:1} D(P_T ‖ P_S) + β Σ_{others} D(P_T ‖ P_S)) / number of chunks
 

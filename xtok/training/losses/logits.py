@@ -119,10 +119,10 @@ class HiddenLogits:
         return tuple(_zeros(one, dtype) for one in self.inputs)
 
     def before_cap(self, logits: Tensor, back: Tensor) -> Tensor:
-        """Return the gradient to h Wᵀ + b, from that to logits, which is overwritten.
+        """Return the gradient of h Wᵀ + b from the gradient of the logits, which is overwritten.
 
         Args:
-            logits: `[n, V]`, as `at` returned them. There is none to −∞, by a bias.
+            logits: `[n, V]`, as `at` returned them. A logit of −∞ from the bias has no gradient.
             back: their gradient, `[n, V]`.
         """
         if self.bias is not None:

@@ -55,11 +55,11 @@ def p_kl(
         sample_mask: `[B]`, 0 where a row does not count.
 
     Returns:
-        A scalar; 0 with a gradient of zeros where no chunk is valid.
+        A scalar; 0 with a zero gradient if no chunk is valid.
 
     Raises:
         XtokError: if logits are narrower than the map.
-        ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
+        ValueError: if shapes do not fit, chunk ids decrease, or logits are NaN or +∞.
     """
     config = config or PKLConfig()
     kind = config.exact_token_match_only, False

@@ -42,7 +42,7 @@ EVALUATION_NOTE = (
 
 
 class DistillationMixin:
-    """Objective, teachers, logs and evaluation of a trainer; goes before the library's class.
+    """Objective, teachers, logs and evaluation of a trainer; precedes the library's base class.
 
     Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
     targets that are in a chunk), means over the same optimizer steps and over all processes. An
