@@ -40,8 +40,8 @@ class ModelFiles:
         """Return a file's path; None if the model has no such file.
 
         Raises:
-            XtokError: if the repo is not available, or the hub does not respond; with `required`, also
-                if the hub is not used and the local cache does not contain the answer.
+            XtokError: if the repo is not available, or the hub does not respond; with `required`,
+                also if the hub is not used and the local cache does not contain the answer.
         """
         if isinstance(self.model, Path):
             path = self.model / name
