@@ -52,7 +52,7 @@ def sample(folder: str, count: int, seed: int) -> Iterator[str]:
     while count > 0:
         ids = model.generate(
             torch.full((min(count, 32), 1), first), do_sample=True, temperature=1.0, top_k=0,
-            top_p=1.0, max_new_tokens=LENGTH, pad_token_id=first,
+            top_p=1.0, max_new_tokens=LENGTH, pad_token_id=roles["eos"][0],
         )  # fmt: skip
         for row in ids[:, 1:].tolist():
             end = next((n for n, i in enumerate(row) if not tokens[i]), len(row))
