@@ -16,11 +16,27 @@ import small_tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from xtok.tokenizers import load_tokenizer
-from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, QWEN_PATTERN
 from xtok.tokenizers.table import TokenType
 
 NAMES = ("llama3", "qwen", "deepseek-v3", "mistral-v3", "gemma3", "llama2")
 Config = dict[str, Any]
+DIGIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+THREE_DIGITS = DIGIT.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+CASES = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS = {
+    "qwen": DIGIT, **dict.fromkeys(["llama3", "cl100k"], THREE_DIGITS),
+    **dict.fromkeys(["llama4", "o200k"], CASES),
+}  # fmt: skip
+"""The split patterns of rank files, from the code of each model."""
 
 
 def write(name: str, folder: Path, source: Path = fetch_tokenizers.DEFAULT_DIR) -> Path:
@@ -37,7 +53,7 @@ def write(name: str, folder: Path, source: Path = fetch_tokenizers.DEFAULT_DIR) 
 
 def _llama(folder: Path, source: Path) -> None:
     """Write what meta-llama/Llama-3.1-8B-Instruct has."""
-    rust = _from_ranks(source / "llama3.tiktoken", LLAMA_3_PATTERN)
+    rust = _from_ranks(source / "llama3.tiktoken", THREE_DIGITS)
     rust.model.ignore_merges = True
     special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
     config: Config = {
@@ -52,7 +68,7 @@ def _llama(folder: Path, source: Path) -> None:
 
 def _qwen(folder: Path, source: Path) -> None:
     """Write what Qwen/Qwen3-8B has."""
-    rust = _from_ranks(source / "qwen.tiktoken", QWEN_PATTERN)
+    rust = _from_ranks(source / "qwen.tiktoken", DIGIT)
     rust.normalizer = normalizers.NFC()
     listed = _listed(rust)
     config: Config = {

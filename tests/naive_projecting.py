@@ -14,8 +14,7 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.provenance import map_of_edges
 from xtok.predictions.topk import TopK
 from xtok.teachers.projector_kernels import RESPLIT_RATE
-from xtok.tokenizers import Tokenizer
-from xtok.tokenizers._backend import Backend
+from xtok.tokenizers import Backend, Tokenizer
 from xtok.tokenizers.table import TokenEntry, TokenType
 
 Row = Mapping[int, float]

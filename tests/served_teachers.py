@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tiny_models import tiny_model
 
-from xtok._lib.progress import silent_note
 from xtok.config import BACK_MAP
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.serving.server import Proxy, bound
@@ -229,7 +228,7 @@ def proxied(
     **teacher: Any,
 ) -> Iterator[str]:
     """Run `xtok serve` in a thread, in front of a teacher; yield its address."""
-    note = silent_note if notes is None else notes.append
+    note = ([] if notes is None else notes).append
     made = back_map or built(pair.tokenizers[1], pair.tokenizers[0], BACK_MAP)
     servers: list[uvicorn.Server] = []
 

@@ -32,8 +32,7 @@ from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, ProjectionModule, SpellingMap, XtokError, losses
-from xtok._lib.shards import shards
-from xtok.building.counting.texts import find_texts, read_batches
+from xtok.building.counting.texts import find_texts, read_batches, text_shards
 from xtok.building.embeddings.input_layer import Model, input_layer
 from xtok.cli.options import read_loss
 from xtok.config import EventLoss
@@ -154,7 +153,7 @@ def read_text(name: str, content: str | bytes) -> object:
 
 
 def batches(path: Path, field: str = "text") -> object:
-    return list(read_batches(shards(path), field))
+    return list(read_batches(text_shards(path), field))
 
 
 def parquet(**columns: object) -> Path:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from stat import S_IMODE
 
 import pytest
 
-from xtok._lib.io import check_output, read_sealed, remove, write, write_sealed
+from xtok._lib.io import (
+    cache_folder,
+    check_output,
+    locked,
+    read_sealed,
+    remove,
+    write,
+    write_sealed,
+)
 from xtok.errors import OutputError
 
 
@@ -115,3 +126,41 @@ def test_no_byte_that_was_kept_is_trusted_without_its_digest(tmp_path: Path) -> 
     assert [name for name in DAMAGES if found(DAMAGES[name](whole))] == ["none"]
     path.unlink()
     assert read_sealed(path, "about it") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux")
+def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XTOK_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "xtok"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "xtok"
+    monkeypatch.setenv("XTOK_CACHE_DIR", "~/elsewhere")
+    assert cache_folder() == tmp_path / "elsewhere"
+
+
+def test_threads_of_one_process_take_turns(tmp_path: Path) -> None:
+    inside, most = [], []
+
+    def ask() -> None:
+        with locked(tmp_path / "x", timeout=60, note=lambda note: None):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.01)
+            inside.pop()
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(ask)
+    assert most == [1] * 8
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failure_frees_the_lock_and_leaves_nothing(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = tmp_path / "a" / "b"
+    for _ in range(2):
+        with pytest.raises(KeyError), locked(path, timeout=0, note=notes.append):
+            raise KeyError
+    assert (notes, os.listdir(tmp_path)) == ([], [])

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xtok._lib import shards as of_files
 from xtok._lib.shards import Shard, SourceFile, find_files, format_of, shards, source_of
+from xtok.building.counting import texts
+from xtok.building.counting.texts import read_batches
+from xtok.errors import XtokError
 
 
 @pytest.mark.parametrize(
@@ -85,3 +91,71 @@ def test_an_array_of_json_is_one_shard(
         assert [shard.format for shard in shards(tmp_path / name)] == formats
     (tmp_path / "c.json.gz").write_bytes(gzip.compress(content))
     assert [shard.format for shard in shards(tmp_path / "c.json.gz")] == formats[:1]
+
+
+def documents_of(shard: Shard) -> list[str]:
+    return [text for batch in read_batches([shard]) for text in batch.texts]
+
+
+@given(
+    documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=12),
+    shard_bytes=st.integers(1, 90),
+)
+def test_json_shards_together_are_the_file(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int
+) -> None:
+    lines = "".join(json.dumps({"text": d}, ensure_ascii=False) + "\n" for d in documents)
+    path = tmp_path_factory.mktemp("shards") / "a.jsonl"
+    path.write_text(lines, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
+        found = shards(path)
+        assert [d for s in found for d in documents_of(s)] == documents
+    assert len(found) == max(1, -(-path.stat().st_size // shard_bytes))
+    assert sum(s.size for s in found) == path.stat().st_size
+
+
+@given(
+    text=st.text(st.sampled_from("a é\n\r水😀"), max_size=120),
+    shard_bytes=st.integers(1, 60),
+    document_bytes=st.integers(1, 30),
+)
+def test_text_shards_together_are_the_file(
+    tmp_path_factory: pytest.TempPathFactory, text: str, shard_bytes: int, document_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("shards") / "a.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
+        patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
+        found = [documents_of(s) for s in shards(path)]
+    documents = [d for part in found for d in part]
+    assert "".join(documents) == text
+    assert all(documents)
+    # A document grows by a line (or a part of one) at a time, and a part by at most 3 bytes.
+    assert all(len(d.encode()) < 2 * document_bytes + 3 for d in documents)
+    parts = ["".join(part) for part in found if part]
+    assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
+
+
+def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": c * 60_000}) + "\n" for c in "abcdefghij"))
+    found = list(read_batches(shards(path)))
+    consumed = [batch.consumed for batch in found]
+    assert consumed == sorted(consumed)
+    assert consumed[-1] == path.stat().st_size
+    assert [batch.shard for batch in found] == [0, 0, 0, 1, 1]
+    assert [len(batch.texts) for batch in found] == [2] * 5
+
+
+def test_a_place_in_a_shard_is_a_place_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_files, "SHARD_BYTES", 12)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one two\n" * 5 + b"x\xff\n")
+    with pytest.raises(XtokError, match="byte 0xff at offset 41, in line 6"):
+        list(read_batches(shards(path)))

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,10 +22,7 @@ from make import byte_ranks, same, two_files
 
 import xtok
 from xtok import BuildConfig, ProjectionMap, Tokenizer
-from xtok._lib import io
-from xtok._lib.shards import Paths, source_of
 from xtok.building.build import build
-from xtok.building.counting.texts import find_texts
 from xtok.errors import OutputError
 from xtok.maps.file import sha256, to_safetensors
 from xtok.maps.provenance import difference, recipe_of
@@ -188,32 +184,6 @@ def test_a_builder_that_is_stopped_is_not_waited_for_without_end(askers: Askers)
 # The lock
 
 
-def test_threads_of_one_process_take_turns(tmp_path: Path) -> None:
-    inside, most = [], []
-
-    def ask() -> None:
-        with io.locked(tmp_path / "x", timeout=60, note=lambda note: None):
-            inside.append(1)
-            most.append(len(inside))
-            time.sleep(0.01)
-            inside.pop()
-
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(8):
-            pool.submit(ask)
-    assert most == [1] * 8
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_failure_frees_the_lock_and_leaves_nothing(tmp_path: Path) -> None:
-    notes: list[str] = []
-    path = tmp_path / "a" / "b"
-    for _ in range(2):
-        with pytest.raises(KeyError), io.locked(path, timeout=0, note=notes.append):
-            raise KeyError
-    assert (notes, os.listdir(tmp_path)) == ([], [])
-
-
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The map is built and written whole all the same."""
 
@@ -223,7 +193,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("fcntl.flock", refuse)
     notes: list[str] = []
     xtok.get_map("bytes", "bytes", path=tmp_path / "map.pt", note=notes.append)
-    assert ["has no locks" in note for note in notes] == [True]
+    assert ["does not support locks" in note for note in notes] == [True]
     assert ProjectionMap.load(tmp_path / "map.pt").nnz == 256
 
 
@@ -333,11 +303,10 @@ def test_a_map_that_was_counted_on_other_text(pair: Pair, tmp_path: Path) -> Non
     built = build(pair, config=config, texts=[text], initial=initial)
 
     def differs(
-        config: BuildConfig, initial: ProjectionMap | None, texts: Paths = (text,)
+        config: BuildConfig, initial: ProjectionMap | None, texts: Sequence[Path] = (text,)
     ) -> str | None:
-        return difference(
-            built, pair, recipe_of(config, map(source_of, find_texts(texts)), "text", initial)
-        )
+        asked = build(pair, config=config, texts=texts, initial=initial).recipe
+        return difference(built, pair, asked)
 
     synthetic = BuildConfig(weights="synthetic", scale_trick=False)
     assert differs(config, initial) is None

@@ -23,7 +23,6 @@ from forked import Forks
 from make import TINY, copied, two_files
 
 import xtok
-from xtok._lib.io import STALE_AFTER
 from xtok.errors import OutputError
 from xtok.maps import file as mapfile
 
@@ -102,7 +101,7 @@ def test_a_command_killed_at_any_moment_leaves_a_whole_file_or_none(
 def test_stale_temporary_files_are_removed_by_the_next_write(tmp_path: Path) -> None:
     fresh = ".map.safetensors.ba9876543210.tmp"  # a process that is still writing
     others = [".other.safetensors.0123456789ab.tmp", ".map.safetensors.notes.tmp"]
-    old = time.time() - STALE_AFTER - 60
+    old = time.time() - 3660
     for name in (".map.safetensors.0123456789ab.tmp", fresh, *others):
         (tmp_path / name).write_bytes(b"half")
         if name != fresh:

@@ -25,14 +25,13 @@ import numpy as np
 import pytest
 from checks import known, works
 from conftest import Cli, Load
-from make import built, byte_ranks, vocabulary
+from make import TINY, built, byte_ranks, vocabulary
 from numpy.typing import NDArray
 
 import xtok
 from xtok.cli.console import to_json
 from xtok.cli.page import pictures, render
 from xtok.cli.page.search import SHOWN_BYTES, PageColumns, pack, packed, weight_codes
-from xtok.cli.tables._tables import weight
 from xtok.cli.tables.alignment import chunks
 from xtok.errors import XtokError
 from xtok.inspection import distinct_names
@@ -432,11 +431,12 @@ def test_a_repeated_name_is_numbered(map_to_digits: ProjectionMap) -> None:
     assert distinct_names(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
 
 
-def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
-    assert [weight(w) for w in (1.0, 0.00005, 0.00004, 1e-30, 0.0)] == [
-        "1.0000", "0.0001", "<0.0001", "<0.0001", "0"
-    ]  # fmt: skip
-    assert [weight(w, 3) for w in (0.0005, 0.0004)] == ["0.001", "<0.001"]
+def test_a_weight_that_is_not_zero_does_not_read_so(cli: Cli, tmp_path: Path) -> None:
+    weights = np.array([1, 1, 1, 0.00006, 1, 0.00004, 1e-30], np.float32)
+    replace(TINY, weights=weights).save(tmp_path / "map.safetensors")
+    printed = works(cli("inspect", "map.safetensors", "ab", r"\xff\xfe")).stdout
+    shown = ["1.0000", "0.0001", "1.0000", "<0.0001", "<0.0001"]
+    assert sorted(re.findall(r"<?\d\.\d+", printed)) == sorted(shown)
 
 
 # In a browser: a headless Chromium over its DevTools pipe, with nothing but the standard library

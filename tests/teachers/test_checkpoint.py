@@ -20,7 +20,6 @@ from forked import Forks
 from stored_teachers import Row
 
 import xtok
-from xtok._lib import io
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
 from xtok.teachers.project import Projected
@@ -113,14 +112,14 @@ def test_what_is_done_is_not_done_again(
 
 def test_a_part_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is hashed as it is written, and its columns are known then."""
-    read, before = list[str](), io.opened_sealed
+    read, before = list[str](), Path.open
 
-    def counting(path: Path, about: str) -> Any:
-        if path.exists():
+    def counting(path: Path, *mode: Any) -> Any:
+        if path.suffix == ".part" and path.exists():
             read.append(path.name)
-        return before(path, about)
+        return before(path, *mode)
 
-    monkeypatch.setattr("xtok.teachers.checkpoint.opened_sealed", counting)
+    monkeypatch.setattr(Path, "open", counting)
     run(tmp_path / "out.parquet")
     assert read == ["000000.part", "000001.part", "000002.part"]
 

@@ -18,7 +18,6 @@ from conftest import Cli
 from stored_teachers import TEXTS, Row
 
 import xtok
-from xtok._lib.parquet import ParquetTable
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
@@ -167,8 +166,8 @@ def test_names_that_are_not_utf8(
         made[to] = tmp_path / os.fsdecode(name)
         projected = xtok.project(path, back, made[to], ProjectConfig(to=to), back_map=back_map)
         assert projected.paths == (str(made[to]),)
-    table = ParquetTable(made["neutral"])
-    assert sum(map(table.num_rows, range(table.num_row_groups))) == 6
+    with made["neutral"].open("rb") as file:
+        assert pyarrow.parquet.read_metadata(file).num_rows == 6
     assert made["vllm"].read_bytes().count(b"\n") == 6
 
 

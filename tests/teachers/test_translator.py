@@ -11,7 +11,6 @@ from conftest import Load
 from naive_projecting import Small, map_of, small
 
 import xtok
-from xtok._lib.ragged import offsets_of
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries
 from xtok.teachers.serving.server import score
@@ -34,7 +33,7 @@ def said(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
         np.concatenate([none, row]).astype(np.float32) for row in (rest, np.log(shares[:, 0]))
     )
     topk = TopK(
-        own, np.array([0, size]), offsets_of([0, *[4] * (size - 1)]),
+        own, np.array([0, size]), np.arange(-1, size).clip(0) * 4,
         candidates.ravel().astype(np.int32), np.log(shares).ravel().astype(np.float32), *values,
     )  # fmt: skip
     return RankedTopK(topk, np.ones(size, np.int64))

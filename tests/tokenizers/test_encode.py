@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tiktoken
 from conftest import Load
+from hub_folders import PATTERNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import (
@@ -31,7 +31,6 @@ from xtok import DistillationCollator
 from xtok.alignment.retokenize import Retokenizer
 from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers import Tokenizer, from_transformers, load_tokenizer, pair
-from xtok.tokenizers._tiktoken import FAMILIES
 from xtok.tokenizers.table import TokenType
 
 
@@ -135,12 +134,13 @@ def test_real_files_encode_as_their_libraries(
     if path.suffix == ".model":
         library = SentencePieceProcessor(model_file=str(path)).encode
     else:
-        family = FAMILIES[hashlib.sha256(path.read_bytes()).hexdigest()]
         table = tokenizer.table
+        added = table.ids_of_type(TokenType.USER_DEFINED).tolist()
         ranks = {table[i]: i for i in table.ids_of_type(TokenType.NORMAL).tolist()}
-        special = {**family.control, **family.text}
+        special = {name: i for i, name in table.control_names.items()}
+        special |= {table[i].decode(): i for i in added}
         encoding = tiktoken.Encoding(
-            name, pat_str=family.pattern, mergeable_ranks=ranks, special_tokens=special
+            name, pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens=special
         )
         library = lambda text: encoding.encode(text, allowed_special="all")  # noqa: E731
     for text in texts(tokenizer, names=path.suffix == ".tiktoken", number=150):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from pretended_gpu import GPU, on_cpu, pretended_gpu
 
 import xtok
 from xtok import DistillationCollator, ProjectionModule
-from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings.similarity import Cosine
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
@@ -176,7 +176,7 @@ def test_cosines(dtype: str) -> None:
     )
 
     def top(device: str) -> Sequence[Any]:
-        with one_thread_each() as pool:
+        with ThreadPoolExecutor(1) as pool:
             cosine = Cosine(teachers, device=device, dtype=dtype, chunk_size=600, pool=pool)
             return cosine.top_k(
                 students, 4, absolute=False, advance=lambda _: None,

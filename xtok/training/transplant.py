@@ -20,8 +20,8 @@ from xtok import __version__
 from xtok._lib.io import atomic_folder, check_folder
 from xtok._lib.parsing import parse_json
 from xtok._lib.progress import Progress, silent
-from xtok._lib.shards import Paths, shards
-from xtok.building.counting.texts import find_texts, read_batches
+from xtok._lib.shards import Paths
+from xtok.building.counting.texts import read_batches, text_shards
 from xtok.building.embeddings.input_layer import (
     INDEX,
     Model,
@@ -492,8 +492,7 @@ def _write_json(path: Path, value: object) -> None:
 
 def _documents(texts: Paths, field: str) -> list[str]:
     """Return the start of some documents."""
-    files = [shard for path in (find_texts(texts) if texts else ()) for shard in shards(path)]
-    batches = read_batches(files, field)
+    batches = read_batches(text_shards(texts) if texts else (), field)
     documents = (text[:_CHARACTERS] for batch in batches for text in batch.texts if text.strip())
     return list(islice(documents, _TEXTS))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,8 +22,6 @@ from make import token, write_documents
 from pyarrow import parquet
 
 import xtok
-from xtok._lib import shards
-from xtok._lib.shards import source_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.counting import counts as counting
 from xtok.building.counting import encode, pair_text, texts
@@ -39,7 +39,18 @@ def figures(text: PairText) -> dict[str, Any]:
         for part in ("counts", "held_out")
     }
     tokens = [array.tolist() for array in text.tokens]
-    return {**parts, "tokens": tokens, "totals": asdict(text.totals), "sources": text.sources}
+    return {
+        **parts,
+        "tokens": tokens,
+        "totals": asdict(text.totals),
+        "sources": [*map(asdict, text.sources)],
+    }
+
+
+def source(path: Path) -> dict[str, object]:
+    content = path.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    return {"name": path.name, "size": len(content), "sha256": sha256}
 
 
 # What is counted
@@ -64,7 +75,7 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
         )
         assert [int(of_one.sum()) for of_one in text.tokens] == [5, 2]
         assert text.tokens[0][zero] == 2
-        assert text.sources == (source_of(path),)
+        assert [*map(asdict, text.sources)] == [source(path)]
 
 
 def test_the_tokens_of_one_tokenizer_alone_are_counted(pair: Pair, tmp_path: Path) -> None:
@@ -177,13 +188,14 @@ def test_batches_threads_and_compression_change_nothing(
     monkeypatch.setattr(encode, "available_cores", lambda: 3)
     assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
     assert set(threading.enumerate()) <= before
-    packed = tmp_path / "a.jsonl.gz"
+    packed, in_groups = tmp_path / "a.jsonl.gz", tmp_path / "a.parquet"
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
-    compressed = figures(PairText.read(pair, packed, wanted))
-    assert compressed == {**figures(once), "sources": (source_of(packed),)}
+    documents = [json.loads(line) for line in corpus.read_text().splitlines()]
+    parquet.write_table(pyarrow.Table.from_pylist(documents), in_groups, row_group_size=20)
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1500)
-    assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
+    for path in (packed, in_groups):
+        read = figures(PairText.read(pair, path, wanted))
+        assert read == {**figures(once), "sources": [source(path)]}
 
 
 def test_excerpts_are_the_middles_of_the_first_documents(

@@ -11,13 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
-from xtok._lib import shards as of_files
-from xtok._lib.shards import Shard, shards
 from xtok.building.counting import texts
-from xtok.building.counting.texts import read_batches
+from xtok.building.counting.texts import read_batches, text_shards
 from xtok.errors import XtokError
 
 DOCUMENTS = ["First: naïve café\n", "", "第二の文書です。\nwith two lines", "4th 😀"]
@@ -29,12 +25,8 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def documents_of(shard: Shard) -> list[str]:
-    return [text for batch in read_batches([shard]) for text in batch.texts]
-
-
 def read(path: Path, field: str = "text") -> list[str]:
-    return [text for batch in read_batches(shards(path), field) for text in batch.texts]
+    return [text for batch in read_batches(text_shards(path), field) for text in batch.texts]
 
 
 def write_parquet(path: Path, columns: dict[str, object], *, group_size: int | None = None) -> Path:
@@ -83,9 +75,10 @@ def test_plain_text_is_cut_at_line_ends(
 def test_parquet_shards_are_row_groups(tmp_path: Path) -> None:
     columns = {"id": [1, 2, 3, 4, 5], "text": [*DOCUMENTS, None]}
     path = write_parquet(tmp_path / "a.parquet", columns, group_size=2)
-    found = shards(path)
+    found = text_shards(path)
     assert [(s.start, s.stop) for s in found] == [(0, 1), (1, 2), (2, None)]
-    assert [documents_of(s) for s in found] == [DOCUMENTS[:2], DOCUMENTS[2:], []]
+    batches = [[*read_batches([shard])] for shard in found]
+    assert [[b.texts for b in part] for part in batches] == [[DOCUMENTS[:2]], [DOCUMENTS[2:]], []]
     assert sum(s.size for s in found) == path.stat().st_size
 
 
@@ -97,60 +90,9 @@ def test_parquet_of_other_string_types(tmp_path: Path) -> None:
     assert read(empty) == []
 
 
-@given(
-    documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=12),
-    shard_bytes=st.integers(1, 90),
-)
-def test_json_shards_together_are_the_file(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int
-) -> None:
-    lines = "".join(json.dumps({"text": d}, ensure_ascii=False) + "\n" for d in documents)
-    path = write(tmp_path_factory.mktemp("shards"), "a.jsonl", lines)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
-        found = shards(path)
-        assert [d for s in found for d in documents_of(s)] == documents
-    assert len(found) == max(1, -(-path.stat().st_size // shard_bytes))
-    assert sum(s.size for s in found) == path.stat().st_size
-
-
-@given(
-    text=st.text(st.sampled_from("a é\n\r水😀"), max_size=120),
-    shard_bytes=st.integers(1, 60),
-    document_bytes=st.integers(1, 30),
-)
-def test_text_shards_together_are_the_file(
-    tmp_path_factory: pytest.TempPathFactory, text: str, shard_bytes: int, document_bytes: int
-) -> None:
-    path = write(tmp_path_factory.mktemp("shards"), "a.txt", text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_files, "SHARD_BYTES", shard_bytes)
-        patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
-        found = [documents_of(s) for s in shards(path)]
-    documents = [d for part in found for d in part]
-    assert "".join(documents) == text
-    assert all(documents)
-    # A document grows by a line (or a part of one) at a time, and a part by at most 3 bytes.
-    assert all(len(d.encode()) < 2 * document_bytes + 3 for d in documents)
-    parts = ["".join(part) for part in found if part]
-    assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
-
-
 def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
     lines = r'{"text": "a\ud800b"}' + "\n" + r'{"text": "\ud83d\ude00"}' + "\n\n"
     assert read(write(tmp_path, "a.jsonl", lines)) == ["a\ufffdb", "😀"]
-
-
-def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
-    monkeypatch.setattr(of_files, "SHARD_BYTES", 350_000)
-    path = write(tmp_path, "a.jsonl", json_lines([letter * 60_000 for letter in "abcdefghij"]))
-    found = list(read_batches(shards(path)))
-    consumed = [batch.consumed for batch in found]
-    assert consumed == sorted(consumed)
-    assert consumed[-1] == path.stat().st_size
-    assert [batch.shard for batch in found] == [0, 0, 0, 1, 1]
-    assert [len(batch.texts) for batch in found] == [2] * 5
 
 
 def test_what_is_too_long_is_cut_or_refused(
@@ -170,7 +112,6 @@ def test_another_encoding_is_named_with_its_place_in_the_file(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
-    monkeypatch.setattr(of_files, "SHARD_BYTES", 12)
     path = write(tmp_path, f"a.txt{suffix}", b"one two\n" * 5 + b"x\xff\n")
     assert "byte 0xff at offset 41, in line 6" in refused(path).message
 
@@ -244,11 +185,11 @@ def test_a_conversation_is_the_text_of_its_messages(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": parts}]
     rows = [{"messages": chat}, {"messages": chat, "text": None}, {"text": "x", "messages": chat}]
     path = write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    [batch] = read_batches(shards(path))
+    [batch] = read_batches(text_shards(path))
     assert batch.texts == ["one\ntwo", "one\ntwo", "x"]
     plain = [{"role": "user", "content": "one"}]
     path = write_parquet(tmp_path / "a.parquet", {"messages": [plain, plain]})
-    [batch] = read_batches(shards(path))
+    [batch] = read_batches(text_shards(path))
     assert batch.texts == ["one", "one"]
     assert batch.groups == ["a.parquet"] * 2
 
@@ -256,7 +197,7 @@ def test_a_conversation_is_the_text_of_its_messages(tmp_path: Path) -> None:
 def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
     for name in ("a.txt", "a.jsonl"):
         path = write(tmp_path, name, b"")
-        assert len(shards(path)) == 1
+        assert len(text_shards(path)) == 1
         assert read(path) == []
 
 

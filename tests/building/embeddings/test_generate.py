@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,6 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 import xtok
-from xtok._lib.io import cache_folder
-from xtok._lib.progress import silent
-from xtok._lib.threads import one_thread_each
 from xtok.building.embeddings import sources
 from xtok.building.embeddings.generate import generate
 from xtok.building.embeddings.input_layer import Model, input_layer
@@ -91,6 +89,10 @@ def near(tmp_path: Path) -> Pair:
     """A comma behind a space, and line ends, each with a near-equivalent."""
     student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
     return xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the"))
+
+
+def silent(label: str, total: int) -> AbstractContextManager[Callable[..., object]]:
+    return nullcontext(lambda size: None)
 
 
 RELAXED = GenerateConfig(top_k=1, canonicalization="relaxed")
@@ -248,7 +250,7 @@ def search(
     torch.set_num_threads(threads)
     how = {"device": "cpu", "dtype": "float32", "chunk_size": 512, **options}
     try:
-        with one_thread_each() as pool:
+        with ThreadPoolExecutor(threads, "", torch.set_num_threads, (1,)) as pool:
             cosine = Cosine(teachers, pool=pool, **how)
             return cosine.top_k(students, k, absolute=absolute, advance=lambda size: None)[:2]
     finally:
@@ -477,18 +479,6 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
     shutil.rmtree(folder)
     folder.touch()
     assert len(embedded(["cat"])) == 1  # no cache does not cost the work
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux")
-def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("XTOK_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "xtok"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "xtok"
-    monkeypatch.setenv("XTOK_CACHE_DIR", "~/elsewhere")
-    assert cache_folder() == tmp_path / "elsewhere"
 
 
 def test_two_at_once_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ def find_texts(patterns: Paths) -> list[Path]:
     return find_files(patterns, _TEXT_FILES_HINT)
 
 
+def text_shards(patterns: Paths) -> list[Shard]:
+    """Return the shards of the text files that paths or patterns match."""
+    return [shard for path in find_texts(patterns) for shard in shards(path)]
+
+
 def little_text(num_bytes: int) -> list[str]:
     """Return a note if a text is too short for reliable counts."""
     if num_bytes >= LITTLE_TEXT:
