@@ -16,8 +16,7 @@ from make import check, run_python, texts
 from transformers import AutoTokenizer
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers import _hf_folder as hf_folder
-from xtok.tokenizers import from_transformers, load_tokenizer
+from xtok.tokenizers import from_transformers, hf_folder, load_tokenizer
 from xtok.tokenizers.hub import ModelFiles
 
 TEXTS = (

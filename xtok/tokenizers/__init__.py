@@ -18,12 +18,12 @@ from xtok.tokenizers._backend import no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
-from xtok.tokenizers._hf_folder import hint_without_fast, load_folder, load_json, runs_code
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import is_megatron, is_tekken, load_megatron, load_tekken
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding as Encoding
 from xtok.tokenizers._tokenizer import Tokenizer as Tokenizer
+from xtok.tokenizers.hf_folder import hint_without_fast, load_folder, load_json, runs_code
 from xtok.tokenizers.hub import ModelFiles
 from xtok.tokenizers.library import library_differences as library_differences
 from xtok.tokenizers.pairs import Pair

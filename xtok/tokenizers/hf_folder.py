@@ -181,6 +181,7 @@ class PlainTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Return the added tokens by id, as Transformers does."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
