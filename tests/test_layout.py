@@ -108,6 +108,17 @@ def test_tests_use_no_private_names_of_the_package() -> None:
     assert wrong == []
 
 
+def test_tests_import_public_modules() -> None:
+    """`xtok._lib` is the infrastructure of the package, and `tests/_lib/` are its tests."""
+    wrong = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        private = [name for name in modules(path) if re.search(r"^xtok\b.*\._[a-z]", name)]
+        if path.parent == ROOT / "tests" / "_lib":
+            private = [name for name in private if name.split(".")[1] != "_lib"]
+        wrong += [f"{path.relative_to(ROOT)}: {name}" for name in private]
+    assert wrong == []
+
+
 OWN_INPUT = {
     "_lib/parquet.py: to_pylist": "the reader of Parquet",
     "_lib/parsing.py: json.loads": "the reader of JSON",
