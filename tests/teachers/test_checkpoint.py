@@ -114,10 +114,10 @@ def test_a_part_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.Monke
     """It is hashed as it is written, and its columns are known then."""
     read, before = list[str](), Path.open
 
-    def counting(path: Path, *mode: Any) -> Any:
+    def counting(path: Path, *mode: Any, **options: Any) -> Any:
         if path.suffix == ".part" and path.exists():
             read.append(path.name)
-        return before(path, *mode)
+        return before(path, *mode, **options)
 
     monkeypatch.setattr(Path, "open", counting)
     run(tmp_path / "out.parquet")
