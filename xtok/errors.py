@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 
@@ -51,6 +53,17 @@ class XtokError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickling, for workers of a `DataLoader` and nodes of Ray."""
         return _error_of, (type(self), self.message, self._hint, self.parameter)
+
+
+@contextmanager
+def naming_template(parameter: str) -> Iterator[None]:
+    """Name the parameter of errors about a chat template as the outer function does."""
+    try:
+        yield
+    except XtokError as error:
+        if error.parameter == "template":
+            error.renamed(parameter)
+        raise
 
 
 def _error_of(kind: type[XtokError], message: str, hint: str, parameter: str) -> XtokError:

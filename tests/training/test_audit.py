@@ -485,7 +485,7 @@ FAULTS: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "student chunks moved": (chunks_moved("student_chunk_id"), "marked as equal have other bytes"),
     "teacher chunks moved": (chunks_moved("teacher_chunk_id"), "marked as equal have other bytes"),
     "other rows": (other_rows, "marked as equal have other bytes"),
-    "ends are no targets": (without_ends, "0 of 2 ends of turns or texts are targets"),
+    "ends are no targets": (without_ends, "2 ends of turns or texts are no targets"),
     "half of the targets masked": (half_masked, "tokens of answers are no targets of the student"),
     "ends cut off": (ends_cut_off, "max_length 8 cuts all ends of 2 of 2 rows"),
     "targets of the teacher not shifted": (

@@ -14,6 +14,7 @@ from xtok.conversation import Conversation
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.teacher_side import SideChat, teachers_chats
 from xtok.conversation.templates import Message
+from xtok.errors import naming_template
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import byte_offsets
 
@@ -71,11 +72,10 @@ def align_chat(
         fields = {"messages": list(chat), "tools": list(tools or ())}
         chat = chat_record(fields | {"chat_template_kwargs": dict(variables or {})}, "it")
     sides = (SideChat(chat), *teachers_chats(chat, 1))
-    templates = (student_template, teacher_template)
-    ours, theirs = (
-        side.render(tokenizer, template)
-        for side, tokenizer, template in zip(sides, pair.tokenizers, templates, strict=True)
-    )
+    with naming_template("student_template"):
+        ours = sides[0].render(pair.tokenizers[0], student_template)
+    with naming_template("teacher_template"):
+        theirs = sides[1].render(pair.tokenizers[1], teacher_template)
     alignment = align_rendered(aligner, ours, theirs)
     return ChatAlignment(student=ours, teacher=theirs, alignment=alignment)
 
@@ -183,10 +183,30 @@ def shared_span(
     return slice(int(ours[0]), int(ours[-1])), slice(int(theirs[0]), int(theirs[-1]))
 
 
-def describe_chat(aligner: TokenAligner, pair: Pair, chat: ChatAlignment) -> TextAlignment:
-    """Describe an aligned conversation as `align` describes a text."""
-    ids = (chat.student.ids.tolist(), chat.teacher.ids.tolist())
-    return describe_alignment(aligner, pair, *ids, alignment=chat.alignment)
+def describe_chat(
+    pair: Pair,
+    chat: ChatRecord,
+    templates: tuple[str | None, str | None] = (None, None),
+    max_comb_len: int = 4,
+) -> tuple[TextAlignment, list[str]]:
+    """Align a conversation, and describe the result as `align` describes a text.
+
+    Args:
+        pair: the student and the teacher, with their tokenizers.
+        chat: a conversation of a file.
+        templates: chat templates of both sides; None is the tokenizer's own.
+        max_comb_len: as in `TokenAligner`.
+
+    Returns:
+        the description, and the notes on the conversation and its renderings.
+    """
+    aligner = TokenAligner(pair, max_comb_len)
+    ours, theirs, alignment = align_chat(
+        aligner, pair, chat, student_template=templates[0], teacher_template=templates[1]
+    )
+    ids = ours.ids.tolist(), theirs.ids.tolist()
+    notes = dict.fromkeys((*chat.notes, *ours.notes, *theirs.notes))
+    return describe_alignment(aligner, pair, *ids, alignment=alignment), [*notes]
 
 
 def _written(conversation: Conversation) -> list[_Stretch]:

@@ -10,10 +10,7 @@ import typer
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, show
-from xtok.cli.options import (
-    Models,
-    json_option,
-)
+from xtok.cli.options import Models, json_option
 from xtok.cli.tables.alignment import print_alignment
 from xtok.config import ChatTemplates, option
 from xtok.errors import XtokError
@@ -60,7 +57,7 @@ def align(
         alignment = xtok.align(student, teacher, data, max_comb_len=max_comb_len)
     else:
         # imported only here: a text does not need them
-        from xtok.alignment import chats
+        from xtok.alignment.chats import describe_chat
         from xtok.conversation.files import read_conversations
 
         record, *others = read_conversations(chat)
@@ -69,19 +66,8 @@ def align(
                 f"{chat} has {1 + len(others)} conversations",
                 hint="give a file with one conversation",
             )
-        pair = models.pair()
-        aligner = xtok.TokenAligner(pair, max_comb_len)
-        aligned = chats.align_chat(
-            aligner,
-            pair,
-            record,
-            student_template=templates.student_template,
-            teacher_template=templates.teacher_template,
-        )
-        console.print_notes(
-            dict.fromkeys((*record.notes, *aligned.student.notes, *aligned.teacher.notes))
-        )
-        alignment = chats.describe_chat(aligner, pair, aligned)
+        alignment, notes = describe_chat(models.pair(), record, templates.templates, max_comb_len)
+        console.print_notes(notes)
     show(alignment, print_alignment, json=json)
 
 

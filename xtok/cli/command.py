@@ -99,7 +99,6 @@ def _declared(
 
 
 def _of_nemo(command: str, options: Mapping[str, Option]) -> Iterator[Option]:
-    """Yield a command's hidden options: NeMo-RL's, and models as options."""
     for name, target in nemo_options(command, options):
         kind, parser = bool if target is None else str, None
         if target and target in options:
@@ -221,7 +220,6 @@ def _config(config: Any, values: Mapping[str, Any], typed_names: Collection[str]
 
 
 def _with_flags(message: str, options: Mapping[str, Option]) -> str:
-    """Replace field names in a message by options."""
     for name, named in options.items():
         message = re.sub(rf"^{name}(?=[ ,])|(?<=\(){name}(?=\))", named.flag, message)
     return message
@@ -290,7 +288,6 @@ def _drop_stdout() -> None:
 
 
 def _hint(error: XtokError, options: Mapping[str, Option], context: typer.Context) -> str:
-    """Return an error's hint, with the command's own options for the parameter."""
     words, parameter = nemo_words(context), error.parameter
     if parameter == "pair":
         sides = [options[side].flag.strip("[]") for side in SIDES if side in options]

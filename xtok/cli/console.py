@@ -98,7 +98,7 @@ def to_json(result: object) -> str:
 def print_reports(reports: Iterable[StageReport]) -> None:
     """Print one line per stage on stderr: its counts, failures and notes."""
     for report in reports:
-        counts = ", ".join(_counted(n, what) for what, n in report.counts.items() if n)
+        counts = ", ".join(_counted(n, noun) for noun, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
         print_notes((*report.failures, *report.notes))
 
@@ -121,10 +121,10 @@ def print_error(error: XtokError) -> None:
     print(lines, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _counted(value: float, what: str) -> str:
+def _counted(value: float, noun: str) -> str:
     if not isinstance(value, int):
-        return f"{value:.2g} {what}"
-    return f"{value:,} {what if value != 1 else _PLURALS.sub(_singular, what, count=1)}"
+        return f"{value:.2g} {noun}"
+    return f"{value:,} {noun if value != 1 else _PLURALS.sub(_singular, noun, count=1)}"
 
 
 _PLURALS = re.compile(r"\b(rows|entries|weights|slots)\b")

@@ -61,12 +61,6 @@ def evaluate(
     for one in maps:
         console.print_reports(one.reports)
     evaluation = xtok.evaluate(
-        pair,
-        maps,
-        text,
-        names=names,
-        field=field,
-        for_loss=for_loss,
-        progress=console.progress_bar,
+        pair, maps, text, names=names, field=field, for_loss=for_loss, progress=console.progress_bar
     )
     show(evaluation, print_evaluation, json=json)

@@ -96,8 +96,6 @@ def print_command(command: Any, ctx: Any, *, rare: bool) -> None:
 
 
 class _Page:
-    """Lines of help, wrapped to the terminal's width."""
-
     def __init__(self) -> None:
         self._console = Console(highlight=False, markup=False)
         self._width = min(self._console.width, _WIDEST)
@@ -108,14 +106,12 @@ class _Page:
         return self
 
     def prose(self, text: str) -> _Page:
-        """Add paragraphs, wrapped anew."""
         for part in text.split("\n\n"):
             lines = part.split("\n") if part.startswith("  ") else wrap(part, self._width)
             self._lines += [*map(Text, lines), Text()]
         return self
 
     def rows(self, part: str, rows: Iterable[tuple[str, str]], widest: int) -> _Page:
-        """Add a section of names and their descriptions."""
         self.line(f"{part}:", "bold")
         left = 2 + widest + 2
         for name, text in rows:
@@ -132,7 +128,6 @@ class _Page:
 
 
 def _parts(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield the sections of a command's help, arguments and main options first."""
     rows: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], MAIN: []}
     for parameter in command.params:
         record = parameter.get_help_record(ctx)

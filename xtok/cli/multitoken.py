@@ -8,13 +8,7 @@ import xtok
 from xtok.cli import console
 from xtok.cli.command import command
 from xtok.cli.nemo_options import nemo_name
-from xtok.cli.options import (
-    MapOptions,
-    Models,
-    StrictOutput,
-    map_option,
-    note_one_vocabulary,
-)
+from xtok.cli.options import MapOptions, Models, StrictOutput, map_option, note_one_vocabulary
 from xtok.config import MAIN, MAKING, OUTPUT, MultitokenConfig, option
 from xtok.maps.names import map_name
 

@@ -156,16 +156,17 @@ class Command(TyperCommand):
         if "arguments" in ctx.params:  # MAP... STUDENT TEACHER
             ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
             return
-        given = {MODEL_OPTIONS[name][0]: model for name, model in models.items()}
+        by_place = {MODEL_OPTIONS[name][0]: model for name, model in models.items()}
         places = [one.name for one in self.params if one.param_type_name == "argument"]
         typed = [ctx.params[name] for name in places if ctx.params[name] is not None]
-        free = [name for name in places if name not in given]
-        if given and len(typed) > len(free):
+        free = [name for name in places if name not in by_place]
+        if by_place and len(typed) > len(free):
             name = next(iter(models))
             once = f"give the {name.replace('_', ' ')} once, as an argument or as {_flag(name)}"
             raise typer.BadParameter(once, ctx=ctx)
-        if given:
-            ctx.params |= {**dict.fromkeys(places), **given, **dict(zip(free, typed, strict=False))}
+        if by_place:
+            moved = dict(zip(free, typed, strict=False))
+            ctx.params |= {**dict.fromkeys(places), **by_place, **moved}
 
     def _set_options(self, ctx: Any, words: NemoWords, typed: Mapping[str, Any]) -> None:
         for name, value in typed.items():

@@ -103,10 +103,7 @@ def json_option(keys: str) -> Any:
 
 JSON = json_option("paths, reports (of each stage: its counts, notes and failures)")
 TEXT_FIELD = option(
-    "text",
-    "Field (JSON lines) or column (Parquet) of the text.",
-    needs={"text": True},
-    panel=TEXT,
+    "text", "Field (JSON lines) or column (Parquet) of the text.", needs={"text": True}, panel=TEXT
 )
 
 
@@ -130,9 +127,7 @@ class Widths(Config):
 
     panel = RARE
     student_vocab_size: int | None = option(
-        None,
-        "Width of the student's logits. Overrides the map file and the model's config.",
-        min=1,
+        None, "Width of the student's logits. Overrides the map file and the model's config.", min=1
     )
     teacher_vocab_size: int | None = option(
         None, "Width of the teacher's logits. Overrides the map file and the model's config.", min=1
@@ -455,9 +450,7 @@ class StrictOutput(Output):
     """The output of a command that decodes and spells tokens."""
 
     strict: bool = option(
-        False,
-        "Exit with 1 and write nothing if a token cannot be decoded or spelled.",
-        flag=True,
+        False, "Exit with 1 and write nothing if a token cannot be decoded or spelled.", flag=True
     )
 
     def write(self, projection: ProjectionMap, name: str) -> None:

@@ -6,13 +6,7 @@ from typing import Literal
 import xtok
 from xtok.cli import console
 from xtok.cli.command import command, expanded, show
-from xtok.cli.options import (
-    BACK_MAP_FILE,
-    Models,
-    Widths,
-    json_option,
-    map_to_student,
-)
+from xtok.cli.options import BACK_MAP_FILE, Models, Widths, json_option, map_to_student
 from xtok.cli.stdout import print_path
 from xtok.config import MAIN, ProjectConfig, option
 from xtok.errors import XtokError

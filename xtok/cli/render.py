@@ -30,10 +30,7 @@ def render(
         False, "End each conversation with the template's prompt for an answer.", flag=True
     ),
     output: Path | None = option(
-        None,
-        "Output: .jsonl or .parquet. Default: JSON lines on stdout.",
-        short="-o",
-        panel=OUTPUT,
+        None, "Output: .jsonl or .parquet. Default: JSON lines on stdout.", short="-o", panel=OUTPUT
     ),
     loading: Loading,
 ) -> None:

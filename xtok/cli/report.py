@@ -48,10 +48,10 @@ def report(
 
     Example: xtok report map.safetensors -o report.html
     """
-    map_paths, given = maps_and_models(arguments, models)
+    map_paths, pair_models = maps_and_models(arguments, models)
     if len(map_paths) > 2:
         raise typer.BadParameter("give one map, or two of one pair")
-    names = given.both() if text or given.names() else None
+    names = pair_models.both() if text or pair_models.names() else None
     files = {output: check_output(output, [".html"], "page")}
     if json:
         data = output.with_suffix(".json")
@@ -63,7 +63,7 @@ def report(
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
         console.print_reports(projection.reports)
-    maps[0], pair = given.with_map(maps[0], name=map_paths[0])
+    maps[0], pair = pair_models.with_map(maps[0], name=map_paths[0])
     examined = examine(
         maps,
         texts=text,
@@ -80,7 +80,6 @@ def report(
 
 
 def _data_path(path: Path) -> Path:
-    """Return the path of the page's data; it may only replace the data of another page."""
     try:
         there = parse_json(path.read_bytes()) if path.exists() else {"pair": {}, "maps": []}
     except ValueError:

@@ -9,10 +9,7 @@ from xtok.config import SortCutConfig
 
 @command
 def sort_cut(
-    *,
-    files: RefinedMap,
-    config: SortCutConfig,
-    preserve_last: bool | None = PRESERVE_LAST,
+    *, files: RefinedMap, config: SortCutConfig, preserve_last: bool | None = PRESERVE_LAST
 ) -> None:
     """Keep the heaviest entries of each row, and normalize the row, as NeMo-RL's last stage.
 

@@ -85,7 +85,6 @@ def _show_printed(file: IO[bytes]) -> None:
 
 
 def _escape_log_messages() -> None:
-    """Escape control characters in log messages and warnings of libraries."""
     import logging
     import warnings
 

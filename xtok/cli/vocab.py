@@ -39,10 +39,7 @@ def vocab(
         panel=MAIN,
     ),
     output: Path | None = option(
-        None,
-        "Write the whole vocabulary to this file: .jsonl or .npz.",
-        short="-o",
-        panel=MAIN,
+        None, "Write the whole vocabulary to this file: .jsonl or .npz.", short="-o", panel=MAIN
     ),
     json: bool = json_option("model, teacher, vocab_size, types, tokens"),
     loading: Loading,

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 Level = Literal["ok", "note", "warning", "failed", "skipped"]
 Grade = Literal["bad", "care", "note", "good"]
 
-Finding: TypeAlias = tuple[Level, str]
+Result: TypeAlias = tuple[Level, str]
 """The result of a comparison, and its sentence."""
 
 

@@ -71,9 +71,7 @@ _WHY_OTHER_TEXT = "text like your training data, but not the measured text"
 
 
 def advise(
-    pair: PairFacts,
-    names: tuple[str, str] | None = None,
-    maps: Sequence[ProjectionMap] = (),
+    pair: PairFacts, names: tuple[str, str] | None = None, maps: Sequence[ProjectionMap] = ()
 ) -> Advice:
     """Recommend a loss for a pair.
 
@@ -180,10 +178,7 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
         return "care", f"{of_all} have no exact counterpart: they are compared by rank."
     if pair.text is None:
         rows = plural(exact, "row")
-        return (
-            "note",
-            f"It compares {rows} of equal bytes; text shows how often this is wrong.",
-        )
+        return ("note", f"It compares {rows} of equal bytes; text shows how often this is wrong.")
     leak = pair.text.leak
     why = f"It confuses shared tokens with others at {percent(leak)} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "care", why

@@ -57,10 +57,7 @@ class Ranking:
 
 
 def rank(
-    loss: Loss,
-    names: Sequence[str],
-    sums: NDArray[np.float64],
-    counts: NDArray[np.int64],
+    loss: Loss, names: Sequence[str], sums: NDArray[np.float64], counts: NDArray[np.int64]
 ) -> Ranking:
     """Rank maps for a loss by their mean cross-entropy.
 

@@ -143,7 +143,6 @@ class ChatTrial:
         return False
 
     def _turn_checks(self) -> Iterator[Check]:
-        """Append a user turn, also after an answer with thinking."""
         if self._error(_USER, _ANSWER):  # reported by the check of roles
             return
         result = self._keeps(_USER, _ANSWER, then=_FURTHER)
@@ -168,7 +167,6 @@ class ChatTrial:
         return ""
 
     def _keeps(self, *before: Message, then: Message) -> str:
-        """Report whether the ids of messages stay the same if another message follows."""
         try:
             first, full = self._ids(*before), self._ids(*before, then, prompt=True)
         except XtokError as error:

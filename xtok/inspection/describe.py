@@ -65,11 +65,7 @@ class Description:
 
 
 def describe(
-    projection: MapLike,
-    *,
-    num_examples: int = 0,
-    classes: bool = False,
-    pair: Pair | None = None,
+    projection: MapLike, *, num_examples: int = 0, classes: bool = False, pair: Pair | None = None
 ) -> Description:
     """Describe a map: its sides, stages, rows and columns.
 
@@ -115,7 +111,6 @@ def count_by_size(sizes: NDArray[Any]) -> dict[int, int]:
 
 
 def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, ...]]:
-    """Return the number of used columns, and the heaviest columns."""
     width = projection.shape[1]
     rows = np.bincount(projection.teacher_ids, minlength=width)
     weight = np.bincount(projection.teacher_ids, projection.weights, width).astype(np.float64)
@@ -214,5 +209,5 @@ def coverage_by_class(projection: ProjectionMap, pair: Pair) -> Coverage | None:
             )
             for member in TokenClass
             if per_class["rows"][member] or per_class["teacher_ids"][member]
-        ),
+        )
     )

@@ -14,7 +14,7 @@ from xtok.building.counting.texts import contexts_in
 from xtok.building.events import events
 from xtok.building.spellings import spellings
 from xtok.config import ChatTemplates
-from xtok.errors import TokenizerError
+from xtok.errors import TokenizerError, naming_template
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import WHEN_TO_DISTIL, Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
@@ -25,6 +25,7 @@ from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import escape, listed, plural, quoted
 from xtok.tokenizers.notes import case_notes, examples_of
 from xtok.tokenizers.pairs import Pair
+from xtok.tokenizers.sides import SIDES
 from xtok.tokenizers.table import TokenTable, TokenType, utf8_text
 
 _EXAMPLES = 3
@@ -147,7 +148,7 @@ def doctor(
     facts, checks = None, list[Check]()
     if pair is not None:
         facts, checks = _checked_pair(pair, texts, templates, field, progress)
-    trials = [*map(ChatTrial, sides, templates.templates)]
+    trials = [*_trials(sides, templates)]
     distinct = {(one.tokenizer, one.template): one for one in trials}.values()
     diagnosed = tuple(_diagnose(one, tools, progress) for one in distinct)
     if pair is not None:
@@ -161,6 +162,13 @@ def doctor(
         advice=advise(facts, names) if facts is not None and is_advised else None,
         pair_checks=tuple(checks),
     )
+
+
+def _trials(tokenizers: Sequence[Tokenizer], templates: ChatTemplates) -> Iterator[ChatTrial]:
+    for side, tokenizer, template in zip(SIDES, tokenizers, templates.templates, strict=False):
+        with naming_template(f"{side}_template"):
+            trial = ChatTrial(tokenizer, template)
+        yield trial
 
 
 def _loaded(
@@ -333,7 +341,6 @@ def _duplicates(table: TokenTable) -> Check:
 def _round_trips(
     tokenizer: Tokenizer, advance: Callable[[int], object]
 ) -> tuple[NotRoundTripping, ...]:
-    """Encode each token alone, and return the tokens that do not round-trip, by cause."""
     table, tokens = tokenizer.table, tokenizer.table.tokens()
     texts: dict[int, str] = {}
     causes: dict[str, list[int]] = defaultdict(list)

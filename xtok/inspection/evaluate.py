@@ -265,7 +265,6 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
 
 
 def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list[str]:
-    """Return a note for each map that was counted on this text, by the texts' digests."""
     notes = []
     for name, one in maps.items():
         recorded = [step.get("texts") for step in one.history]
@@ -301,7 +300,6 @@ def _not_measured(text: PerDocument) -> list[str]:
 
 
 def _measured(text: PerDocument) -> dict[str, None]:
-    """Return the names of the groups with a boundary."""
     return dict.fromkeys(np.array(text.groups)[text.num_chunks > 0].tolist())
 
 
@@ -325,7 +323,6 @@ def _losses(
 def _floor(
     text: PerDocument, chosen: NDArray[np.bool_], top_k: int, shape: tuple[int, int]
 ) -> _Losses:
-    """Return the losses of the best maps for the chosen documents."""
     counts = text.amounts(chosen)
     keys, used = text.keys, counts > 0
     at_starts = heaviest(pair_edges(keys[used], counts[used]), top_k)
@@ -333,7 +330,6 @@ def _floor(
 
 
 def _sums(text: PerDocument, losses: _Losses, figure: str) -> dict[str, NDArray[np.float64]]:
-    """Add up losses over each document, float64 `[documents]`, by figure."""
     return {
         f"{_AT_STARTS}{figure}": text.per_document(losses[_AT_STARTS]),
         f"{_OVER_CHUNKS}{figure}": text.over_chunks(losses[_OVER_CHUNKS]),
@@ -351,19 +347,8 @@ def _hits(text: PerDocument, m: ProjectionMap) -> dict[str, NDArray[np.float64]]
 
 
 def _measures(
-    name: str,
-    group: str,
-    sums: Mapping[str, NDArray[np.float64]],
-    chosen: NDArray[np.bool_],
+    name: str, group: str, sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.bool_]
 ) -> MapMeasures:
-    """Measure a map on one group of text.
-
-    Args:
-        name: the map's name.
-        group: the group's name.
-        sums: figures of `MapMeasures` per document, float64 `[documents]`.
-        chosen: the group's documents, bool `[documents]`.
-    """
     measured = chosen & (sums["chunks"] > 0)  # other documents would change the interval
     table = np.stack(list(sums.values()), axis=1)[measured]
     totals = dict(zip(sums, table.sum(axis=0), strict=True))

@@ -24,8 +24,8 @@ from xtok.conversation.formats import PromptFormat
 from xtok.conversation.leaves import WEIGHTS
 from xtok.conversation.teacher_side import SideChat, SideText, teachers_chats
 from xtok.conversation.templates import has_generation, is_missing
-from xtok.errors import XtokError
-from xtok.inspection import Check, Finding
+from xtok.errors import XtokError, naming_template
+from xtok.inspection import Check, Result
 from xtok.tokenizers import Tokenizer, library_differences
 from xtok.tokenizers.display import escape, percent, plural, quoted
 from xtok.tokenizers.library import ids_apart
@@ -70,7 +70,7 @@ class SideReport:
         return shown
 
     @property
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Result]:
         """The first differences, and the number of the others."""
         yield from (("warning", difference) for difference in self.differences[:_SHOWN])
         if more := self.differences[_SHOWN:]:
@@ -159,7 +159,7 @@ def alignment_findings(
     labels: NDArray[Any],
     ids: Sequence[NDArray[Any]],
     alignment: Mapping[str, NDArray[Any]],
-) -> Iterator[Finding]:
+) -> Iterator[Result]:
     """Count aligned targets and chunks in a batch, and decode a sample of its chunks.
 
     Args:
@@ -265,8 +265,10 @@ def row_checks(
     templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
     """Check rows without a model: each side against its library, then the alignment."""
-    for tokenizer, template in dict.fromkeys(zip(pair.tokenizers, templates, strict=True)):
-        report = compare_side(tokenizer, rows, template=template)
+    sides = {(t, x): s for s, t, x in zip(SIDES, pair.tokenizers, templates, strict=True)}
+    for (tokenizer, template), side in sides.items():
+        with naming_template(f"{side}_template"):
+            report = compare_side(tokenizer, rows, template=template)
         yield from _side_checks(f"first rows, {tokenizer.vocabulary.model_id}", report)
     chats = [row.chat for row in rows if isinstance(row, SideChat)]
     yield from _teachers_own(pair.tokenizers[1], chats, templates[1])
@@ -311,7 +313,7 @@ def _teachers_own(
 
 def _aligned_rows(
     pair: Pair, rows: Sequence[SideText | SideChat], templates: Sequence[str | Path | None]
-) -> Iterator[Finding]:
+) -> Iterator[Result]:
     aligner, sides, masks, alignments = TokenAligner(pair), [], [], []
     for row in rows:
         with suppress(XtokError):

@@ -147,7 +147,6 @@ def inspect(
 
 
 def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:
-    """Raise an `XtokError` for a part that the map lacks, or for two parts at once."""
     if [has_tokens, config.is_list, config.classes, has_other].count(True) > 1:
         raise XtokError(
             "one call shows one of: tokens, a list of rows, classes, a comparison",

@@ -203,7 +203,6 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
 def _empty_rows(
     classes: Sequence[ClassCoverage], roles_alone: Sequence[str], share: float
 ) -> Finding:
-    """Count the empty rows; `share` is their share of the text's tokens."""
     of_text = sum(one.empty for one in classes if one.token_class not in _NOT_TEXT)
     of_special = sum(one.empty for one in classes if one.token_class == "control")
     total = of_text + of_special

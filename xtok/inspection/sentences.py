@@ -109,7 +109,6 @@ _LANGUAGES = {"Han": "zh", "Japanese": "ja", "Hangul": "ko", "Arabic": "ar", "He
 
 
 def _script(text: str) -> str:
-    """Return the script of most letters; Japanese if a tenth of them is kana."""
     scripts = Counter(filter(None, map(script_of, filter(str.isalpha, text))))
     if 10 * scripts["KANA"] >= scripts.total() > 0:
         return "Japanese"

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from xtok.errors import MALFORMED
-from xtok.inspection import Check, Level
+from xtok.inspection import Check, Level, Result
 from xtok.inspection.pair_facts import SpellingFacts
 from xtok.maps import file as mapfile
 from xtok.maps.events import EventMap
@@ -99,7 +99,6 @@ _Tokenizers: TypeAlias = tuple[Tokenizer | None, Tokenizer | None]
 def _checks(
     m: AnyMap, digests: Mapping[str, str | None], tokenizers: _Tokenizers
 ) -> Iterator[Check]:
-    """Yield every check of a map; `digests` come from its file."""
     sides = {"student": m.student, "teacher": m.teacher}
     yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {_contents(m)}")
     if "tensors" in digests:
@@ -139,7 +138,6 @@ def _model_checks(
 
 
 def _kind_checks(m: AnyMap) -> Iterator[Check]:
-    """Yield the checks of one kind of map."""
     if isinstance(m, SpellingMap):
         for side in SIDES:
             yield Check(f"{side} spelled", "ok", str(SpellingFacts.of(m, side)))
@@ -147,7 +145,7 @@ def _kind_checks(m: AnyMap) -> Iterator[Check]:
         return
     # changes made while reading a `.pt`
     counts = [r.counts.items() for r in m.reports if r.stage == "import"]
-    changed = ", ".join(f"{n:,} {what}" for items in counts for what, n in items if n)
+    changed = ", ".join(f"{n:,} {noun}" for items in counts for noun, n in items if n)
     # other programs may write any order
     wrong: Level = "note" if m.method == "imported" else "failed"
     yield Check("as written", wrong if changed else "ok", changed or "in order")
@@ -162,7 +160,6 @@ def _contents(m: AnyMap) -> str:
 
 
 def _invariants(m: AnyMap) -> Iterator[Check]:
-    """Yield the invariants up to the first that fails."""
     for name, (check, holds) in m.INVARIANTS.items():
         try:
             check(m)
@@ -171,9 +168,6 @@ def _invariants(m: AnyMap) -> Iterator[Check]:
             return
         yield Check(name, "ok", holds)
 
-
-Result: TypeAlias = tuple[Level, str]
-"""Level and message of a check."""
 
 _NO_TOKENS: Result = "skipped", "the map contains no tokens"
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xtok.inspection import Finding, Level
+from xtok.inspection import Level, Result
 from xtok.inspection.first_rows import alignment_findings, compare_side, token_ids
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import listed
@@ -57,7 +57,7 @@ class Audit:
     `warning` for a difference, and `note` for an effect that may be intended.
     """
 
-    findings: list[Finding]
+    findings: list[Result]
 
     def messages(self, level: Level) -> list[str]:
         """Return the messages of one level."""
@@ -82,7 +82,7 @@ class Audit:
     @classmethod
     def of_processes(cls, audits: Sequence[Audit]) -> Audit:
         """Join the findings of all processes, each with its ranks; the values are rank 0's."""
-        ranks: dict[Finding, list[int]] = {}
+        ranks: dict[Result, list[int]] = {}
         for rank, own in enumerate(audits):
             for finding in own.findings:
                 ranks.setdefault(finding, []).append(rank)
@@ -134,13 +134,13 @@ def audit(
     for number, (model, side) in enumerate(zip(models, batches, strict=True)):
         require_rows(model, side, number)
     columns = zip(names, models, batches, tokenizers, heads or [None] * len(names), strict=True)
-    sides = [_Side(*values) for values in columns]
+    sides = [_AuditedSide(*values) for values in columns]
     with rng_restored(batch["input_ids"].device):
         return Audit([*_findings(sides, collator)])
 
 
 @dataclass
-class _Side:
+class _AuditedSide:
     """The student or a teacher: its model, its part of the batch, and sums over the targets."""
 
     name: str
@@ -161,7 +161,6 @@ class _Side:
 
     @property
     def trained(self) -> dict[str, Tensor]:
-        """The trained parameters by name."""
         return {n: p for n, p in unwrapped(self.model).named_parameters() if p.requires_grad}
 
     def bits(self, place: int = 1) -> float:
@@ -212,8 +211,7 @@ def _part(side: Mapping[str, Any], rows: slice, places: slice) -> dict[str, Any]
     return {name: side[name][rows, places] for name in names if name in side}
 
 
-def _findings(sides: Sequence[_Side], collator: Any) -> Iterator[Finding]:
-    """Yield the findings of all rules: rows, then models, then alignments."""
+def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
     student, *teachers = sides
     if isinstance(collator, DistillationCollator):
         yield from _row_findings(sides, collator)
@@ -231,17 +229,19 @@ def _findings(sides: Sequence[_Side], collator: Any) -> Iterator[Finding]:
             yield from problems
             yield from _bits_findings(student, teacher, is_judged=not problems)
         if "alignment" in teacher.batch:
-            found = alignment_findings(
+            of_alignment = alignment_findings(
                 collator.pairs[number].tokenizers,
                 student.batch["labels"].cpu().numpy(),
                 [side.batch["input_ids"].cpu().numpy() for side in (student, teacher)],
                 {n: x.cpu().numpy() for n, x in vars(teacher.batch["alignment"]).items()},
             )
-            for level, message in found:
+            for level, message in of_alignment:
                 yield level, message if level == "ok" else f"{teacher.name}: {message}"
 
 
-def _row_findings(sides: Sequence[_Side], collator: DistillationCollator) -> Iterator[Finding]:
+def _row_findings(
+    sides: Sequence[_AuditedSide], collator: DistillationCollator
+) -> Iterator[Result]:
     templates = [collator.student_template, *collator.teacher_templates]
     skipped = "" if "samples" in sides[0].batch else "the batch has no texts"
     is_scored = "realized_logprob" in sides[-1].batch
@@ -264,7 +264,7 @@ def _row_findings(sides: Sequence[_Side], collator: DistillationCollator) -> Ite
     yield ("skipped", f"ids and masks ({skipped})") if skipped else ("ok", "ids, masks")
 
 
-def _bos_findings(side: _Side, rows: Sequence[Sequence[int]]) -> Iterator[Finding]:
+def _bos_findings(side: _AuditedSide, rows: Sequence[Sequence[int]]) -> Iterator[Result]:
     """Check rows of ids without texts for bos tokens, and for prompts among the targets."""
     bos = {*token_ids(side.tokenizer, "bos")}
     if twice := sum(len(row) > 1 and {*row[:2]} <= bos for row in rows):
@@ -280,8 +280,8 @@ def _bos_findings(side: _Side, rows: Sequence[Sequence[int]]) -> Iterator[Findin
 
 
 def _label_findings(
-    side: _Side, rows: Sequence[SampleRow] | None = None, max_length: int | None = None
-) -> Iterator[Finding]:
+    side: _AuditedSide, rows: Sequence[SampleRow] | None = None, max_length: int | None = None
+) -> Iterator[Result]:
     """Compare labels with ids, and with the targets of the texts.
 
     Without `rows`, an end of a turn or text should be a target if it follows a target.
@@ -304,13 +304,10 @@ def _label_findings(
         yield "warning", f"{name} has no target: nothing is learned from this batch"
     if not torch.equal(side.batch["targets"], shifted_targets(side.batch)):
         yield "warning", f"the targets of {name} are not its labels, shifted by one position"
-    num_ends, num_kept = int((expected & is_end).sum()), int((is_target & is_end).sum())
-    if num_kept < num_ends:
-        kept_ends = f"{num_kept} of {num_ends} ends of turns or texts"
-        yield "warning", f"{kept_ends} are targets of {name}"
     for is_wrong, problem in (
         (is_target & (labels != ids), "labels of {} are not its ids"),
         (is_target & ~kept, "targets of {} are padding"),
+        (expected & ~is_target & is_end, "ends of turns or texts are no targets of {}"),
         (expected & ~is_target & ~is_end, "tokens of answers are no targets of {}"),
         (is_target & ~expected & kept, "targets of {} are in no answer"),
     ):
@@ -338,7 +335,7 @@ def _set_targets(
     return num_cut
 
 
-def _student_findings(side: _Side, num_rows: int) -> Iterator[Finding]:
+def _student_findings(side: _AuditedSide, num_rows: int) -> Iterator[Result]:
     inner, window = side.inner, side.window()
     with torch.set_grad_enabled(not _is_sharded(inner)):
         labels = {"labels": window["labels"]} if takes(inner, "labels") else {}
@@ -352,7 +349,7 @@ def _student_findings(side: _Side, num_rows: int) -> Iterator[Finding]:
     yield from _uniform_findings(side)
 
 
-def _gradient_findings(student: _Side, outputs: Any) -> Iterator[Finding]:
+def _gradient_findings(student: _AuditedSide, outputs: Any) -> Iterator[Result]:
     if not student.trained:
         yield "warning", "no parameter of the student is trained: requires_grad is False"
     if _is_sharded(student.inner):
@@ -373,8 +370,7 @@ def _gradient_findings(student: _Side, outputs: Any) -> Iterator[Finding]:
         )
 
 
-def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Finding]:
-    """Compare the student's own loss with its cross-entropy and router loss."""
+def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result]:
     loss, is_target = getattr(outputs, "loss", None), targets >= 0
     if loss is None or not bool(is_target.any()):
         yield "skipped", "the student's own loss (its forward returns none)"
@@ -393,7 +389,7 @@ def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Findin
         )
 
 
-def _uniform_findings(side: _Side) -> Iterator[Finding]:
+def _uniform_findings(side: _AuditedSide) -> Iterator[Result]:
     if side.count >= FEWEST_TARGETS and not side.nats[1] <= ABOVE_UNIFORM * side.uniform:
         yield (
             "warning",
@@ -431,7 +427,7 @@ def _memory(parameter: Tensor) -> int:
     return (parameter.data_ptr() if is_whole else 0) or id(parameter)
 
 
-def _shared_findings(student: _Side, teacher: _Side) -> Iterator[Finding]:
+def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[Result]:
     """Name the trained parameters that the teacher's logits depend on.
 
     A student's base model as the teacher contains the adapters' parameters without using them.
@@ -454,7 +450,7 @@ def _shared_findings(student: _Side, teacher: _Side) -> Iterator[Finding]:
         )
 
 
-def _teacher_findings(side: _Side, num_rows: int) -> Iterator[Finding]:
+def _teacher_findings(side: _AuditedSide, num_rows: int) -> Iterator[Result]:
     name, model = side.name, side.model
     if any(module.training for module in model.modules()):
         yield "warning", f"{name} is in training mode: call its eval()"
@@ -475,7 +471,9 @@ def _teacher_findings(side: _Side, num_rows: int) -> Iterator[Finding]:
             )
 
 
-def _bits_findings(student: _Side, teacher: _Side, *, is_judged: bool) -> Iterator[Finding]:
+def _bits_findings(
+    student: _AuditedSide, teacher: _AuditedSide, *, is_judged: bool
+) -> Iterator[Result]:
     name, theirs, ours = teacher.name, teacher.bits(), student.bits()
     if teacher.bytes < FEWEST_BYTES:
         yield "skipped", f"the bits per byte of {name} ({teacher.bytes} bytes)"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from xtok.conversation.teacher_side import (
     prompt_of,
     require_used,
 )
-from xtok.errors import XtokError
+from xtok.errors import naming_template
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.tokenizers.display import listed
@@ -193,13 +192,8 @@ class DistillationCollator:
                 f"input_ids {list(shape)}, attention_mask {list(attention_mask.shape)} and labels "
                 f"{list(labels.shape)} are not all [B, T]"
             )
-        own = [
-            self._for_each_teacher(name, values, shape[0])
-            for name, values in (
-                ("teacher_messages", teacher_messages),
-                ("teacher_context", teacher_context),
-            )
-        ]
+        prompts = self._for_each_teacher("teacher_messages", teacher_messages, shape[0])
+        contexts = self._for_each_teacher("teacher_context", teacher_context, shape[0])
         ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
         wanted = (mask != 0) & (target != IGNORED)
         rows = [
@@ -214,7 +208,7 @@ class DistillationCollator:
         }
         for number, teacher in enumerate(self.teachers):
             theirs = [
-                self._teacher_row(number, parts, *(each[n][number] for each in own))
+                self._teacher_row(number, parts, prompts[n][number], contexts[n][number])
                 for n, parts in enumerate(_spelled(self._retokenizers[number], rows))
             ]
             self._warn_of_cuts(teacher, theirs)
@@ -239,7 +233,6 @@ class DistillationCollator:
         ]
 
     def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch of a teacher's ids and log-probabilities, `[B, T]`, of the tokens."""
         if (count := len(self.teachers)) != 1:
             raise ValueError(f"rows of log-probabilities need one teacher, but there are {count}")
         for n, row in enumerate(rows):
@@ -304,7 +297,7 @@ class DistillationCollator:
         teacher = self.teachers[number]
         if isinstance(prompt, str):
             return teacher.encode_batch([prompt])[0]
-        with _naming("teacher_templates"):
+        with naming_template("teacher_templates"):
             shown = prompt_of(prompt).render(
                 teacher, self.teacher_templates[number], add_generation_prompt=True
             )
@@ -330,7 +323,7 @@ class DistillationCollator:
                 )  # fmt: skip
                 rows.append(row.behind(next(contexts)))
             else:
-                with _naming(name):
+                with naming_template(name):
                     shown = sample.render(tokenizer, template)
                 for note in shown.notes:
                     warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
@@ -416,22 +409,11 @@ class _TokenizerFile(NamedTuple):
     tokenizer: Tokenizer
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Copy the tokenizer's file into a folder, or print a note if it has no file."""
         source, name = self.tokenizer.location, self.tokenizer.vocabulary.model_id
         if isinstance(source, Path) and source.is_file():
             shutil.copy(source, folder)
         else:
             sys.stderr.write(f"note: {folder} contains no tokenizer: load {name} with the model\n")
-
-
-@contextmanager
-def _naming(parameter: str) -> Iterator[None]:
-    try:
-        yield
-    except XtokError as error:
-        if error.parameter == "template":
-            error.renamed(parameter)
-        raise
 
 
 def _spelled(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:

@@ -220,7 +220,6 @@ def _check_sides(name: LossName, pair: Pair | None) -> None:
 def _bound(
     name: LossName, any_map: Any, pair: Pair | None, device: torch.device | str
 ) -> ProjectionModule | EventIndex | SpellingIndex | None:
-    """Return the map of a loss on its device; None if it is missing or of another kind."""
     kind = loss_named(name).map
     if kind is None or pair is None:
         return None

@@ -134,9 +134,7 @@ def row_of(parts: Sequence[Part]) -> SampleRow:
     flags = [flag for part, flag in parts for _ in part]
     ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
     return SampleRow(
-        np.array(ids, np.int64),
-        np.array(flags, np.bool_),
-        stops=ends[[flag for _, flag in parts]],
+        np.array(ids, np.int64), np.array(flags, np.bool_), stops=ends[[flag for _, flag in parts]]
     )
 
 
@@ -216,9 +214,7 @@ def align_targets(
 
 
 def _cut(
-    alignment: FlatAlignment,
-    rows: tuple[SampleRow, SampleRow],
-    ends: tuple[int | None, int | None],
+    alignment: FlatAlignment, rows: tuple[SampleRow, SampleRow], ends: tuple[int | None, int | None]
 ) -> FlatAlignment:
     both = alignment.student_chunk_id, alignment.teacher_chunk_id
     sides = [(row, chunk, row.kept(end)) for row, chunk, end in zip(rows, both, ends, strict=True)]

@@ -107,7 +107,6 @@ def _name(text: str) -> str:
 
 
 def _largest(measures: Sequence[MapMeasures], prefix: str) -> float:
-    """Return the largest value among the fields that begin with `prefix`."""
     fields = f"{prefix}cross_entropy", f"{prefix}recipe", f"{prefix}floor"
     values = [getattr(m, field) for m in measures for field in fields]
     return max(v.value if isinstance(v, Interval) else v for v in values)

@@ -49,7 +49,6 @@ def _distance(a: float, b: float, area: float) -> float:
 
 
 def _common(a: float, b: float, distance: float) -> float:
-    """Return the area of the overlap of two circles."""
     if distance <= abs(a - b):
         return pi * min(a, b) ** 2
     if distance >= a + b:
@@ -62,7 +61,6 @@ def _common(a: float, b: float, distance: float) -> float:
 
 
 def _lens(x: Sequence[float], radii: Sequence[float], distance: float) -> str:
-    """Draw the overlap."""
     a, b = radii
     if distance <= abs(a - b) + 1e-6:
         inner = 0 if a < b else 1

@@ -54,7 +54,6 @@ def pack(examined: PageData, max_size: int | None = None) -> tuple[PageColumns, 
     of_maps = [_SearchEntries(m, None if text is None else text.tokens[0]) for m in maps]
 
     def entries_of(kept: int) -> PageColumns:
-        """Pack the rows of all maps, with at most `kept` further entries of each map."""
         return {
             f"{name}_{number}": column
             for number, one in enumerate(of_maps)
@@ -143,8 +142,6 @@ def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> PageColumns:
 
 
 class _SearchEntries:
-    """A map's entries, ordered by their value for the page."""
-
     def __init__(self, m: ProjectionMap, counts: NDArray[np.int64] | None) -> None:
         self.map = m
         often = np.ones(m.nnz) if counts is None else counts[m.student_ids] + 0.5

@@ -120,7 +120,6 @@ def _blocks(alignment: TextAlignment) -> Iterator[_ChunkBlock]:
 
 
 def _wrapped(blocks: list[_ChunkBlock], width: int) -> Iterator[list[_ChunkBlock]]:
-    """Fill lines up to the width; a wider block gets its own line."""
     row: list[_ChunkBlock] = []
     used = 1
     for block in blocks:

@@ -53,7 +53,6 @@ def _event_of(one: EventOfToken) -> Table:
 
 
 def _tokens(event: Event, most: int = 10) -> tuple[str, str]:
-    """Return the number of each side's tokens in an event, and the first tokens."""
     sides = (event.student, event.student_count), (event.teacher, event.teacher_count)
     student, teacher = (
         f"{count:,}: {' '.join(map(quoted, names[:most]))}" + (" …" if count > most else "")

@@ -17,11 +17,7 @@ from xtok.tokenizers.display import listed, percent, plural, quoted, shorten
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
-    from xtok.inspection.describe import (
-        Coverage,
-        Description,
-        SideDescription,
-    )
+    from xtok.inspection.describe import Coverage, Description, SideDescription
     from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
     from xtok.inspection.verify import Verification
 

@@ -52,7 +52,6 @@ _EVENTS = (
 
 
 def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
-    """Return the table of measures; with a ranking, its measure and the best map come first."""
     ranking, of_events = evaluation.ranking, bool(evaluation.event_measures)
     is_p_kl = ranking is not None and ranking.loss == "p-kl"
     order = ("chunk_", "") if is_p_kl else ("", "chunk_")

@@ -161,7 +161,6 @@ class DistillationMixin:
     def _evaluated(
         self, model: Any, inputs: dict[str, Any], batch: dict[str, Any], return_outputs: bool
     ) -> tuple[Tensor, Any]:
-        """Return the mean loss of a batch and its outputs; add to the sums of the evaluation."""
         evaluation, size = self._evaluation, len(batch["input_ids"])
         num_rows = size if evaluation is None else evaluation.take(size)
         outputs = run(model, batch) if return_outputs else None  # of all rows: Transformers cuts
@@ -253,7 +252,6 @@ class DistillationMixin:
     def _forward(
         self, model: Any, batch: dict[str, Any], outputs: Any
     ) -> tuple[AnyLogits, list[Any], Tensor | None]:
-        """Return the student's logits, the teachers' logits, and the student's router loss."""
         models, sides = [model, *self.teachers], [batch, *batch["teachers"]]
         for number, (of_side, side) in enumerate(zip(models, sides, strict=True)):
             require_rows(of_side, side, number)
@@ -311,13 +309,11 @@ class _EvaluationSums:
             self._rows_left, self._step = len(dataloader.dataset) - first, size
 
     def take(self, size: int) -> int:
-        """Return the number of new rows in this process's next batch."""
         num_rows = min(size, max(0, self._rows_left))
         self._rows_left -= self._step
         return int(num_rows)
 
     def add(self, sums: Tensor) -> None:
-        """Add the sums of a batch."""
         self.sums = sums if self.sums is None else self.sums + sums
 
 

@@ -72,8 +72,8 @@ class NemoTokenAligner(aligner.TokenAligner):
             student_attention_mask: `[B, T_s]`, 0 for padding.
             teacher_attention_mask: `[B, T_t]`.
         """
-        found = super().align(
+        aligned = super().align(
             student_ids, teacher_ids, student_attention_mask=student_attention_mask,
             teacher_attention_mask=teacher_attention_mask,
         )  # fmt: skip
-        return AlignmentBatch(**{f.name: getattr(found, f.name) for f in fields(AlignmentBatch)})
+        return AlignmentBatch(**{f.name: getattr(aligned, f.name) for f in fields(AlignmentBatch)})

@@ -184,8 +184,6 @@ _NAMES = ("teacher_messages", "teacher_prompt")
 
 
 class _WithTeacherSide:
-    """A data collator that adds the teacher's prompts to GOLD's batches."""
-
     def __init__(self, collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]) -> None:
         self.collate = collate
 
