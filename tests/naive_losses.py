@@ -248,21 +248,3 @@ def csd(
 
 def split(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [u for u, _ in pairs], [v for _, v in pairs]
-
-
-def topk_kl(student: Tensor, ids: Tensor, logprobs: Tensor, rest: Tensor, valid: Tensor) -> Tensor:
-    """Token i of a row against the logits at i − 1, one candidate at a time."""
-    found = []
-    for row, token in valid.nonzero().tolist():
-        if token == 0:
-            continue
-        q = torch.softmax(student[row, token - 1].double(), -1)
-        loss, left = q.sum() * 0, torch.ones(len(q), dtype=torch.bool)
-        for number, log_p in zip(ids[row, token].tolist(), logprobs[row, token], strict=True):
-            if log_p > -torch.inf:
-                loss = loss + log_p.exp() * (log_p - q[number].log())
-                left[number] = False
-        if rest[row, token] > -torch.inf:
-            loss = loss + rest[row, token].exp() * (rest[row, token] - q[left].sum().log())
-        found.append(loss)
-    return torch.stack(found).mean()
